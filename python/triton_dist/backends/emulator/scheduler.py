@@ -1,0 +1,394 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The emulator's scheduler: actors take turns on one hub, in an order fixed by (seed, mode).
+
+A program, a stream or a warp-specialised partition is a greenlet; an asynchronous copy is a list of steps that the hub
+runs itself. Nothing runs in parallel, so between two calls of point() or block() an actor is alone. Delivery modes:
+
+    eager   copies land when issued, rare preemption
+    random  any ready actor may be next
+    late    streams and copies move only when somebody waits for them, or when nothing else can run
+    skew    late, and one rank runs ahead of the others
+"""
+import collections
+import contextlib
+import random
+import time
+from typing import Any, Callable, Iterator, Optional
+
+import greenlet
+import torch
+
+from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
+from triton_dist.runtime.errors import InvalidArgument, NotInitialized
+
+__all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "context_of"]
+
+MODES = ("eager", "random", "late", "skew")
+_PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8}     # points between two preemptions, at most
+_ESCAPE = 0.005      # late modes: how often any actor may run, so that a spinning program cannot starve a copy
+_AHEAD = 0.9         # skew: how often the leading rank goes first
+_CHECK = 1024        # turns between two looks at the wait bounds
+_POLL = 64           # turns between two looks at memory that other processes write
+_stack: list = []    # of active schedulers; the last one runs
+
+
+def active() -> "Scheduler":
+    """The scheduler of this process, or of the virtual world that runs now."""
+    try:
+        return _stack[-1]
+    except IndexError:
+        raise NotInitialized("no emulator is running here: call triton_dist.initialize_distributed(), or run the code in "
+                             "a virtual world") from None
+
+
+@contextlib.contextmanager
+def activated(scheduler: "Scheduler") -> Iterator["Scheduler"]:
+    """Makes `scheduler` the active one inside the block; ends what it still holds after it."""
+    _stack.append(scheduler)
+    try:
+        yield scheduler
+    finally:
+        scheduler.shutdown()
+        _stack.remove(scheduler)
+
+
+def context_of(rank: int) -> Any:
+    """The runtime.context.Context last set for a rank of the active world."""
+    return active().context_of(rank)
+
+
+class Scheduler:
+    """One hub. `main` is the actor of the code that owns the hub: the host script, or a virtual world's runner.
+
+    num_sms: programs that can be resident at a time, per rank. `lock`: context manager for read-modify-write on memory
+    that others may write. `polls`: memory can change with no wake(), by the hand of another process.
+    """
+    polls = False
+
+    def __init__(self, seed: int = 0, mode: str = "random", num_sms: int = 8, rank: int = 0):
+        if mode not in MODES:
+            raise InvalidArgument(f"emulator mode {mode!r}: expected one of {', '.join(MODES)}")
+        if num_sms < 1:
+            raise InvalidArgument(f"num_sms={num_sms}: a rank needs at least one SM")
+        self.rng, self.mode, self.num_sms = random.Random(seed), mode, num_sms
+        self.main = Actor("host", rank, "host")
+        self.current = self.main
+        self.hosts = {rank: self.main}
+        self.lock = contextlib.nullcontext()
+        self.turns = 0
+        self.wait_timeout = 0.0                      # seconds; 0 = unbounded
+        self._hub: Any = None
+        self._late = mode in ("late", "skew")
+        self._credit = 0
+        self._ready: list = []
+        self._asleep: list = []                      # ready streams and copies
+        self._waiters: dict = {}                     # key -> blocked actors
+        self._queued = collections.defaultdict(collections.deque)    # rank -> programs that wait for an SM
+        self._resident = collections.defaultdict(int)
+        self._doomed: list = []
+        self._contexts: dict = {}
+        self._priority: dict = {}
+
+    # -- what actors call ----------------------------------------------------------------------------------
+    def point(self) -> None:
+        """A place where another actor may run."""
+        self._credit -= 1
+        if self._credit < 0:
+            self._preempt()
+
+    def _preempt(self) -> None:
+        self._credit = int(self.rng.random() * _PREEMPT[self.mode])
+        actor = self.current
+        if actor.greenlet is None or actor.killed or not (self._ready or self._asleep or self.polls):
+            return
+        self._admit(actor)
+        actor.leave(self._hub)
+
+    def block(self, key: Any, predicate: Callable[[], bool], waiting: Waiting) -> None:
+        """Returns once `predicate()` is true; it is tested again whenever wake(key) is called."""
+        actor = self.current
+        if actor is self.main:
+            actor.waiting = waiting
+            try:
+                return self._loop(predicate)
+            finally:
+                actor.waiting = None
+        if actor.steps:
+            raise RuntimeError("a step of an asynchronous copy must not block")
+        while True:
+            if actor.killed:
+                raise greenlet.GreenletExit
+            if actor.errors:
+                raise actor.errors.pop(0)
+            if predicate():
+                return
+            actor.waiting, actor.key, actor.predicate = waiting, key, predicate
+            self._waiters.setdefault(key, []).append(actor)
+            actor.leave(self._hub)
+            actor.waiting = actor.predicate = None
+
+    def wake(self, key: Any) -> None:
+        """Lets those blocked on `key` test their predicates."""
+        for actor in self._waiters.pop(key, ()):
+            self._admit(actor)
+
+    def spawn(self, actor: Actor, fn: Callable, *args: Any) -> Actor:
+        """Starts an actor as a greenlet. A program waits until its rank has a free SM; order of spawn is kept.
+
+        It joins the caller's crew unless it came with one. An exception in it ends the crew and goes to the host that
+        waits for the crew (or to the rank's host where there is no crew).
+        """
+        def body() -> None:
+            try:
+                fn(*args)
+            except greenlet.GreenletExit:
+                pass
+            except BaseException as error:      # KeyboardInterrupt included: it belongs to the host
+                actor.error = error
+            actor.done = True
+
+        actor.greenlet = greenlet.greenlet(body)
+        self._enlist(actor)
+        if actor.kind == "program":
+            self._queued[actor.rank].append(actor)
+            self._fill(actor.rank)
+        else:
+            self._admit(actor)
+        return actor
+
+    def issue(self, actor: Actor, *steps: Callable[[], Any]) -> Actor:
+        """Starts an asynchronous copy: steps that run one after another, some time later, and cannot block."""
+        actor.steps = list(reversed(steps))
+        self._enlist(actor)
+        early = len(steps) if self.mode == "eager" else int(self.rng.random() < 0.5)
+        caller = self.current
+        for _ in range(early):
+            self._step(actor)
+        self.current = caller
+        if actor.error:
+            raise actor.error
+        if not actor.done:
+            self._admit(actor)
+            self.point()
+        return actor
+
+    def run_until(self, predicate: Callable[[], bool], waiting: Optional[Waiting] = None) -> None:
+        """Runs others until `predicate()` is true. Raises what failed on the caller's rank, or a hang report."""
+        self.block(predicate, predicate, waiting or Waiting("host"))
+
+    # -- ranks ---------------------------------------------------------------------------------------------
+    def set_context(self, rank: int, context: Any) -> None:
+        self._contexts[rank] = context
+
+    def context_of(self, rank: int) -> Any:
+        try:
+            return self._contexts[rank]
+        except KeyError:
+            raise NotInitialized(f"rank {rank} has no device context: call triton_dist.initialize_distributed() before "
+                                 "a kernel asks for its rank or its peers") from None
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Raises `error` in a rank's host at its present or next wait."""
+        host = self.hosts.get(rank, self.main)
+        host.errors.append(error)
+        if host.predicate is not None:
+            self.wake(host.key)
+
+    def blocked(self) -> list:
+        """The blocked actors, hosts last."""
+        found = [actor for queue in self._waiters.values() for actor in queue]
+        if self.main.waiting is not None and self.main.kind == "host":
+            found.append(self.main)
+        return sorted(found, key=lambda a: (a.kind == "host", a.rank))
+
+    def queued(self) -> list:
+        """Programs that wait for an SM."""
+        return [actor for queue in self._queued.values() for actor in queue]
+
+    def kill(self, crew: Crew) -> None:
+        """Ends all actors of a crew, at the hub's next turn."""
+        self._doomed.append(list(crew.members))
+
+    def shutdown(self) -> None:
+        """Ends every actor but the hosts."""
+        everyone = [*self.blocked(), *self.queued(), *self._ready, *self._asleep]
+        self._doomed.append([actor for actor in everyone if actor.kind != "host"])
+        self._reap()
+
+    # -- the hub -------------------------------------------------------------------------------------------
+    def idle(self) -> None:
+        """Nothing can run and the hub's owner still waits. Raises, or returns after something may have changed."""
+        from triton_dist.backends.emulator import hang
+        raise hang.deadlock(self)
+
+    def check_bounds(self) -> None:
+        """Raises WaitTimeout in the host of an actor whose wait has lasted longer than `wait_timeout`."""
+        if self.wait_timeout:
+            from triton_dist.backends.emulator import hang
+            hang.expire(self)
+
+    def _loop(self, predicate: Callable[[], bool]) -> None:
+        owner, outer, grad = self.current, self._hub, torch.is_grad_enabled()
+        self._hub = greenlet.getcurrent()
+        torch._C._set_grad_enabled(False)        # kernels are not differentiated
+        try:
+            while True:
+                if self._doomed:
+                    self._reap()
+                if owner.errors:
+                    raise owner.errors.pop(0)
+                if predicate():
+                    return
+                actor = self._pick()
+                if actor is None:
+                    self.idle()
+                    continue
+                self.turns += 1
+                if not self.turns % _CHECK:
+                    self.check_bounds()
+                if self.polls and not self.turns % _POLL:
+                    self.poll()
+                self._turn(actor)
+                self.current = owner
+        finally:
+            self.current = owner
+            if self._doomed:
+                self._reap()
+            self._hub = outer
+            torch._C._set_grad_enabled(grad)
+
+    def _turn(self, actor: Actor) -> None:
+        if actor.steps:
+            self._step(actor)
+            if not actor.done:
+                self._admit(actor)
+        else:
+            self.current = actor
+            if actor.greenlet is not None and actor.greenlet.parent is not self._hub:
+                actor.greenlet.parent = self._hub
+            actor.enter()
+            if actor.done:
+                self._finish(actor)
+
+    def _step(self, actor: Actor) -> None:
+        self.current, step = actor, actor.steps[-1]
+        try:
+            step()
+        except BaseException as error:
+            actor.error = error
+            actor.steps.clear()
+        else:
+            actor.steps.pop()
+        for key in actor.serves:
+            self.wake(key)
+        if not actor.steps:
+            actor.done = True
+            self._finish(actor)
+
+    def _pick(self) -> Optional[Actor]:
+        ready, asleep, rng = self._ready, self._asleep, self.rng
+        if not self._late or rng.random() < _ESCAPE:
+            n = int(rng.random() * (len(ready) + len(asleep)))
+            if n < len(ready):
+                return _take(ready, n)
+            return _take(asleep, n - len(ready)) if asleep else None
+        if ready:
+            if self.mode == "skew" and rng.random() < _AHEAD:
+                top = max(map(self._lead, ready))
+                places = [i for i, actor in enumerate(ready) if self._lead(actor) == top]
+                return _take(ready, places[int(rng.random() * len(places))])
+            return _take(ready, int(rng.random() * len(ready)))
+        if not asleep:
+            return None
+        wanted = [i for i, actor in enumerate(asleep) if any(key in self._waiters for key in actor.serves)]
+        return _take(asleep, wanted[int(rng.random() * len(wanted))] if wanted else int(rng.random() * len(asleep)))
+
+    def _lead(self, actor: Actor) -> float:
+        if actor.rank not in self._priority:
+            self._priority[actor.rank] = self.rng.random()
+        return self._priority[actor.rank]
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------
+    def _admit(self, actor: Actor) -> None:
+        (self._asleep if actor.lazy else self._ready).append(actor)
+
+    def _enlist(self, actor: Actor) -> None:
+        if actor.crew is None:
+            actor.crew = self.current.crew
+        if actor.crew is not None:
+            actor.crew.members[actor] = None
+
+    def _fill(self, rank: int) -> None:
+        queue = self._queued[rank]
+        while queue and self._resident[rank] < self.num_sms:
+            self._resident[rank] += 1
+            actor = queue.popleft()
+            actor.resident = True
+            self._admit(actor)
+
+    def _finish(self, actor: Actor) -> None:
+        if actor.resident:
+            actor.resident = False
+            self._resident[actor.rank] -= 1
+            self._fill(actor.rank)
+        crew, error = actor.crew, actor.error
+        if crew is None:
+            if error is not None:
+                self.fail(actor.rank, error)
+        else:
+            crew.members.pop(actor, None)
+            if error is not None and crew.error is None:
+                crew.error = _noted(error, actor)
+                self._doomed.append(list(crew.members))
+            if crew.done:
+                self.wake(crew)
+        self.wake(actor)
+
+    def _reap(self) -> None:
+        outer, owner = self._hub, self.current
+        self._hub = greenlet.getcurrent()
+        while self._doomed:
+            for actor in self._doomed.pop():
+                if not actor.done:
+                    self._forget(actor)
+                    self._end(actor)
+        self._hub, self.current = outer, owner
+
+    def _end(self, actor: Actor) -> None:
+        actor.killed, self.current = True, actor
+        actor.steps.clear()
+        if actor.greenlet:                       # started and alive
+            actor.greenlet.parent = self._hub
+            actor.greenlet.throw(greenlet.GreenletExit)
+        actor.done, actor.error = True, None
+        self._finish(actor)
+
+    def _forget(self, actor: Actor) -> None:
+        for queue in (self._ready, self._asleep, self._queued[actor.rank]):
+            if actor in queue:
+                queue.remove(actor)
+        for key in [key for key, queue in self._waiters.items() if actor in queue]:
+            self._waiters[key].remove(actor)
+            if not self._waiters[key]:
+                del self._waiters[key]
+
+    def poll(self) -> bool:
+        """Tests the predicates of all blocked actors; true where one may run now."""
+        found = [actor for queue in self._waiters.values() for actor in queue if actor.predicate()]
+        for actor in found:
+            self._forget(actor)
+            self._admit(actor)
+        return bool(found)
+
+
+def _take(actors: list, index: int) -> Actor:
+    """Removes and returns one actor, in constant time."""
+    actors[index], actors[-1] = actors[-1], actors[index]
+    return actors.pop()
+
+
+def _noted(error: BaseException, actor: Actor) -> BaseException:
+    if hasattr(error, "add_note") and actor.cta is not None:
+        error.add_note(f"in kernel {actor.cta.kernel}, program {actor.cta.pid}, on rank {actor.rank} of the emulator")
+    return error
