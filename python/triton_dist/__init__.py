@@ -1,0 +1,21 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""triton_dist: overlap kernels on stock Triton, for NVIDIA, AMD and a CPU emulator.
+
+    import triton_dist
+    import triton_dist.language as dl          # device primitives: wait, notify, symm_at, ...
+    from triton_dist.ops import ag_gemm, gemm_rs
+    from triton_dist.layers import AGGemm, GemmRS
+"""
+from triton_dist.runtime.errors import TritonDistError
+from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, peer_tensor
+from triton_dist.runtime.jit import jit
+from triton_dist.runtime.streams import current_stream, device, new_stream, synchronize, use_stream
+from triton_dist.runtime.world import finalize_distributed, initialize_distributed
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "TritonDistError", "create_symm_tensor", "current_stream", "device", "finalize_distributed", "free_symm_tensor",
+    "initialize_distributed", "jit", "new_stream", "peer_tensor", "synchronize", "use_stream",
+]

@@ -1,0 +1,58 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The ABI table: every device function of the runtime, once.
+
+A row is a symbol, its argument and result types and its effect. The row makes the Triton-side builtin (`_call.py`);
+`backends/nvidia/device.ll` and `backends/amd/device.ll` hold the GPU bodies; `backends/emulator/twins_dist.py` registers
+a Python twin under the same symbol. Pointers travel as int64, so that LLVM can inline the call.
+"""
+from dataclasses import dataclass
+
+SCOPES = ("gpu", "sys")
+WAIT_SEMANTICS = ("acquire", "relaxed")
+COMPARISONS = ("eq", "ge")
+FENCE_SEMANTICS = ("acquire", "release", "acq_rel")
+SIGNAL_OPS = ("set", "add")
+BITS = (32, 64)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One device function. `args` and `result` name Triton dtypes; `pure` functions may be merged, moved or dropped."""
+    symbol: str
+    args: tuple
+    result: str
+    pure: bool
+    doc: str
+
+
+ROWS: dict[str, Row] = {}
+
+
+def _row(symbol: str, args: tuple, result: str, pure: bool, doc: str) -> None:
+    ROWS[symbol] = Row(symbol, args, result, pure, doc)
+
+
+_row("tdist_true", (), "int32", True, "1, opaque to the compiler's middle end: keeps a wait inside an scf.if")
+_row("tdist_zero_after", ("int32",), "int32", True, "0 that depends on a token: the data dependence of consume_token")
+_row("tdist_rank", (), "int32", True, "world rank, from the context")
+_row("tdist_num_ranks", (), "int32", True, "world size, from the context")
+_row("tdist_symm_delta", ("int32",), "int64", True,
+     "bytes to add to a local heap address to reach the same object on a world rank; a multiple of 256")
+_row("tdist_barrier_pad", (), "int64", True, "local address of the heap's world-barrier pad (int32 epoch, then flags)")
+_row("tdist_ll_store", ("int64", "int32", "int32", "int32"), "int32", False,
+     "(address, data, flag, pred): one 8-byte relaxed system-scope store of {data, flag}")
+_row("tdist_ll_load", ("int64", "int32", "int32"), "int32", False,
+     "(address, flag, pred): polls an 8-byte packet, relaxed system scope, until its flag matches; the data")
+for _scope in SCOPES:
+    for _sem in FENCE_SEMANTICS:
+        _row(f"tdist_fence_{_sem}_{_scope}", (), "int32", False, "memory fence of the calling threads")
+    for _bits in BITS:
+        _word = f"int{_bits}"
+        for _op in SIGNAL_OPS:
+            _row(f"tdist_notify_warp_{_op}_b{_bits}_{_scope}", ("int64", _word), "int32", False,
+                 "(flag, value): release by lane 0 of the calling warp, after a warp barrier")
+        for _cmp in COMPARISONS:
+            for _sem in WAIT_SEMANTICS:
+                _row(f"tdist_wait_{_cmp}_b{_bits}_{_sem}_{_scope}", ("int64", "int32", _word), "int32", False,
+                     "(flags, n, value): every warp polls n consecutive flags; eq, or ge by signed difference; a token")

@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Tensor-parallel linear layers for inference: column-parallel AGGemm and row-parallel GemmRS, sequence-sharded between.
+
+A pair AGGemm -> GemmRS keeps activations sharded by rows outside: [M / W, K] in, [M / W, N] out.
+"""
+from typing import Any
+
+import torch
+from torch import nn
+
+from triton_dist.ops import ag_gemm, gemm_rs
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
+
+
+class _Sharded(nn.Module):
+    """Holds a shard of a linear layer's parameters. The group is kept, not saved with the state."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, group: Any = None):
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def extra_repr(self) -> str:
+        return f"weight={list(self.weight.shape)}, bias={self.bias is not None}"
+
+
+def _linear(layer: nn.Linear) -> nn.Linear:
+    if not isinstance(layer, nn.Linear):
+        raise InvalidArgument(f"linear: expected an nn.Linear, found {type(layer).__name__}")
+    return layer
+
+
+class AGGemm(_Sharded):
+    """Column-parallel linear: y [M, N_local] = all_gather(x [M / W, K]) @ weight [N_local, K]^T + bias [N_local]."""
+
+    @classmethod
+    def from_full(cls, linear: nn.Linear, group: Any = None) -> "AGGemm":
+        """From a full nn.Linear [N, K], the same on all ranks: takes this rank's rows; the first N % W ranks get one more."""
+        members = resolve(group)
+        weight = _linear(linear).weight.tensor_split(members.size)[members.rank].clone()
+        bias = None if linear.bias is None else linear.bias.tensor_split(members.size)[members.rank].clone()
+        return cls(weight, bias, group)
+
+    @classmethod
+    def from_shard(cls, linear: nn.Linear, group: Any = None) -> "AGGemm":
+        """From this rank's shard, an nn.Linear [N_local, K]. Shares its memory."""
+        return cls(_linear(linear).weight, linear.bias, group)
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [M / W, K] -> [M, N_local]. See triton_dist.ops.ag_gemm."""
+        return ag_gemm(x, self.weight, group=self.group, bias=self.bias, out=out)
+
+
+class GemmRS(_Sharded):
+    """Row-parallel linear: y [M / W, N] = reduce_scatter(x [M, K_local] @ weight [N, K_local]^T) + bias [N]."""
+
+    @classmethod
+    def from_full(cls, linear: nn.Linear, group: Any = None) -> "GemmRS":
+        """From a full nn.Linear [N, K], the same on all ranks: takes this rank's columns; the first K % W ranks get one more."""
+        members = resolve(group)
+        weight = _linear(linear).weight.tensor_split(members.size, dim=1)[members.rank].clone(
+            memory_format=torch.contiguous_format)
+        return cls(weight, linear.bias, group)
+
+    @classmethod
+    def from_shard(cls, linear: nn.Linear, group: Any = None) -> "GemmRS":
+        """From this rank's shard, an nn.Linear [N, K_local] whose bias, if any, is the full one. Shares its memory."""
+        return cls(_linear(linear).weight, linear.bias, group)
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [M, K_local] -> [M / W, N]. See triton_dist.ops.gemm_rs."""
+        return gemm_rs(x, self.weight, group=self.group, bias=self.bias, out=out)

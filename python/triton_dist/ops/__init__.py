@@ -1,0 +1,7 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Overlap operators. One op, one folder: reference.py says what it computes, kernels.py how, op.py plans and dispatches."""
+from triton_dist.ops.ag_gemm.op import ag_gemm
+from triton_dist.ops.gemm_rs.op import gemm_rs
+
+__all__ = ["ag_gemm", "gemm_rs"]

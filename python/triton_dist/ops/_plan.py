@@ -1,0 +1,61 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Choosing a method, and the first use of a kernel, the same on every rank (protocol rules 13 and 17)."""
+import warnings
+from typing import Any
+
+import torch
+
+from triton_dist.runtime import heap as heap_module
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group, require_agreement
+from triton_dist.runtime.state import state
+
+METHODS = ("auto", "portable", "unfused")
+
+
+def choose(op: str, method: str, group: Group, needs_stream_memory_ops: bool = False) -> str:
+    """'portable' (the fused kernel) or 'unfused' (a collective and a matmul). Warns once where auto has to be unfused."""
+    if method not in METHODS:
+        raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}")
+    if method == "unfused":
+        return method
+    reason = _obstacle(group, needs_stream_memory_ops)
+    if reason is None:
+        return "portable"
+    if method == "portable":
+        raise InvalidArgument(f"method: 'portable' is not possible here: {reason}; use 'auto' or 'unfused'")
+    if (op, reason) not in state().warned:
+        state().warned.add((op, reason))
+        warnings.warn(f"triton_dist.{op} runs unfused: {reason}", RuntimeWarning, stacklevel=3)
+    return "unfused"
+
+
+def _obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
+    if backend().is_capturing():
+        return "graph capture is not supported by the fused kernel yet"
+    if group.size > 1 and not heap_module.heap().reachable(group):
+        return f"not all of ranks {list(group.world_ranks)} can load and store each other's memory"
+    if needs_stream_memory_ops and group.size > 1 and not backend().has_stream_memory_ops():
+        return "this device has no stream memory operations"
+    return None
+
+
+def agree_once(op: str, group: Group, shape: dict, launches: Any) -> None:
+    """Collective at the first use of a shape: compiles, checks that all ranks pass the same, and meets before launch.
+
+    `shape` holds what must be equal on all ranks; `launches()` yields (kernel, grid, args, kwargs) to compile.
+    """
+    key = (op, group.key, tuple(sorted(shape.items())))
+    if key in state().first_uses:
+        return
+    for kernel, grid, args, kwargs in launches():
+        backend().compile(kernel, grid, args, kwargs)
+    require_agreement(group, op, {k: str(v) for k, v in shape.items()})
+    state().first_uses.add(key)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """tl.dot's input_precision: fp32 follows torch.backends.cuda.matmul.allow_tf32."""
+    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"

@@ -1,0 +1,47 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The portable AG-GEMM kernel."""
+import triton.language as tl
+
+import triton_dist.language as dl
+from triton_dist.ops._gemm import matmul_tile, tile_of
+from triton_dist.runtime.jit import jit
+
+
+@jit(do_not_specialize=["epoch", "index"])
+def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m, n, k, stride_x, stride_w,
+                   pieces, piece_tiles, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
+    """out [world * m, n] = all_gather(x [m, k]) @ weight [n, k]^T + bias [n].
+
+    Who writes: the copy engine of each peer stores its x into rows [peer * m, (peer + 1) * m) of `gathered`, piece by
+    piece, and behind each piece the call's epoch into flags[peer * pieces + piece] (system scope).
+    Who waits: a program, before the first load of a tile of a peer's piece, acquires that flag at system scope. Tiles run in
+    the order in which peers push: own shard first, straight from x, then index + 1, index + 2, ...
+    What bounds the epoch: program 0 acquires every peer's flags before it ends, tiles or none, so that whoever starts the
+    next call knows that all peers have started this one.
+    """
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    for t in range(tl.program_id(0), tiles * world, tl.num_programs(0)):
+        step = t // tiles
+        chunk = (index + step) % world
+        tile_m, tile_n = tile_of(t % tiles, tiles_m, tiles_n, GROUP_M)
+        a = x
+        stride_a = stride_x.to(tl.int64)
+        if step > 0:
+            token = dl.wait(flags + chunk * pieces + tile_m // piece_tiles, 1, "sys", "acquire", epoch, cmp="ge")
+            a = dl.consume_token(gathered, token) + chunk.to(tl.int64) * m * k
+            stride_a = k.to(tl.int64)
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        acc = matmul_tile(a, stride_a, tl.minimum(rows, m - 1), weight, stride_w, tl.minimum(cols, n - 1), k,
+                          BLOCK_K, EVEN_K, PRECISION)
+        if HAS_BIAS:
+            acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
+        to = out + (chunk.to(tl.int64) * m + rows)[:, None] * n + cols[None, :]
+        tl.store(to, acc.to(out.dtype.element_ty), mask=(rows < m)[:, None] & (cols < n)[None, :])
+    if tl.program_id(0) == 0:
+        dl.wait(flags, index * pieces, "sys", "acquire", epoch, cmp="ge")
+        dl.wait(flags + (index + 1) * pieces, (world - 1 - index) * pieces, "sys", "acquire", epoch, cmp="ge")

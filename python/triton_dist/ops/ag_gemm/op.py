@@ -1,0 +1,113 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""ag_gemm: plan and dispatch."""
+from typing import Any
+
+import torch
+
+from triton_dist.ops import _check, _plan
+from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
+from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.heap import peer_tensor
+from triton_dist.runtime.workspace import Workspace, side_stream, workspace
+
+# A copy of this many bytes runs at the link's full rate; a shard is pushed in pieces no smaller.
+_PIECE_BYTES = 8 << 20
+_MAX_PIECES = 4
+
+
+def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: torch.Tensor | None = None,
+            out: torch.Tensor | None = None, return_gathered: bool = False, method: str = "auto") -> Any:
+    """all_gather(x) @ weight^T + bias, with the gather hidden behind the GEMM. Collective over `group`.
+
+    Args:
+        x: [M / W, K] fp16, bf16 or fp32 on `triton_dist.device()`: this rank's rows. Equal shape and dtype on all ranks.
+        weight: [N_local, K], same dtype: this rank's shard, as nn.Linear stores it. N_local may differ and may be 0.
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+        bias: [N_local] or None, same dtype, added in fp32 before rounding.
+        out: [M, N_local] contiguous, or None to allocate.
+        return_gathered: also return the gathered x [M, K], rows in group order.
+        method: "auto", "portable" (fused) or "unfused" (a collective, then a matmul).
+
+    Returns out [M, N_local], rows in group order, or (out, gathered).
+    Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch.backends.cuda.matmul.allow_tf32.
+    Raises InvalidArgument before anything is sent. Same inputs give the same bits.
+    """
+    members = resolve(group)
+    _check.matrix("x", x)
+    _check.matrix("weight", weight, like=x)
+    m, k = x.shape
+    n = weight.shape[0]
+    if weight.shape[1] != k:
+        raise InvalidArgument(f"weight: expected [N_local, {k}] to match x {list(x.shape)}, found {list(weight.shape)}")
+    _check.vector("bias", bias, n, like=x)
+    _check.no_grad(x=x, weight=weight, bias=bias)
+    result = _check.output("out", out, (m * members.size, n), like=x)
+    _check.no_overlap("out", result, x=x, weight=weight, bias=bias)
+    if m == 0 or k == 0:                                # the same on every rank: nothing to send
+        result.copy_(bias.expand_as(result)) if bias is not None else result.zero_()
+        gathered = x.new_empty((m * members.size, k))
+    elif _plan.choose("ag_gemm", method, members, needs_stream_memory_ops=True) == "unfused":
+        gathered = ag_gemm_reference(x, weight, members, bias, result)[1]
+    else:
+        gathered = _fused(x.contiguous(), _check.rows_contiguous(weight), members, bias, result, return_gathered)
+    return (result, gathered) if return_gathered else result
+
+
+def _fused(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor,
+           return_gathered: bool) -> torch.Tensor | None:
+    m, k = x.shape
+    config = backend().gemm_config(x.dtype, m)
+    pieces, piece_tiles = _pieces(x, config.block_m)
+    space = workspace(group, "ag_gemm")
+
+    def launches(epoch: int = 0):
+        tiles = -(-m // config.block_m) * -(-weight.shape[0] // config.block_n) * group.size
+        args = (x, space.half(x.dtype), weight, bias if bias is not None else weight, out, space.flags, epoch, group.rank,
+                group.size, m, weight.shape[0], k, x.stride(0), weight.stride(0), pieces, piece_tiles)
+        options = dict(config.options(), HAS_BIAS=bias is not None, EVEN_K=k % config.block_k == 0,
+                       PRECISION=_plan.precision(x.dtype))
+        yield ag_gemm_kernel, (max(1, min(tiles, backend().num_sms())),), args, options
+
+    space.reserve(m * group.size * k * x.element_size(), group.size * pieces)
+    _plan.agree_once("ag_gemm", group, dict(m=m, k=k, dtype=x.dtype), launches)
+    with space.call() as epoch:
+        current, side = backend().current_stream(), side_stream()
+        side.wait_stream(current)
+        _push(x, space, group, pieces, piece_tiles * config.block_m, side)
+        for kernel, grid, args, options in launches(epoch):
+            kernel[grid](*args, **options)
+        current.wait_stream(side)
+    return _gathered(x, space, group) if return_gathered else None
+
+
+def _pieces(x: torch.Tensor, block_m: int) -> tuple[int, int]:
+    """(pieces a shard is pushed in, tiles of block_m rows in each): whole tiles, so that a tile waits for one flag."""
+    tiles = -(-x.shape[0] // block_m)
+    wanted = min(_MAX_PIECES, max(1, x.numel() * x.element_size() // _PIECE_BYTES), tiles)
+    piece_tiles = -(-tiles // wanted)
+    return -(-tiles // piece_tiles), piece_tiles
+
+
+def _push(x: torch.Tensor, space: Workspace, group: Group, pieces: int, piece_rows: int, stream: Any) -> None:
+    """Copies x into every peer's half and stores the epoch behind each piece; each rank in a rotation of its own."""
+    m, k = x.shape
+    half = space.half(x.dtype)
+    mine = half[group.rank * m * k:(group.rank + 1) * m * k].view(m, k)
+    for hop in range(1, group.size):
+        peer = group.world_ranks[(group.rank - hop) % group.size]
+        theirs, flags = peer_tensor(mine, peer), peer_tensor(space.flags, peer)
+        for piece in range(pieces):
+            rows = slice(piece * piece_rows, min(m, (piece + 1) * piece_rows))
+            backend().copy(theirs[rows], x[rows], stream)
+            backend().write_value32(flags, group.rank * pieces + piece, space.epoch, stream)
+
+
+def _gathered(x: torch.Tensor, space: Workspace, group: Group) -> torch.Tensor:
+    m, k = x.shape
+    gathered = space.half(x.dtype)[:group.size * m * k].view(group.size, m, k).clone()
+    gathered[group.rank].copy_(x)                       # the own shard never goes through the workspace
+    return gathered.view(group.size * m, k)

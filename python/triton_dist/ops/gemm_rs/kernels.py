@@ -1,0 +1,58 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The portable GEMM-RS kernel: a ring of tiles inside one kernel."""
+import triton.language as tl
+
+import triton_dist.language as dl
+from triton_dist.ops._gemm import matmul_tile, tile_of
+from triton_dist.runtime.jit import jit
+
+
+@jit
+def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n, k, stride_x, stride_w,
+                   HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
+    """out [m, n] = this rank's rows of the sum over ranks of x [world * m, k] @ weight [n, k]^T, plus bias [n].
+
+    The partial sum of chunk c starts at rank c + 1 and travels to rank c; at step s rank r works on chunk r - 1 - s.
+    Who writes: a tile's program stores its sum into the slot [step, tile] of the next rank, then releases the epoch into
+    flags[step, tile] there (system scope). At the last step the sum goes to `out`.
+    Who waits: the program of the same tile one step later acquires that flag at system scope before it adds the slot.
+    What bounds the epoch: slots alternate between two halves by the epoch's parity. The chain of a tile passes through
+    every rank, so that whoever finishes knows that all peers have started. The last program out advances the epoch.
+    """
+    index = dl.team_rank(team)
+    world = dl.team_size(team)
+    successor = dl.team_world_rank(team, (index + 1) % world)
+    epoch = tl.load(control) + 1
+    slots_in = slots + (epoch & 1).to(tl.int64) * half
+    slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * half
+    tiles_m = tl.cdiv(m, BLOCK_M)
+    tiles_n = tl.cdiv(n, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    for t in range(tl.program_id(0), tiles * world, tl.num_programs(0)):
+        step = t // tiles
+        tile = t % tiles
+        chunk = (index + 2 * world - 1 - step) % world
+        tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = (rows < m)[:, None] & (cols < n)[None, :]
+        acc = matmul_tile(x + chunk.to(tl.int64) * m * stride_x, stride_x, tl.minimum(rows, m - 1), weight, stride_w,
+                          tl.minimum(cols, n - 1), k, BLOCK_K, EVEN_K, PRECISION)
+        where = rows.to(tl.int64)[:, None] * n + cols[None, :]
+        if step > 0:
+            token = dl.wait(flags + (step - 1) * tiles + tile, 1, "sys", "acquire", epoch, cmp="ge")
+            slot = dl.consume_token(slots_in, token) + (step - 1).to(tl.int64) * m * n
+            acc += tl.load(slot + where, mask=inside, other=0.0).to(tl.float32)
+        if step < world - 1:
+            slot = slots_out + step.to(tl.int64) * m * n
+            tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)
+            dl.notify(flags + step * tiles + tile, successor, epoch)
+        else:
+            if HAS_BIAS:
+                acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
+            tl.store(out + where, acc.to(out.dtype.element_ty), mask=inside)
+    if tl.atomic_add(control + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
+        tl.store(control + 1, 0)
+        tl.store(control, epoch)

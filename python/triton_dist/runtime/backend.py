@@ -1,0 +1,168 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The contract between the runtime and a backend, and the registry that picks one.
+
+Nothing outside `backends/` knows a vendor. A backend supplies devices, streams, the copy engine, the symmetric arena and
+the way a kernel is launched; `runtime` builds heap, groups and workspaces on that.
+"""
+import functools
+import importlib
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol, Sequence
+
+from triton_dist.runtime.errors import InvalidArgument
+
+_MODULES = {
+    "nvidia": "triton_dist.backends.nvidia",
+    "amd": "triton_dist.backends.amd",
+    "emulator": "triton_dist.backends.emulator",
+}
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Tiling of the portable GEMM core: block sizes in elements, programs per group of rows, warps and stages."""
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int
+    num_warps: int
+    num_stages: int
+
+    def options(self) -> dict:
+        """Launch options of a kernel that takes these as constexprs."""
+        return dict(BLOCK_M=self.block_m, BLOCK_N=self.block_n, BLOCK_K=self.block_k, GROUP_M=self.group_m,
+                    num_warps=self.num_warps, num_stages=self.num_stages)
+
+
+class Stream(Protocol):
+    """An in-order queue of device work. torch.cuda.Stream satisfies it."""
+
+    def wait_stream(self, other: "Stream") -> None: ...
+    def record_event(self, event: Any = None) -> Any: ...
+    def wait_event(self, event: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class Arena(ABC):
+    """One symmetric slab a rank, mapped by all ranks that can reach it."""
+
+    nbytes: int
+    local: Any                 # torch.uint8 tensor [nbytes] on this rank's device
+    bases: Sequence[int]       # address of each world rank's slab as mapped here; 0 = not reachable
+
+    @abstractmethod
+    def view(self, rank: int) -> Any:
+        """torch.uint8 tensor [nbytes] over the slab of world rank `rank`; error where base is 0."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap. Silent, idempotent."""
+
+
+class Backend(ABC):
+    """What a vendor, or the emulator, implements."""
+
+    name: str
+    default_heap_size: int
+
+    # -- devices -------------------------------------------------------------------------------------------
+    @abstractmethod
+    def device(self) -> Any:
+        """torch.device of the calling rank."""
+
+    @abstractmethod
+    def set_device(self, local_rank: int) -> None:
+        """Binds this process to a device (no-op in the emulator)."""
+
+    @abstractmethod
+    def num_sms(self) -> int:
+        """How many programs of a one-per-SM kernel can be resident."""
+
+    @abstractmethod
+    def torch_backend(self) -> str:
+        """The torch.distributed backend string for init_process_group."""
+
+    # -- streams -------------------------------------------------------------------------------------------
+    @abstractmethod
+    def new_stream(self, priority: int = 0) -> Stream: ...
+
+    @abstractmethod
+    def current_stream(self) -> Stream: ...
+
+    @abstractmethod
+    def use_stream(self, stream: Stream) -> Any:
+        """Context manager that makes `stream` current."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits for all streams of this rank's device."""
+
+    @abstractmethod
+    def is_capturing(self) -> bool:
+        """True inside graph capture."""
+
+    # -- copy engine (protocol rules 15, 16) ---------------------------------------------------------------
+    @abstractmethod
+    def has_stream_memory_ops(self) -> bool: ...
+
+    @abstractmethod
+    def copy(self, dst: Any, src: Any, stream: Stream) -> None:
+        """Contiguous copy of equal bytes on `stream`, by a copy engine, peers included."""
+
+    @abstractmethod
+    def write_value32(self, flags: Any, index: int, value: int, stream: Stream) -> None:
+        """Stores int32 `value` to `flags[index]` (maybe a peer's) on `stream`, after everything before it, system scope."""
+
+    # -- kernels -------------------------------------------------------------------------------------------
+    @abstractmethod
+    def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        """Runs `kernel` (a DistJITFunction) on the current stream."""
+
+    @abstractmethod
+    def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
+        """Tiling of the portable GEMM core for chunks of `m` rows. Equal arguments give equal tilings on all ranks."""
+
+    def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
+        """Compiles `kernel` for these arguments without running it; nothing where there is nothing to compile."""
+
+    @abstractmethod
+    def set_context(self, context: Any) -> None:
+        """Makes `context` (runtime.context.Context) visible to every module loaded so far and from now on."""
+
+    # -- symmetric memory ----------------------------------------------------------------------------------
+    @abstractmethod
+    def reserve_arena(self, nbytes: int, world: Any) -> Arena:
+        """Collective over `world` (runtime.groups.Group): reserves and maps every rank's slab, zeroed."""
+
+    # -- failure -------------------------------------------------------------------------------------------
+    def wait_records(self) -> list:
+        """WaitRecords written by expired bounded waits on this rank; empty where none."""
+        return []
+
+    def kernel_name(self, kernel_id: int) -> str:
+        """Name behind a context's kernel_id."""
+        return f"kernel {kernel_id}"
+
+
+def _detect() -> str:
+    """Backend name: the environment's word first, then what torch sees."""
+    asked = os.environ.get("TRITON_DIST_BACKEND", "").lower()
+    if asked and asked != "auto":
+        if asked not in _MODULES:
+            raise InvalidArgument(f"TRITON_DIST_BACKEND={asked!r}: expected one of {', '.join(_MODULES)} or auto")
+        return asked
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return "emulator"
+    import torch
+    if not torch.cuda.is_available():
+        return "emulator"
+    return "amd" if torch.version.hip else "nvidia"
+
+
+@functools.cache
+def backend() -> Backend:
+    """The process's backend, made on first use. Its package exports `make() -> Backend`."""
+    return importlib.import_module(_MODULES[_detect()]).make()

@@ -1,0 +1,141 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Groups of ranks, seen the same way whether torch.distributed, an emulated world or a lone process is behind them."""
+from abc import ABC, abstractmethod
+from typing import Any, Sequence
+
+import torch
+
+from triton_dist.runtime.errors import InvalidArgument, NotInitialized
+from triton_dist.runtime.state import state
+
+
+class Group(ABC):
+    """An ordered set of world ranks that this rank belongs to. Its methods are collective over the set."""
+
+    rank: int                       # this rank's index within the group
+    size: int
+    world_ranks: tuple              # world rank of every member, by index
+
+    @property
+    def key(self) -> tuple:
+        """Identity of the group, equal on all members. Groups of the same ranks share workspaces."""
+        return self.world_ranks
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns once every member has called it."""
+
+    @abstractmethod
+    def all_gather_object(self, obj: Any) -> list:
+        """Picklable object of every member, by index."""
+
+    @abstractmethod
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """The object of member `root`."""
+
+    @abstractmethod
+    def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """out [size * rows, ...] receives x [rows, ...] of every member, by index."""
+
+    @abstractmethod
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """out [rows, ...] receives the sum over members of their x [size * rows, ...], rows of this member's index."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank {self.rank} of {self.size}, world ranks {list(self.world_ranks)})"
+
+
+class SoloGroup(Group):
+    """A world of one: no launcher, no torch.distributed."""
+
+    rank, size, world_ranks = 0, 1, (0,)
+
+    def barrier(self) -> None:
+        pass
+
+    def all_gather_object(self, obj: Any) -> list:
+        return [obj]
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        return obj
+
+    def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        out.copy_(x)
+
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        out.copy_(x)
+
+
+class TorchGroup(Group):
+    """A torch.distributed.ProcessGroup."""
+
+    def __init__(self, process_group: Any):
+        import torch.distributed as dist
+        self._dist, self._pg = dist, process_group
+        self.rank = dist.get_rank(process_group)
+        self.world_ranks = tuple(dist.get_process_group_ranks(process_group))
+        self.size = len(self.world_ranks)
+
+    def barrier(self) -> None:
+        self._dist.barrier(self._pg)
+
+    def all_gather_object(self, obj: Any) -> list:
+        box = [None] * self.size
+        self._dist.all_gather_object(box, obj, group=self._pg)
+        return box
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        box = [obj]
+        self._dist.broadcast_object_list(box, src=self.world_ranks[root], group=self._pg)
+        return box[0]
+
+    def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        self._dist.all_gather_into_tensor(out, x, group=self._pg)
+
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        self._dist.reduce_scatter_tensor(out, x, group=self._pg)
+
+
+def resolve(group: Any = None) -> Group:
+    """The Group behind what a user passes as `group=`.
+
+    Accepts None (the world), a Group, a torch ProcessGroup, or a one-dimensional DeviceMesh.
+    Raises InvalidArgument for anything else and for a group that this rank is not in.
+    """
+    if isinstance(group, Group):
+        return group
+    world = state().world
+    if group is None:
+        if world is None:
+            raise NotInitialized("no world yet: call triton_dist.initialize_distributed() first")
+        return world
+    known = state().groups.get(id(group))
+    if known is not None and known[0] is group:
+        return known[1]
+    import torch.distributed as dist
+    process_group = group
+    if hasattr(group, "get_group") and hasattr(group, "mesh"):
+        if group.mesh.ndim != 1:
+            raise InvalidArgument(f"group: expected a one-dimensional DeviceMesh, found {group.mesh.ndim} dimensions; "
+                                  "pass mesh['name'] of the dimension to communicate over")
+        process_group = group.get_group()
+    if process_group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidArgument("group: this rank is not a member of the group it was given")
+    if not isinstance(process_group, dist.ProcessGroup):
+        raise InvalidArgument(f"group: expected None, a ProcessGroup or a DeviceMesh, found {type(group).__name__}")
+    resolved = TorchGroup(process_group)
+    if world is not None and resolved.world_ranks == world.world_ranks:
+        resolved = world
+    state().groups[id(group)] = (group, resolved)     # keeps `group` alive, so its id stays its own
+    return resolved
+
+
+def require_agreement(group: Group, what: str, value: Any, names: Sequence[str] = ()) -> None:
+    """Collective: raises InvalidArgument on every member when `value` differs between members. Also a barrier."""
+    values = group.all_gather_object(value)
+    for index, other in enumerate(values):
+        if other != values[0]:
+            raise InvalidArgument(
+                f"{what}: ranks disagree{' on ' + ', '.join(names) if names else ''}: rank {group.world_ranks[0]} has "
+                f"{values[0]}, rank {group.world_ranks[index]} has {other}; every rank of the group must pass the same")

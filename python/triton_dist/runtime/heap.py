@@ -1,0 +1,188 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The symmetric heap: one arena a rank, offsets agreed by the ranks that share an allocation (protocol rule 21).
+
+An object lies at the same offset in the arena of every member of its group, so an address is translated to a peer's by
+adding the difference of two bases. A sub-group takes the lowest offset free on all its members.
+"""
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+
+from triton_dist.runtime import groups
+from triton_dist.runtime.backend import Arena, backend
+from triton_dist.runtime.errors import InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
+from triton_dist.runtime.state import state
+
+ALIGNMENT = 256
+RESERVED = 4096          # bytes at the start of the arena: the world-barrier pad
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def heap_size(default: int) -> int:
+    """TRITON_DIST_HEAP_SIZE in bytes (suffixes k, m, g), or the backend's default, rounded up to 2 MiB."""
+    text = os.environ.get("TRITON_DIST_HEAP_SIZE", "").strip().lower().removesuffix("b").removesuffix("i")
+    if not text:
+        return default
+    number, unit = (text[:-1], text[-1]) if text[-1] in _UNITS else (text, "")
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise InvalidArgument(f"TRITON_DIST_HEAP_SIZE={os.environ['TRITON_DIST_HEAP_SIZE']!r}: expected a positive size "
+                              "such as 512M or 4G")
+    return -(-size // (2 << 20)) * (2 << 20)
+
+
+@dataclass
+class Allocation:
+    """One live object of the heap on this rank."""
+    offset: int
+    nbytes: int
+    group: groups.Group
+    name: str
+
+
+class SymmetricHeap:
+    """Allocator over this rank's arena. Methods marked collective are called by all members of the group, in order."""
+
+    def __init__(self, arena: Arena):
+        self.arena = arena
+        self.base = arena.local.data_ptr()
+        self._free = [(RESERVED, arena.nbytes - RESERVED)]       # (offset, nbytes), by offset
+        self._live: dict[int, Allocation] = {}
+
+    def allocate(self, nbytes: int, group: groups.Group, name: str) -> Allocation:
+        """Collective: the lowest range of `nbytes` free on every member. Raises OutOfHeap on all of them."""
+        need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        answers = group.all_gather_object((need, self._free))
+        if any(other != need for other, _ in answers):
+            raise InvalidArgument(f"{name}: ranks ask for different sizes: "
+                                  f"{dict(zip(group.world_ranks, (n for n, _ in answers)))} bytes by rank")
+        offset = _lowest_common([free for _, free in answers], need)
+        if offset is None:
+            left = min(max((size for _, size in free), default=0) for _, free in answers)
+            raise OutOfHeap(f"{name}: {need} bytes needed, the largest free range is {left} of {self.arena.nbytes} bytes; "
+                            "raise TRITON_DIST_HEAP_SIZE or free symmetric tensors")
+        self._take(offset, need)
+        self._live[offset] = Allocation(offset, need, group, name)
+        return self._live[offset]
+
+    def release(self, allocation: Allocation) -> None:
+        """Collective: returns the range once all members have stopped using it."""
+        if self._live.get(allocation.offset) is not allocation:
+            raise InvalidArgument(f"{allocation.name}: freed twice, or not of this heap")
+        backend().synchronize()
+        allocation.group.barrier()
+        del self._live[allocation.offset]
+        self._free = _merge(self._free + [(allocation.offset, allocation.nbytes)])
+
+    def find(self, tensor: torch.Tensor) -> Allocation:
+        """The allocation that holds `tensor`. Raises NotSymmetric where there is none."""
+        offset = tensor.data_ptr() - self.base
+        for allocation in self._live.values():
+            if allocation.offset <= offset < allocation.offset + allocation.nbytes:
+                return allocation
+        raise NotSymmetric(f"expected a tensor made by create_symm_tensor, found one at {tensor.data_ptr():#x}, outside the "
+                           "symmetric heap")
+
+    def view(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Tensor over the arena of world rank `rank`, contiguous."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        return self.arena.view(rank)[offset:offset + nbytes].view(dtype).view(tuple(shape))
+
+    def name_of(self, address: int) -> str | None:
+        """'name + byte offset' of a local heap address, for reports."""
+        offset = address - self.base
+        if 0 <= offset < RESERVED:
+            return f"world barrier pad + {offset}"
+        for a in self._live.values():
+            if a.offset <= offset < a.offset + a.nbytes:
+                return f"{a.name} + {offset - a.offset}"
+        return None
+
+    def reachable(self, group: groups.Group) -> bool:
+        """True when loads and stores reach every member from here."""
+        return all(self.arena.bases[r] for r in group.world_ranks)
+
+    def _take(self, offset: int, nbytes: int) -> None:
+        rest = []
+        for start, size in self._free:
+            if start <= offset < start + size:
+                rest += [(start, offset - start), (offset + nbytes, start + size - offset - nbytes)]
+            else:
+                rest.append((start, size))
+        self._free = [(s, n) for s, n in rest if n]
+
+
+def _lowest_common(free_lists: Sequence[Sequence[tuple]], need: int) -> int | None:
+    starts = sorted({start for free in free_lists for start, _ in free})
+    for offset in starts:
+        if all(any(s <= offset and offset + need <= s + n for s, n in free) for free in free_lists):
+            return offset
+    return None
+
+
+def _merge(ranges: list) -> list:
+    merged = []
+    for start, size in sorted(ranges):
+        if merged and merged[-1][0] + merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], merged[-1][1] + size)
+        else:
+            merged.append((start, size))
+    return merged
+
+
+def heap() -> SymmetricHeap:
+    """This rank's heap. Raises NotInitialized before initialize_distributed()."""
+    if state().heap is None:
+        raise NotInitialized("no symmetric heap yet: call triton_dist.initialize_distributed() first")
+    return state().heap
+
+
+def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = None, *, name: str = "") -> torch.Tensor:
+    """Collective over `group`: a zeroed tensor at the same heap offset on every member.
+
+    Args: shape and dtype, equal on all members; group as for ops; name, shown in reports.
+    Returns a contiguous tensor on this rank's device. Free it with `free_symm_tensor`.
+    Raises OutOfHeap on every member when no common range is free.
+    """
+    shape = (shape,) if isinstance(shape, int) else tuple(int(s) for s in shape)
+    if any(s < 0 for s in shape):
+        raise InvalidArgument(f"shape: expected sizes of at least 0, found {shape}")
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgument(f"dtype: expected a torch.dtype, found {dtype!r}")
+    members = groups.resolve(group)
+    allocation = heap().allocate(math.prod(shape) * dtype.itemsize, members,
+                                 name or f"symmetric {str(dtype).removeprefix('torch.')}{list(shape)}")
+    tensor = heap().view(state().world.rank, allocation.offset, shape, dtype)
+    tensor.zero_()
+    backend().synchronize()
+    members.barrier()                  # nobody signals into a pad that its owner has yet to clear
+    return tensor
+
+
+def free_symm_tensor(tensor: torch.Tensor) -> None:
+    """Collective over the tensor's group: frees it. No kernel may touch it afterwards, on any rank."""
+    allocation = heap().find(tensor)
+    if tensor.data_ptr() != heap().base + allocation.offset:
+        raise InvalidArgument("tensor: expected the tensor that create_symm_tensor returned, found a view into it")
+    heap().release(allocation)
+
+
+def peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """The same symmetric tensor in the memory of world rank `rank`: a view for loads, stores and copies.
+
+    `tensor` is contiguous. Raises NotSymmetric for other memory and InvalidArgument where `rank` cannot be reached.
+    """
+    home = heap()
+    home.find(tensor)
+    if not 0 <= rank < len(home.arena.bases):
+        raise InvalidArgument(f"rank: expected 0 to {len(home.arena.bases) - 1}, found {rank}")
+    if not tensor.is_contiguous():
+        raise InvalidArgument("tensor: expected a contiguous tensor; take a view of the peer tensor instead")
+    return home.view(rank, tensor.data_ptr() - home.base, tensor.shape, tensor.dtype)

@@ -1,0 +1,43 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Everything the runtime knows on behalf of one rank.
+
+A process is one rank, except in an emulated virtual world, where each rank's host script runs in a context of its own.
+"""
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RankState:
+    """Host state of a rank. Made empty; `runtime.world` fills it, `finalize` empties it again."""
+    world: Any = None                                   # groups.Group
+    heap: Any = None                                    # heap.SymmetricHeap
+    groups: dict = field(default_factory=dict)          # id(user's group) -> (user's group, Group)
+    workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
+    teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
+    first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
+    warned: set = field(default_factory=set)
+    last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)
+    side_stream: Any = None                             # copy-engine pushes go here
+    owns_process_group: bool = False
+
+
+_of_process = RankState()
+_of_context: ContextVar = ContextVar("triton_dist_rank_state", default=None)
+
+
+def state() -> RankState:
+    """State of the calling rank."""
+    return _of_context.get() or _of_process
+
+
+def enter(rank_state: RankState) -> Any:
+    """Makes `rank_state` the calling context's own; returns the token for `leave`."""
+    return _of_context.set(rank_state)
+
+
+def leave(token: Any) -> None:
+    """Undoes `enter`."""
+    _of_context.reset(token)

@@ -1,0 +1,129 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Workspaces: the symmetric buffers, flags and epoch that one kind of op keeps on one group (protocol rules 6 to 12).
+
+A workspace has two halves of fixed capacity for data, used by alternate epochs; int32 flags, each with one writer a call,
+which stores the epoch; and a control block in local device memory: word 0 the epoch of the last finished call, word 1 a
+ticket. All layers share it. A rank that starts call n knows that every peer has finished call n-2, because no op ends
+before it has acquired epoch n from every peer.
+"""
+from contextlib import contextmanager
+from typing import Iterator
+
+import torch
+
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import UnsupportedFeature, WorkspacePoisoned
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, heap
+from triton_dist.runtime.state import state
+
+# A flag that no call has written for 2^31 calls would compare as new; all flags are renewed well before that.
+RENEW_EVERY = 1 << 29
+_GRAIN = 1 << 16
+
+
+def to_int32(value: int) -> int:
+    """`value` wrapped to a signed 32-bit integer, as the device counts epochs."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
+class Workspace:
+    """State of one (group, op kind). `epoch` is the number of calls begun, as the device counts it (int32, wraps)."""
+
+    def __init__(self, group: Group, kind: str):
+        self.group, self.kind = group, kind
+        self.epoch = 0
+        self.half_bytes = 0
+        self.control = torch.zeros(2, dtype=torch.int32, device=backend().device())
+        self.data: torch.Tensor | None = None       # uint8 [2 * half_bytes], symmetric
+        self.flags: torch.Tensor | None = None      # int32 [num_flags], symmetric
+        self._calls = 0
+        self._poison: str | None = None
+
+    def reserve(self, half_bytes: int, num_flags: int) -> None:
+        """Grows to at least this capacity. Collective over the group whenever it grows, so sizes must be agreed."""
+        self._check_usable()
+        if self.data is None or half_bytes > self.half_bytes:
+            self.half_bytes = -(-half_bytes // _GRAIN) * _GRAIN
+            self.data = self._renew(self.data, (2 * self.half_bytes,), torch.uint8, "halves")
+        if self.flags is None or num_flags > self.flags.numel():
+            self.flags = self._renew(self.flags, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
+            self.set_epoch(self.epoch)
+
+    def half(self, dtype: torch.dtype) -> torch.Tensor:
+        """This epoch's half of the data, as a flat tensor of `dtype`."""
+        start = (self.epoch & 1) * self.half_bytes
+        return self.data[start:start + self.half_bytes].view(dtype)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Collective: restarts the count at `epoch`, with every flag as old as that. No call may be in flight."""
+        backend().synchronize()
+        self.group.barrier()
+        self.epoch = to_int32(epoch)
+        self.control.copy_(torch.tensor([self.epoch, 0], dtype=torch.int32))
+        self.flags.fill_(self.epoch)
+        backend().synchronize()
+        self.group.barrier()
+
+    @contextmanager
+    def call(self) -> Iterator[int]:
+        """One call on the current stream: takes the next epoch and yields it. An error inside poisons the workspace."""
+        self._check_usable()
+        follow_last_op()
+        self._calls += 1
+        if self._calls % RENEW_EVERY == 0:
+            self.set_epoch(self.epoch)
+        self.epoch = to_int32(self.epoch + 1)
+        try:
+            yield self.epoch
+        except BaseException as error:
+            self._poison = f"{type(error).__name__}: {error}"
+            raise
+
+    def _check_usable(self) -> None:
+        if self._poison is not None:
+            raise WorkspacePoisoned(
+                f"{self.kind} on ranks {list(self.group.world_ranks)}: an earlier call failed after it had begun "
+                f"({self._poison}), so peers may be one call ahead; restart the world")
+
+    def _renew(self, old: torch.Tensor | None, shape: tuple, dtype: torch.dtype, what: str) -> torch.Tensor:
+        if backend().is_capturing():
+            raise UnsupportedFeature(f"{self.kind}: its workspace would have to grow inside graph capture; run the op once "
+                                     "with the largest shape before capturing")
+        if old is not None:
+            free_symm_tensor(old)
+        return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")
+
+
+def workspace(group: Group, kind: str) -> Workspace:
+    """The workspace of `kind` on `group`, made on first use."""
+    key = (group.key, kind)
+    if key not in state().workspaces:
+        heap()
+        state().workspaces[key] = Workspace(group, kind)
+    return state().workspaces[key]
+
+
+def team(group: Group) -> torch.Tensor:
+    """int32 device tensor [size, my index, world rank of each member]: what dl.team_* reads."""
+    if group.key not in state().teams:
+        words = [group.size, group.rank, *group.world_ranks]
+        state().teams[group.key] = torch.tensor(words, dtype=torch.int32, device=backend().device())
+    return state().teams[group.key]
+
+
+def follow_last_op() -> None:
+    """Orders the current stream after the last communicating op of this device (protocol rule 14)."""
+    stream = backend().current_stream()
+    last = state().last_stream
+    if last is not None and last != stream:
+        stream.wait_stream(last)
+    state().last_stream = stream
+
+
+def side_stream():
+    """The stream on which this rank's ops push with the copy engine."""
+    if state().side_stream is None:
+        state().side_stream = backend().new_stream(priority=-1)
+    return state().side_stream

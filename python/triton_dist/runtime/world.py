@@ -1,0 +1,90 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Joining and leaving a world: process group, device, symmetric heap, context."""
+import atexit
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from triton_dist.runtime import heap as heap_module
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.context import MAX_WORLD, Context
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, require_agreement
+from triton_dist.runtime.state import RankState, state
+
+
+def initialize_distributed(seed: int | None = None, initialize_shmem: bool = True) -> Any:
+    """Joins the world that torchrun (or launch.sh) started, or makes a world of one.
+
+    Binds this process to its device, makes the default process group unless there is one, and reserves the symmetric
+    heap. Idempotent. `seed` seeds torch with seed + rank. Returns torch's default process group where there is one,
+    otherwise the group of this (emulated or lone) world: either works as `group=`.
+    """
+    me = state()
+    if me.world is None:
+        _join(me)
+    if initialize_shmem and me.heap is None:
+        attach_heap(me)
+    if seed is not None:
+        torch.manual_seed(seed + me.world.rank)
+    if isinstance(me.world, TorchGroup):
+        import torch.distributed as dist
+        return dist.group.WORLD
+    return me.world
+
+
+def _join(me: RankState) -> None:
+    import torch.distributed as dist
+    backend().set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            me.world = SoloGroup()
+            return
+        device = backend().device()
+        dist.init_process_group(backend().torch_backend(), timeout=timedelta(seconds=1800),
+                                device_id=device if device.type != "cpu" else None)
+        me.owns_process_group = True
+        atexit.register(_leave)
+    me.world = TorchGroup(dist.group.WORLD)
+
+
+def attach_heap(me: RankState) -> None:
+    """Collective over the world: reserves the arena and tells device code about it."""
+    world: Group = me.world
+    if world.size > MAX_WORLD:
+        raise InvalidArgument(f"world size: at most {MAX_WORLD} ranks share a context, found {world.size}")
+    nbytes = heap_module.heap_size(backend().default_heap_size)
+    require_agreement(world, "TRITON_DIST_HEAP_SIZE", nbytes)
+    arena = backend().reserve_arena(nbytes, world)
+    me.heap = heap_module.SymmetricHeap(arena)
+    timeout = os.environ.get("TRITON_DIST_WAIT_TIMEOUT", "")
+    backend().set_context(Context(rank=world.rank, world_size=world.size, bases=list(arena.bases),
+                                  barrier_pad=me.heap.base, wait_timeout_ns=int(float(timeout or 0) * 1e9)))
+    world.barrier()
+
+
+def finalize_distributed() -> None:
+    """Collective: leaves the world. Waits for all ranks' work, unmaps the heap, ends the process group if we made it."""
+    if state().world is not None:
+        backend().synchronize()
+        state().world.barrier()        # a peer may still be storing into this heap
+        _leave()
+
+
+def _leave() -> None:
+    """What is left to do at exit, also when peers have died: no collective, no noise."""
+    me = state()
+    arena = me.heap.arena if me.heap else None
+    owns = me.owns_process_group
+    for name, value in vars(RankState()).items():
+        setattr(me, name, value)
+    atexit.unregister(_leave)
+    if arena is not None:
+        arena.close()
+    if owns:
+        import torch.distributed as dist
+        if dist.is_initialized():
+            dist.destroy_process_group()
