@@ -128,6 +128,10 @@ class Backend(ABC):
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
         """Compiles `kernel` for these arguments without running it; nothing where there is nothing to compile."""
 
+    def warmup(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        """Compiles `kernel` for these arguments without running it; None where nothing is compiled."""
+        return None
+
     @abstractmethod
     def set_context(self, context: Any) -> None:
         """Makes `context` (runtime.context.Context) visible to every module loaded so far and from now on."""

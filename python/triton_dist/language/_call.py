@@ -1,0 +1,61 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""From a row of the ABI table to something a kernel can call.
+
+`primitive` turns a *select* function into a Triton builtin. Select sees constexprs as Python values and runtime values
+with a `.dtype`, checks them, and returns the ABI symbol and the arguments of the call. Compiled, the builtin casts each
+argument to the row's type and emits an external call that the backend's device runtime resolves. Emulated, the engine
+finds the same select function under `__tdist_select__` and calls the Python twin of the symbol.
+
+`helper` is `triton.jit` for the functions built on primitives, minus one thing: under TRITON_INTERPRET they stay
+JITFunctions, because the emulator rebuilds them itself.
+"""
+import functools
+
+from triton.language import core
+from triton.runtime.jit import JITFunction
+
+from triton_dist.language.abi import ROWS
+
+LIBRARY = "tdist"     # key under extern_libs; HIP links a library only if its key is part of the symbol's name
+SELECT = "__tdist_select__"
+
+
+def _require_library(name: str, options) -> None:
+    if LIBRARY not in dict(getattr(options, "extern_libs", None) or ()):
+        raise RuntimeError(f"triton_dist.language.{name} needs the device runtime, which plain triton.jit does not link. "
+                           "Decorate the kernel with @triton_dist.jit instead of @triton.jit")
+
+
+def cast_arguments(row, args, semantic) -> list:
+    """Arguments of a call as Triton tensors of the row's types."""
+    return [semantic.cast(semantic.to_tensor(arg), core.dtype(ty)) for arg, ty in zip(args, row.args, strict=True)]
+
+
+def primitive(select):
+    """Builtin made from `select(*args) -> (symbol, call_args)`; see the module's docstring."""
+    name = select.__name__.lstrip("_")
+
+    @functools.wraps(select)
+    def builtin(*args, _semantic=None, **kwargs):
+        if _semantic is None:
+            raise RuntimeError(f"triton_dist.language.{name} can only be called inside a kernel")
+        _require_library(name, _semantic.builder.options)
+        args = [core._unwrap_if_constexpr(arg) for arg in args]
+        kwargs = {key: core._unwrap_if_constexpr(arg) for key, arg in kwargs.items()}
+        symbol, call_args = select(*args, **kwargs)
+        row = ROWS[symbol]
+        signature = tuple(core.dtype(ty) for ty in row.args)
+        return core.extern_elementwise("", "", cast_arguments(row, call_args, _semantic),
+                                       {signature: (symbol, core.dtype(row.result))}, is_pure=row.pure,
+                                       _semantic=_semantic)
+
+    del builtin.__wrapped__       # or inspect.signature would hide `_semantic` from Triton's code generator
+    setattr(builtin, core.TRITON_BUILTIN, True)
+    setattr(builtin, SELECT, select)
+    return builtin
+
+
+def helper(fn) -> JITFunction:
+    """Device function callable from any kernel, compiled or emulated."""
+    return JITFunction(fn)

@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Addresses of peers, the data dependence on a wait, and packets that carry their own flag."""
+import triton.language as tl
+from triton.language import core
+
+from triton_dist.language._call import helper, primitive
+from triton_dist.language._check import can_hint, choice, int_like, kind, pointee_bits
+from triton_dist.language.abi import FENCE_SEMANTICS, SCOPES
+
+
+@primitive
+def _symm_delta(rank):
+    return "tdist_symm_delta", (rank, )
+
+
+@primitive
+def _zero_after(token):
+    return "tdist_zero_after", (token, )
+
+
+@primitive
+def _ll_store(ptr, data, flag, mask):
+    pointee_bits("ll_store", ptr, (64, ))
+    _check_word("ll_store", "data", data)
+    return "tdist_ll_store", (ptr, data, flag, 1 if mask is None else mask)
+
+
+@primitive
+def _ll_load(ptr, flag, mask):
+    pointee_bits("ll_load", ptr, (64, ))
+    return "tdist_ll_load", (ptr, flag, 1 if mask is None else mask)
+
+
+@primitive
+def fence(semantic="acq_rel", scope="sys"):
+    """Memory fence of the calling threads, no barrier: each thread orders its own accesses.
+
+    `semantic` "acquire", "release" or "acq_rel"; `scope` "gpu" (this device) or "sys" (peers and host too). Any program
+    or Gluon partition may call it, in uniform or divergent control flow. It does not order the async proxy (TMA)."""
+    choice("fence", "semantic", semantic, FENCE_SEMANTICS)
+    choice("fence", "scope", scope, SCOPES)
+    return f"tdist_fence_{semantic}_{scope}", ()
+
+
+def _check_word(function: str, name: str, value) -> None:
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and not (dtype.is_int() and dtype.primitive_bitwidth <= 32):
+        raise TypeError(f"{function}: {name} must be int32, got {dtype}; move other 32-bit types with "
+                        ".to(tl.int32, bitcast=True)")
+
+
+@helper
+def symm_at(ptr, rank):
+    """`ptr`, into this rank's symmetric heap, as an address of the same object on world rank `rank`.
+
+    `ptr` is a pointer or a tensor of pointers of any element type, `rank` an int32 scalar (or a tensor that broadcasts
+    with `ptr`). Alignment survives, so wide loads and stores stay wide. One add; no communication. A rank that loads
+    and stores cannot reach (base 0) gives an address that faults when used."""
+    return (ptr.to(tl.int64) + tl.multiple_of(_symm_delta(rank), 256)).to(ptr.dtype)
+
+
+@helper
+def consume_token(value, token):
+    """`value`, unchanged, but data dependent on `token` (the result of `wait`).
+
+    The compiler's pipeliner hoists loads by data dependence alone, so a load that must follow a wait in a loop has to use
+    something that went through here: its pointer, a tensor of pointers, an integer coordinate, or a tensor descriptor
+    (the result offers load, store, gather and scatter). Floating-point values of 16 bits or more work too. Free at run
+    time but for an add; alignment and contiguity of `value` are kept."""
+    how: tl.constexpr = kind(value)
+    zero = _zero_after(token)
+    if can_hint(token):
+        zero = tl.multiple_of(zero, 256)
+    if how == "descriptor":
+        tied = TiedDescriptor(value, zero)
+    elif how == "float":
+        word: tl.constexpr = int_like(value)
+        tied = (value.to(word, bitcast=True) + zero.to(word)).to(value.dtype, bitcast=True)
+    elif how == "narrow":
+        tied = (value + zero).to(value.dtype)
+    else:
+        tied = value + zero
+    return tied
+
+
+@core._aggregate
+class TiedDescriptor:
+    """A tensor descriptor whose accesses depend on a token, through their coordinates. Made by consume_token."""
+    descriptor: core.tensor_descriptor_base
+    zero: core.tensor
+
+    def __init__(self, descriptor, zero):
+        self.descriptor = descriptor
+        self.zero = zero
+
+    @helper
+    def load(self, offsets):
+        """The block at `offsets`, as the descriptor's load."""
+        return self.descriptor.load([offset + self.zero for offset in offsets])
+
+    @helper
+    def store(self, offsets, value):
+        """Stores `value` at `offsets`, as the descriptor's store."""
+        self.descriptor.store([offset + self.zero for offset in offsets], value)
+
+    @helper
+    def gather(self, x_offsets, y_offset):
+        """Rows `x_offsets` from column `y_offset`, as the descriptor's gather."""
+        return self.descriptor.gather(x_offsets + self.zero, y_offset + self.zero)
+
+    @helper
+    def scatter(self, value, x_offsets, y_offset):
+        """Stores rows of `value`, as the descriptor's scatter."""
+        self.descriptor.scatter(value, x_offsets + self.zero, y_offset + self.zero)
+
+
+@helper
+def ll_store(ptr, data, flag, mask=None):
+    """Low-latency packets: stores {data, flag} as one 8-byte relaxed system-scope store per element.
+
+    `ptr`: tensor of pointers to 64-bit packets, 8-byte aligned, local or a peer's (symm_at). `data`: int32 of the same
+    shape. `flag`: int32, scalar or tensor, by convention the call's epoch and never 0, the content of fresh memory.
+    `mask`: only elements where it holds are stored. No barrier or fence is needed between data and flag: they travel
+    together. It orders nothing else."""
+    _ll_store(ptr, data, flag, mask)
+
+
+@helper
+def ll_load(ptr, flag, mask=None):
+    """Low-latency packets: polls each packet until its flag equals `flag` and returns the data, int32.
+
+    Arguments as in `ll_store`; elements where `mask` is false return 0 without polling. Every element's thread spins on
+    its own packet. Relaxed: it orders nothing but the packet itself."""
+    return _ll_load(ptr, flag, mask)

@@ -1,0 +1,103 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Signals between programs and between ranks: wait, notify, and the world barrier.
+
+A flag is a 32- or 64-bit integer in memory that the waiter and the writer can both reach. Producer: data stores, then
+notify (a release). Consumer: wait (an acquire), then consume_token, then loads.
+"""
+import triton.language as tl
+
+from triton_dist.language._call import helper, primitive
+from triton_dist.language._check import choice, notify_scope, pointee_bits
+from triton_dist.language.abi import BITS, COMPARISONS, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
+from triton_dist.language.memory import symm_at
+from triton_dist.language.team import num_ranks, rank as world_rank
+
+_PAD_RANKS = tl.constexpr(64)     # runtime.context.MAX_WORLD: flag words in the world-barrier pad
+_PAD_FLAGS = tl.constexpr(16)     # word of the pad at which the flags begin, behind the epoch
+
+
+@primitive
+def _true():
+    return "tdist_true", ()
+
+
+@primitive
+def _wait(flags, count, value, scope, semantic, cmp):
+    bits = pointee_bits("wait", flags, BITS)
+    choice("wait", "scope", scope, SCOPES)
+    choice("wait", "semantic", semantic, WAIT_SEMANTICS)
+    choice("wait", "cmp", cmp, COMPARISONS)
+    return f"tdist_wait_{cmp}_b{bits}_{semantic}_{scope}", (flags, count, value)
+
+
+@primitive
+def _barrier_pad():
+    return "tdist_barrier_pad", ()
+
+
+@primitive
+def notify_warp(ptr, value, sig_op="set", scope="sys"):
+    """Release of one flag by the calling warp: a warp barrier, then lane 0 stores `value` to `ptr` or adds it.
+
+    For Gluon partitions of one warp, where `notify` (a CTA barrier) would deadlock. A partition of several warps sends
+    one signal per warp, each releasing that warp's stores only. `ptr`: pointer to one 32- or 64-bit integer, already
+    the peer's address (symm_at). `sig_op` "set" or "add"; `scope` "gpu" or "sys". After TMA stores, wait for their
+    completion and fence the async proxy first."""
+    bits = pointee_bits("notify_warp", ptr, BITS)
+    choice("notify_warp", "sig_op", sig_op, SIGNAL_OPS)
+    choice("notify_warp", "scope", scope, SCOPES)
+    return f"tdist_notify_warp_{sig_op}_b{bits}_{scope}", (ptr, value)
+
+
+@helper
+def wait(barrierPtrs, numBarriers, scope: tl.constexpr, semantic: tl.constexpr, waitValue=1, cmp: tl.constexpr = "eq"):
+    """Spins until `numBarriers` consecutive flags at `barrierPtrs` have reached `waitValue`; returns an int32 token.
+
+    `barrierPtrs`: pointer to 32- or 64-bit integers. `scope`: "gpu" if only this device writes the flags, else "sys".
+    `semantic`: "acquire" orders later loads of the program after the writer's release; "relaxed" does not. `cmp`: "eq",
+    or "ge" by signed difference, so that epochs may wrap. Every warp polls for itself and no CTA barrier is used: it may
+    be called in uniform control flow by any program, in a pipelined loop, and in any Gluon partition. Loads that must
+    follow it in a loop need `consume_token`."""
+    # The branch lets Triton 3.6 predicate the call when it pipelines the loop around it; it is gone in the binary.
+    token = 0
+    if _true() != 0:
+        token = _wait(barrierPtrs, numBarriers, waitValue, scope, semantic, cmp)
+    return token
+
+
+@helper
+def notify(ptr, rank, signal=1, sig_op: tl.constexpr = "set", comm_scope: tl.constexpr = "inter_node"):
+    """Tells world rank `rank` that everything this program has stored is there: a CTA barrier, then one release.
+
+    `ptr`: pointer to a 32- or 64-bit flag in this rank's symmetric heap; the flag written is `rank`'s. `signal`: int,
+    stored ("set") or added ("add"). `comm_scope`: "gpu" if the waiter is on this device, else "intra_node" or
+    "inter_node" (both release to the system). Called by a whole program in uniform control flow; not inside a Gluon
+    partition (`notify_warp`). Stores of other programs are covered only if this one acquired them."""
+    scope: tl.constexpr = notify_scope(ptr, sig_op, comm_scope)
+    flag = symm_at(ptr, rank)
+    tl.debug_barrier()        # Triton 3.6 orders other threads' stores before a release atomic only by this
+    if sig_op == "set":
+        tl.atomic_xchg(flag, signal, sem="release", scope=scope)
+    else:
+        tl.atomic_add(flag, signal, sem="release", scope=scope)
+
+
+@helper
+def barrier_all():
+    """Barrier of one program per rank over the whole world; stores before it are visible after it, on every rank.
+
+    Algorithm: the pad holds this rank's epoch and one flag word per world rank. The program advances the epoch, releases
+    it (system scope) into its own word on every rank, and acquires its own row until each word has reached the epoch by
+    signed difference. Nothing is reset, so the barrier is re-entrant and graph safe. At most one program a rank may be
+    inside it at a time, successive callers on one rank must be ordered, and all ranks must be load/store reachable."""
+    pad = _barrier_pad().to(tl.pointer_type(tl.int32))
+    epoch = tl.load(pad, volatile=True) + 1
+    tl.debug_barrier()        # every thread has read the epoch, and every thread's stores come before the release
+    tl.store(pad, epoch)
+    ranks = tl.arange(0, _PAD_RANKS)
+    size = num_ranks()
+    flags = symm_at(pad + _PAD_FLAGS + world_rank(), ranks)
+    tl.atomic_xchg(flags, tl.zeros_like(ranks) + epoch, mask=ranks < size, sem="release", scope="sys")
+    wait(pad + _PAD_FLAGS, size, "sys", "acquire", epoch, "ge")
+    tl.debug_barrier()        # the pad may be used again only when all warps are out

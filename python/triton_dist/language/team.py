@@ -1,0 +1,50 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Who am I: the world, from the context global, and teams, from an int32 device array.
+
+A team is a pointer to int32 [size, my index, world rank of member 0, world rank of member 1, ...]. Kernels of ops take a
+team, because one compiled module serves many groups; `rank` and `num_ranks` always speak of the world.
+"""
+import triton.language as tl
+
+from triton_dist.language._call import helper, primitive
+
+
+@primitive
+def _rank():
+    return "tdist_rank", ()
+
+
+@primitive
+def _num_ranks():
+    return "tdist_num_ranks", ()
+
+
+@helper
+def rank(axis: tl.constexpr = -1):
+    """World rank of this device, int32. `axis` is accepted for compatibility and ignored."""
+    return _rank()
+
+
+@helper
+def num_ranks(axis: tl.constexpr = -1):
+    """Number of ranks in the world, int32. `axis` is accepted for compatibility and ignored."""
+    return _num_ranks()
+
+
+@helper
+def team_size(team):
+    """Number of members of `team` (pointer to int32), int32."""
+    return tl.load(team)
+
+
+@helper
+def team_rank(team):
+    """This rank's index in `team` (pointer to int32), int32."""
+    return tl.load(team + 1)
+
+
+@helper
+def team_world_rank(team, i):
+    """World rank of member `i` (int, scalar or tensor) of `team`: what symm_at and notify take. int32."""
+    return tl.load(team + 2 + i)

@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""`triton_dist.jit`: triton.jit whose kernels run on whatever this process has, GPU or emulator."""
+import functools
+import inspect
+from typing import Callable, Iterable, Optional
+
+from triton.runtime.jit import JITFunction
+
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+
+
+class _BackendLaunch:
+    """Mixin over a JITFunction: hands launches and warm-ups to the backend."""
+
+    def run(self, *args, grid, warmup, **kwargs):
+        if warmup:
+            return backend().warmup(self, grid, args, kwargs)
+        return backend().launch(self, grid, args, kwargs)
+
+    def run_compiled(self, args: tuple, kwargs: dict, grid, warmup: bool, extern_libs: dict):
+        """Triton's own run, with `extern_libs` {key: path} linked beside those the caller named. For GPU backends."""
+        libraries = {**(dict(kwargs.get("extern_libs") or ())), **extern_libs}
+        return super().run(*args, grid=grid, warmup=warmup, **{**kwargs, "extern_libs": libraries})
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.module}:{self.fn.__qualname__})"
+
+
+class DistJITFunction(_BackendLaunch, JITFunction):
+    """A JITFunction that leaves its launch to the backend.
+
+    Everything else is Triton's: it can be called from other kernels, wrapped by autotune and heuristics, warmed up, and
+    carries Triton's hooks.
+    """
+
+
+@functools.cache
+def _gluon_class() -> type:
+    from triton.experimental.gluon._runtime import GluonJITFunction
+
+    class DistGluonJITFunction(_BackendLaunch, GluonJITFunction):
+        """The same over a Gluon kernel."""
+
+    return DistGluonJITFunction
+
+
+def _decorator(make_class: Callable[[], type], fn: Optional[Callable], options: dict):
+
+    def decorate(function):
+        if not inspect.isfunction(function):
+            raise InvalidArgument(f"jit expects a Python function, got {type(function).__name__}: put it innermost, "
+                                  "below autotune and heuristics, and not above another jit decorator")
+        return make_class()(function, **options)
+
+    return decorate if fn is None else decorate(fn)
+
+
+def jit(fn: Optional[Callable] = None, *, version=None, repr: Optional[Callable] = None,
+        launch_metadata: Optional[Callable] = None, do_not_specialize: Optional[Iterable] = None,
+        do_not_specialize_on_alignment: Optional[Iterable] = None, debug: Optional[bool] = None,
+        noinline: Optional[bool] = None):
+    """Decorator for kernels that use `triton_dist.language`; takes what triton.jit takes and means the same.
+
+    On a GPU the kernel is compiled by the installed Triton with the device runtime linked in. With no GPU, or under
+    TRITON_INTERPRET=1, it runs in the emulator.
+    """
+    return _decorator(lambda: DistJITFunction, fn,
+                      dict(version=version, do_not_specialize=do_not_specialize,
+                           do_not_specialize_on_alignment=do_not_specialize_on_alignment, debug=debug,
+                           noinline=noinline, repr=repr, launch_metadata=launch_metadata))
+
+
+def gluon_jit(fn: Optional[Callable] = None, **options):
+    """`jit` for Gluon kernels: gluon.jit's options, launched by the backend with the device runtime linked in."""
+    return _decorator(_gluon_class, fn, options)
