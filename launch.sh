@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Runs a test, tutorial or benchmark on every GPU of this machine, or on emulated ranks where there is none.
+#   bash launch.sh [--nproc_per_node N] [--nnodes N --node_rank R --master_addr A --master_port P] SCRIPT [ARGS...]
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/setenv.sh"
+exec "$PYTHON" "$TRITON_DIST_ROOT/python/triton_dist/cli/launch.py" "$@"

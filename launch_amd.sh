@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# launch.sh for ROCm machines: where a bare test name exists for both vendors, the one under tests/amd is run.
+exec bash "$(dirname "${BASH_SOURCE[0]}")/launch.sh" --vendor=amd "$@"

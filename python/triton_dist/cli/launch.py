@@ -1,0 +1,168 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The launcher behind launch.sh: finds a script, picks GPUs or the emulator, and hands over to torchrun.
+
+Run by path, with the standard library only, so that it starts at once.
+"""
+import difflib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+_SEARCHED = ("tests", "tutorials", "benchmarks")
+_EMULATED_RANKS = 4
+_OWN = {  # option -> environment variable that gives its default
+    "nproc_per_node": "NPROC_PER_NODE",
+    "nnodes": "NNODES",
+    "node_rank": "NODE_RANK",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+    "vendor": None,
+}
+
+
+class UsageError(Exception):
+    """The command line makes no sense; the message says why."""
+
+
+@dataclass
+class Command:
+    """A parsed command line. `torchrun` holds options of torchrun that are passed on as they are."""
+    script: Path
+    script_args: list
+    options: dict
+    torchrun: list = field(default_factory=list)
+
+
+def parse(argv: list, environ: dict) -> Command:
+    """Splits launcher options, torchrun options, the script and the script's arguments."""
+    options = {name: environ[variable] for name, variable in _OWN.items() if variable and environ.get(variable)}
+    torchrun: list = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            script = find_script(word, options.get("vendor", "nvidia"))
+            if script is not None:
+                return Command(script, rest, options, torchrun)
+            if torchrun and torchrun[-1].startswith("--") and "=" not in torchrun[-1]:
+                torchrun.append(word)           # the value of a torchrun option
+                continue
+            raise UsageError(f"no script {word!r} {_suggest(word)}")
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if name in ("h", "help"):
+            raise UsageError(USAGE)
+        if name not in _OWN:
+            torchrun.append(word)
+            continue
+        if not equals:
+            if not rest:
+                raise UsageError(f"--{name} needs a value")
+            value = rest.pop(0)
+        options[name] = value
+    raise UsageError(f"no script given\n{USAGE}")
+
+
+USAGE = """usage: bash launch.sh [--nproc_per_node N] [--nnodes N] [--node_rank R] [--master_addr A] [--master_port P]
+                      [torchrun options] SCRIPT [ARGS...]
+SCRIPT is a path, or the bare name of a file under tests/, tutorials/ or benchmarks/.
+Each option may come from the environment: NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT.
+TRITON_DIST_BACKEND=emulator (or TRITON_INTERPRET=1) runs emulated ranks on a machine that has GPUs."""
+
+
+def find_script(word: str, vendor: str) -> Path | None:
+    """The file behind a path or a bare name; with several of one name, the vendor's own."""
+    names = [word] if word.endswith(".py") else [word, word + ".py"]
+    for name in names:
+        for base in (Path.cwd(), ROOT):
+            if (base / name).is_file():
+                return (base / name).resolve()
+    if "/" in word:
+        return None
+    found = [path for name in names for folder in _SEARCHED for path in sorted((ROOT / folder).rglob(name))]
+    own = [path for path in found if path.parent.name == vendor]
+    if len(found) > 1 and not own:
+        raise UsageError(f"{word!r} is the name of several scripts; give a path: "
+                         + ", ".join(str(path.relative_to(ROOT)) for path in found))
+    return (own or found or [None])[0]
+
+
+def _suggest(word: str) -> str:
+    known = sorted({path.name for folder in _SEARCHED for path in (ROOT / folder).rglob("*.py")})
+    close = difflib.get_close_matches(Path(word).name, known, n=3, cutoff=0.5)
+    return "here or under tests/, tutorials/, benchmarks/" + (f"; did you mean {', '.join(close)}?" if close else "")
+
+
+def count_gpus(environ: dict) -> int:
+    """GPUs that a process started with `environ` would see. Asks the drivers' tools and files, not torch."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if variable in environ:
+            return len([d for d in environ[variable].split(",") if d.strip() and d.strip() != "-1"])
+    nvidia = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    if nvidia:
+        return len(nvidia)
+    if os.path.exists("/dev/dxg"):              # WSL: no /dev/nvidiaN
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+        return len(re.findall(r"^GPU \d+", listed, re.MULTILINE))
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
+    return sum("simd_count 0" not in path.read_text() for path in nodes.glob("*/properties")) if nodes.is_dir() else 0
+
+
+def wants_emulator(environ: dict, gpus: int) -> bool:
+    """The user's word, Triton's own switch, or no GPU."""
+    asked = environ.get("TRITON_DIST_BACKEND", "").lower()
+    if asked and asked != "auto":
+        return asked == "emulator"
+    return environ.get("TRITON_INTERPRET", "0") not in ("", "0") or gpus == 0
+
+
+def plan(command: Command, environ: dict) -> tuple[list, dict]:
+    """(torchrun's command line, the environment for it). Sets no variable that the user has set."""
+    env = dict(environ)
+    gpus = count_gpus(environ)
+    if wants_emulator(environ, gpus):
+        env.setdefault("TRITON_DIST_BACKEND", "emulator")
+        env.setdefault("OMP_NUM_THREADS", "1")
+        ranks = _EMULATED_RANKS
+    else:
+        ranks = gpus
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    path = str(ROOT / "python")
+    if path not in env.get("PYTHONPATH", "").split(os.pathsep):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
+    options = command.options
+    argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={_number(options, 'nproc_per_node', ranks)}"]
+    nodes = _number(options, "nnodes", 1)
+    if nodes > 1 or "master_addr" in options or "master_port" in options:
+        argv += [f"--nnodes={nodes}", f"--node-rank={_number(options, 'node_rank', 0, least=0)}",
+                 f"--master-addr={options.get('master_addr', '127.0.0.1')}",
+                 f"--master-port={_number(options, 'master_port', 29500)}"]
+    else:
+        argv.append("--standalone")             # a free port: two launches do not meet
+    return argv + command.torchrun + [str(command.script), *command.script_args], env
+
+
+def _number(options: dict, name: str, default: int, least: int = 1) -> int:
+    text = str(options.get(name, default))
+    if not text.isdigit() or int(text) < least:
+        raise UsageError(f"--{name}: expected a whole number of at least {least}, found {text!r}")
+    return int(text)
+
+
+def main(argv: list) -> int:
+    """Replaces this process by torchrun; returns only on a usage error."""
+    try:
+        command, environment = plan(parse(argv, dict(os.environ)), dict(os.environ))
+    except UsageError as error:
+        print(f"launch.sh: {error}", file=sys.stderr)
+        return 2
+    os.execve(command[0], command, environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What tests and scripts share: random inputs, poisoned outputs, tolerances from dtype and K, timing."""
+import time
+from typing import Callable
+
+import torch
+
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.streams import device, synchronize
+
+# Largest relative error of one rounding to the dtype.
+_UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+
+
+def random_tensor(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Standard normal values on this rank's device, the same for the same seed."""
+    generator = torch.Generator(device()).manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device=device(), dtype=torch.float32).to(dtype)
+
+
+def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of NaN, so that an element nothing wrote is seen."""
+    return torch.full(shape, float("nan"), dtype=dtype, device=device())
+
+
+def assert_matches(out: torch.Tensor, reference: torch.Tensor, *, k: int, roundings: int = 1, tf32: bool = False) -> float:
+    """Compares a GEMM's `out` with a float64 `reference`; returns the relative error ||out - ref|| / ||ref||.
+
+    `k` is the length of the sums; `roundings` how often a partial sum was rounded to out.dtype. An element may be off by
+    one unit of the dtype a rounding, relative to its own size and the typical size of a partial sum, and by the growth of
+    fp32 rounding over k terms. Raises AssertionError.
+    """
+    assert out.shape == reference.shape, f"shape: expected {list(reference.shape)}, found {list(out.shape)}"
+    if not out.numel():
+        return 0.0
+    missing = int(out.isnan().sum())
+    assert not missing, f"{missing} of {out.numel()} elements are NaN: never written, or computed from unwritten memory"
+    scale = float(reference.square().mean().sqrt())
+    product = 2.0**-11 if tf32 else 2.0**-24
+    allowed = 2 * roundings * _UNIT[out.dtype] * (reference.abs() + scale) + 8 * product * max(k, 1) ** 0.5 * scale
+    error = (out.double() - reference).abs()
+    worst = int((error / allowed.clamp_min(1e-30)).argmax())
+    assert bool((error <= allowed).all()), (
+        f"element {worst}: expected {reference.flatten()[worst]:.6g}, found {out.flatten()[worst]:.6g}, "
+        f"allowed error {allowed.flatten()[worst]:.3g}")
+    return float(error.norm() / reference.norm().clamp_min(1e-30))
+
+
+def ag_gemm_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """all_gather(x) @ weight^T + bias in float64."""
+    gathered = x.new_empty((x.shape[0] * group.size, x.shape[1]))
+    group.all_gather_tensor(gathered, x.contiguous())
+    result = gathered.double() @ weight.double().t()
+    return result if bias is None else result + bias.double()
+
+
+def gemm_rs_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """reduce_scatter(x @ weight^T) + bias in float64."""
+    partial = x.double() @ weight.double().t()
+    result = partial.new_empty((x.shape[0] // group.size, weight.shape[0]))
+    group.reduce_scatter_tensor(result, partial)
+    return result if bias is None else result + bias.double()
+
+
+def milliseconds(call: Callable, group: Group, iterations: int, warmup: int = 1) -> float:
+    """Mean wall time of back-to-back calls, the largest over the ranks of the group."""
+    for _ in range(warmup):
+        call()
+    synchronize()
+    group.barrier()
+    start = time.perf_counter()
+    for _ in range(iterations):
+        call()
+    synchronize()
+    return max(group.all_gather_object((time.perf_counter() - start) / iterations * 1e3))

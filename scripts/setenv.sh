@@ -1,0 +1,65 @@
+# Source this: sets PYTHON and PYTHONPATH for working in a checkout.
+# Takes the current python3 if it has torch and triton; otherwise .venv, which it makes and fills on first use.
+# TRITON_DIST_PYTHON names an interpreter to use as it is. TRITON_DIST_DEV=1 also installs what the tests need.
+
+TRITON_DIST_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+export TRITON_DIST_ROOT
+export PYTHONPATH="$TRITON_DIST_ROOT/python${PYTHONPATH:+:$PYTHONPATH}"
+
+_has() {  # _has PYTHON MODULE...: true if every module can be found, without importing it
+    "$1" - "${@:2}" 2>/dev/null <<'PY'
+import importlib.util, sys
+sys.exit(any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))
+PY
+}
+
+_has_gpu() { [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; }
+
+_suits() {  # the interpreter has all that this command needs
+    local wanted=(torch triton numpy)
+    _has_gpu || wanted+=(greenlet)
+    [ -z "${TRITON_DIST_DEV:-}" ] || wanted+=(pytest hypothesis)
+    _has "$1" "${wanted[@]}"
+}
+
+_python3() {
+    local name
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$name"
+            return
+        fi
+    done
+    echo "triton_dist: needs python3 3.11 or newer; found $(python3 --version 2>&1 || echo none)" >&2
+    return 1
+}
+
+_make_venv() {
+    local venv="$TRITON_DIST_ROOT/.venv" base want marker
+    want="torch triton numpy greenlet${TRITON_DIST_DEV:+ pytest hypothesis}"
+    marker="$venv/.ready-$( { cat "$TRITON_DIST_ROOT/scripts/constraints.txt"; echo "$want"; } | cksum | cut -d' ' -f1)"
+    PYTHON="$venv/bin/python"
+    [ -e "$marker" ] && return
+    base="$(_python3)"
+    (
+        flock 9                                     # a second launch waits for the first one's install
+        [ -e "$marker" ] && exit
+        echo "triton_dist: preparing .venv (once)" >&2
+        # Without ensurepip (Debian's python3 alone) the base interpreter's pip fills the environment.
+        [ -x "$PYTHON" ] || "$base" -m venv "$venv" 2>/dev/null >&2 || "$base" -m venv --without-pip "$venv"
+        local pip=("$PYTHON" -m pip)
+        _has "$PYTHON" pip || pip=("$base" -m pip --python "$PYTHON")
+        # shellcheck disable=SC2086
+        "${pip[@]}" install --quiet --disable-pip-version-check -c "$TRITON_DIST_ROOT/scripts/constraints.txt" $want
+        touch "$marker"
+    ) 9>"$TRITON_DIST_ROOT/.venv.lock"
+}
+
+if [ -n "${TRITON_DIST_PYTHON:-}" ]; then
+    PYTHON="$TRITON_DIST_PYTHON"
+elif command -v python3 >/dev/null && _suits python3; then
+    PYTHON=python3
+else
+    _make_venv
+fi
+export PYTHON

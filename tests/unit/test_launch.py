@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The launcher's command line and environment."""
+import pytest
+
+from triton_dist.cli import launch
+
+
+def planned(*argv, **environ):
+    return launch.plan(launch.parse(list(argv), environ), dict(environ, CUDA_VISIBLE_DEVICES=environ.get("gpus", "")))
+
+
+def test_bare_name_finds_the_vendor_script_and_passes_arguments_on():
+    command = launch.parse(["test_ag_gemm.py", "--nproc_per_node", "3", "-x", "8"], {})
+    assert command.script == launch.ROOT / "tests/nvidia/test_ag_gemm.py"
+    assert command.script_args == ["--nproc_per_node", "3", "-x", "8"]
+
+
+def test_name_without_suffix_and_path_from_the_root():
+    assert launch.parse(["test_gemm_rs"], {}).script.name == "test_gemm_rs.py"
+    assert launch.parse(["tests/nvidia/test_gemm_rs.py"], {}).script.parent.name == "nvidia"
+
+
+@pytest.mark.parametrize("spelling", [["--nproc_per_node", "3"], ["--nproc_per_node=3"], ["--nproc-per-node=3"]])
+def test_spellings_of_an_option(spelling):
+    argv, _ = planned(*spelling, "test_gemm_rs.py")
+    assert "--nproc-per-node=3" in argv
+
+
+def test_environment_gives_defaults_and_the_option_wins():
+    argv, _ = planned("test_gemm_rs.py", NPROC_PER_NODE="5")
+    assert "--nproc-per-node=5" in argv
+    argv, _ = planned("--nproc_per_node=2", "test_gemm_rs.py", NPROC_PER_NODE="5")
+    assert "--nproc-per-node=2" in argv
+
+
+def test_no_gpu_means_four_emulated_ranks():
+    argv, env = planned("test_gemm_rs.py")
+    assert "--nproc-per-node=4" in argv and "--standalone" in argv
+    assert env["TRITON_DIST_BACKEND"] == "emulator"
+
+
+def test_gpus_are_used_unless_the_emulator_is_asked_for():
+    argv, env = planned("test_gemm_rs.py", gpus="0,1")
+    assert "--nproc-per-node=2" in argv and "TRITON_DIST_BACKEND" not in env
+    for asked in ({"TRITON_DIST_BACKEND": "emulator"}, {"TRITON_INTERPRET": "1"}):
+        argv, env = planned("test_gemm_rs.py", gpus="0,1", **asked)
+        assert "--nproc-per-node=4" in argv and env["TRITON_DIST_BACKEND"] == "emulator"
+
+
+def test_user_variables_are_kept():
+    _, env = planned("test_gemm_rs.py", OMP_NUM_THREADS="7", PYTHONPATH="/mine", PYTHONUNBUFFERED="0")
+    assert env["OMP_NUM_THREADS"] == "7" and env["PYTHONUNBUFFERED"] == "0"
+    assert env["PYTHONPATH"].split(":") == [str(launch.ROOT / "python"), "/mine"]
+
+
+def test_several_nodes():
+    argv, _ = planned("--nnodes=2", "--node_rank", "1", "--master_addr=node0", "--master_port=1234", "test_gemm_rs.py")
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=node0", "--master-port=1234"} <= set(argv)
+    assert "--standalone" not in argv
+
+
+def test_unknown_options_before_the_script_go_to_torchrun():
+    argv, _ = planned("--max_restarts", "0", "--log-dir=logs", "test_gemm_rs.py", "64")
+    assert argv[-5:-2] == ["--max_restarts", "0", "--log-dir=logs"] and argv[-1] == "64"
+
+
+@pytest.mark.parametrize("argv, says", [
+    ([], "no script given"),
+    (["test_ag_gem.py"], "did you mean test_ag_gemm.py"),
+    (["--nproc_per_node"], "needs a value"),
+    (["--nproc_per_node=zero", "test_gemm_rs.py"], "expected a whole number"),
+    (["--nproc_per_node=0", "test_gemm_rs.py"], "expected a whole number"),
+])
+def test_bad_command_lines(argv, says):
+    with pytest.raises(launch.UsageError, match=says):
+        planned(*argv)
