@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Trace-time checks of what kernels pass to the primitives. All raise TypeError or ValueError; Triton adds the line."""
+"""Trace-time checks of what kernels pass to the primitives. All raise TypeError or ValueError; Triton adds the line.
+
+All are constexpr functions, so that Triton hashes them with the helpers that call them."""
 from triton.runtime.jit import constexpr_function
 
 from triton_dist.language.abi import SIGNAL_OPS
@@ -8,6 +10,7 @@ from triton_dist.language.abi import SIGNAL_OPS
 _COMM_SCOPES = {"gpu": "gpu", "intra_node": "sys", "inter_node": "sys"}
 
 
+@constexpr_function
 def choice(function: str, name: str, value, allowed) -> str:
     """`value`, if it is one of `allowed`."""
     if value not in allowed:
@@ -15,6 +18,7 @@ def choice(function: str, name: str, value, allowed) -> str:
     return value
 
 
+@constexpr_function
 def pointee_bits(function: str, value, allowed) -> int:
     """Width of the integers that pointer `value` (or a tensor of pointers) points to."""
     dtype = getattr(value, "dtype", None)

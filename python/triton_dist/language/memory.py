@@ -3,6 +3,7 @@
 """Addresses of peers, the data dependence on a wait, and packets that carry their own flag."""
 import triton.language as tl
 from triton.language import core
+from triton.runtime.jit import constexpr_function
 
 from triton_dist.language._call import helper, primitive
 from triton_dist.language._check import can_hint, choice, int_like, kind, pointee_bits
@@ -90,6 +91,7 @@ class TiedDescriptor:
     descriptor: core.tensor_descriptor_base
     zero: core.tensor
 
+    @constexpr_function
     def __init__(self, descriptor, zero):
         self.descriptor = descriptor
         self.zero = zero

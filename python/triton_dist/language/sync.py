@@ -15,6 +15,7 @@ from triton_dist.language.team import num_ranks, rank as world_rank
 
 _PAD_RANKS = tl.constexpr(64)     # runtime.context.MAX_WORLD: flag words in the world-barrier pad
 _PAD_FLAGS = tl.constexpr(16)     # word of the pad at which the flags begin, behind the epoch
+_EQ, _SET, _INTER_NODE = tl.constexpr("eq"), tl.constexpr("set"), tl.constexpr("inter_node")     # a bare str default fails
 
 
 @primitive
@@ -51,7 +52,7 @@ def notify_warp(ptr, value, sig_op="set", scope="sys"):
 
 
 @helper
-def wait(barrierPtrs, numBarriers, scope: tl.constexpr, semantic: tl.constexpr, waitValue=1, cmp: tl.constexpr = "eq"):
+def wait(barrierPtrs, numBarriers, scope: tl.constexpr, semantic: tl.constexpr, waitValue=1, cmp: tl.constexpr = _EQ):
     """Spins until `numBarriers` consecutive flags at `barrierPtrs` have reached `waitValue`; returns an int32 token.
 
     `barrierPtrs`: pointer to 32- or 64-bit integers. `scope`: "gpu" if only this device writes the flags, else "sys".
@@ -67,7 +68,7 @@ def wait(barrierPtrs, numBarriers, scope: tl.constexpr, semantic: tl.constexpr, 
 
 
 @helper
-def notify(ptr, rank, signal=1, sig_op: tl.constexpr = "set", comm_scope: tl.constexpr = "inter_node"):
+def notify(ptr, rank, signal=1, sig_op: tl.constexpr = _SET, comm_scope: tl.constexpr = _INTER_NODE):
     """Tells world rank `rank` that everything this program has stored is there: a CTA barrier, then one release.
 
     `ptr`: pointer to a 32- or 64-bit flag in this rank's symmetric heap; the flag written is `rank`'s. `signal`: int,

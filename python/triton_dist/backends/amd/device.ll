@@ -1,0 +1,70 @@
+; SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+; SPDX-License-Identifier: MIT
+;
+; Device runtime, the part that only AMD has: lanes, the clock, the program's index. Lanes of a wave run in lockstep, so
+; the wave barrier only keeps the compiler from moving code across it.
+
+target triple = "amdgcn-amd-amdhsa"
+
+declare i32 @llvm.amdgcn.mbcnt.lo(i32, i32)
+declare i32 @llvm.amdgcn.mbcnt.hi(i32, i32)
+declare i32 @llvm.amdgcn.wavefrontsize()
+declare void @llvm.amdgcn.wave.barrier()
+declare i32 @llvm.amdgcn.readfirstlane.i32(i32)
+declare i64 @llvm.readsteadycounter()
+declare i32 @llvm.amdgcn.workgroup.id.x()
+declare i32 @llvm.amdgcn.workgroup.id.y()
+declare i32 @llvm.amdgcn.workgroup.id.z()
+
+; Opaque, so that nothing built on it can be computed without the token; pure, so that it may move with its use.
+; Scalar, so that addresses stay uniform and buffer instructions remain possible.
+define i32 @tdist_zero_after(i32 %token) alwaysinline nounwind {
+  %zero = call i32 asm "s_mov_b32 $0, 0 ; after $1", "=s,s"(i32 %token)
+  ret i32 %zero
+}
+
+define internal i32 @tdist_lane() alwaysinline nounwind {
+  %low = call i32 @llvm.amdgcn.mbcnt.lo(i32 -1, i32 0)
+  %lane = call i32 @llvm.amdgcn.mbcnt.hi(i32 -1, i32 %low)
+  ret i32 %lane
+}
+
+define internal i32 @tdist_lanes() alwaysinline nounwind {
+  %lanes = call i32 @llvm.amdgcn.wavefrontsize()
+  ret i32 %lanes
+}
+
+define internal void @tdist_lanes_sync() alwaysinline convergent nounwind {
+  call void @llvm.amdgcn.wave.barrier()
+  ret void
+}
+
+; True in exactly one of the lanes that are here together.
+define internal i1 @tdist_elect() alwaysinline convergent nounwind {
+  %lane = call i32 @tdist_lane()
+  %first = call i32 @llvm.amdgcn.readfirstlane.i32(i32 %lane)
+  %elected = icmp eq i32 %first, %lane
+  ret i1 %elected
+}
+
+; The steady counter of gfx9 runs at 100 MHz.
+define internal i64 @tdist_clock_ns() alwaysinline nounwind {
+  %ticks = call i64 @llvm.readsteadycounter()
+  %now = mul i64 %ticks, 10
+  ret i64 %now
+}
+
+define internal i32 @tdist_program_x() alwaysinline nounwind {
+  %id = call i32 @llvm.amdgcn.workgroup.id.x()
+  ret i32 %id
+}
+
+define internal i32 @tdist_program_y() alwaysinline nounwind {
+  %id = call i32 @llvm.amdgcn.workgroup.id.y()
+  ret i32 %id
+}
+
+define internal i32 @tdist_program_z() alwaysinline nounwind {
+  %id = call i32 @llvm.amdgcn.workgroup.id.z()
+  ret i32 %id
+}

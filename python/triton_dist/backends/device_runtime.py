@@ -1,0 +1,179 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The device runtime of a GPU vendor: one file of textual LLVM IR that Triton links through `extern_libs`.
+
+It is common.ll, the vendor's device.ll, and the families of functions that differ only in width, comparison, semantic
+and scope, written here as templates. The file is made on first use, in the cache, and named by its content and by the
+source of `triton_dist.language`: Triton does not hash builtins, and on HIP it hashes the path of a library, not what is
+in it, so a changed primitive gives a changed file and that a recompiled kernel.
+
+Bounded waits (protocol rule 18) are a second variant of the same symbols. The unbounded one has no trace of them.
+"""
+import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from triton_dist.language import abi
+
+_HERE = Path(__file__).parent
+_LANGUAGE = Path(abi.__file__).parent
+
+# Name of device scope in each vendor's LLVM backend; system scope is the default and has no name.
+_DEVICE_SCOPE = {"nvidia": 'syncscope("device")', "amd": 'syncscope("agent")'}
+
+# Lanes share the flags, each polls its own relaxed, one acquire orders what follows. No CTA barrier, no thread index:
+# right in any warp-specialised partition. The lane barrier hands one lane's acquire on to the others.
+_WAIT = """
+define i32 @{symbol}(i64 %flags, i32 %n, i{bits} %value) alwaysinline convergent nounwind {{
+entry:
+  %lane = call i32 @tdist_lane()
+  %lanes = call i32 @tdist_lanes()
+  br label %next
+next:
+  %i = phi i32 [ %lane, %entry ], [ %i.next, %reached ]
+  %more = icmp slt i32 %i, %n
+  br i1 %more, label %poll, label %done
+poll:
+  %index = zext i32 %i to i64
+  %offset = mul i64 %index, {bytes}
+  %address = add i64 %flags, %offset
+  %flag = inttoptr i64 %address to ptr addrspace(1)
+{start}  br label %spin
+spin:
+  %seen = load atomic i{bits}, ptr addrspace(1) %flag {scope} monotonic, align {bytes}
+{compare}
+  br i1 %ok, label %reached, label %{miss}
+{bound}reached:
+  %i.next = add i32 %i, %lanes
+  br label %next
+done:
+{acquire}  call void @tdist_lanes_sync()
+  ret i32 0
+}}
+"""
+_COMPARE = {
+    "eq": "  %ok = icmp eq i{bits} %seen, %value",
+    "ge": "  %ahead = sub i{bits} %seen, %value\n  %ok = icmp sge i{bits} %ahead, 0",     # signed: epochs may wrap
+}
+
+_LL_LOAD = """
+define i32 @tdist_ll_load(i64 %address, i32 %value, i32 %pred) alwaysinline convergent nounwind {{
+entry:
+  %on = icmp ne i32 %pred, 0
+  br i1 %on, label %poll, label %done
+poll:
+  %flag = inttoptr i64 %address to ptr addrspace(1)
+{start}  br label %spin
+spin:
+  %packet = load atomic i64, ptr addrspace(1) %flag monotonic, align 8
+  %high = lshr i64 %packet, 32
+  %seen = trunc i64 %high to i32
+  %ok = icmp eq i32 %seen, %value
+  br i1 %ok, label %reached, label %{miss}
+{bound}reached:
+  %data = trunc i64 %packet to i32
+  br label %done
+done:
+  %result = phi i32 [ 0, %entry ], [ %data, %reached ]
+  ret i32 %result
+}}
+"""
+
+# What a bounded wait adds to a poll that did not succeed.
+_START = "  %start = call i64 @tdist_clock_ns()\n"
+_BOUND = """miss:
+  %expired = call i1 @tdist_expired(i64 %start)
+  br i1 %expired, label %expire, label %spin
+expire:
+{widen}  call void @tdist_give_up(i32 {n}, i64 %address, i64 {wanted}, i64 {seen})
+  br label %spin
+"""
+_WIDEN = "  %wanted.wide = sext i32 %value to i64\n  %seen.wide = sext i32 %seen to i64\n"
+
+_NOTIFY_WARP = """
+define i32 @{symbol}(i64 %address, i{bits} %value) alwaysinline convergent nounwind {{
+entry:
+  call void @tdist_lanes_sync()
+  %lane = call i32 @tdist_lane()
+  %first = icmp eq i32 %lane, 0
+  br i1 %first, label %signal, label %done
+signal:
+  %flag = inttoptr i64 %address to ptr addrspace(1)
+  {release}
+  br label %done
+done:
+  ret i32 0
+}}
+"""
+_RELEASE = {
+    "set": "store atomic i{bits} %value, ptr addrspace(1) %flag {scope} release, align {bytes}",
+    "add": "%old = atomicrmw add ptr addrspace(1) %flag, i{bits} %value {scope} release, align {bytes}",
+}
+
+_FENCE = """
+define i32 @{symbol}() alwaysinline nounwind {{
+  fence {scope} {semantic}
+  ret i32 0
+}}
+"""
+
+
+def _bound(bounded: bool, bits: int, n: str) -> dict:
+    """The template fields that make a spin bounded, or leave it alone."""
+    if not bounded:
+        return dict(start="", bound="", miss="spin")
+    wide = bits == 64
+    return dict(start=_START, miss="miss", bound=_BOUND.format(
+        widen="" if wide else _WIDEN, n=n, wanted="%value" if wide else "%wanted.wide",
+        seen="%seen" if wide else "%seen.wide"))
+
+
+def _families(vendor: str, bounded: bool) -> str:
+    parts = [_LL_LOAD.format(**_bound(bounded, 32, "1"))]
+    for scope_name, scope in (("gpu", _DEVICE_SCOPE[vendor]), ("sys", "")):
+        for semantic in abi.FENCE_SEMANTICS:
+            parts.append(_FENCE.format(symbol=f"tdist_fence_{semantic}_{scope_name}", scope=scope, semantic=semantic))
+        for bits in abi.BITS:
+            width = dict(bits=bits, bytes=bits // 8, scope=scope)
+            for op in abi.SIGNAL_OPS:
+                parts.append(_NOTIFY_WARP.format(symbol=f"tdist_notify_warp_{op}_b{bits}_{scope_name}",
+                                                 release=_RELEASE[op].format(**width), **width))
+            for cmp in abi.COMPARISONS:
+                for semantic in abi.WAIT_SEMANTICS:
+                    parts.append(_WAIT.format(
+                        symbol=f"tdist_wait_{cmp}_b{bits}_{semantic}_{scope_name}",
+                        compare=_COMPARE[cmp].format(bits=bits),
+                        acquire=f"  fence {scope} acquire\n" if semantic == "acquire" else "",
+                        **width, **_bound(bounded, bits, "%n")))
+    return "".join(parts)
+
+
+def render(vendor: str, bounded: bool = False) -> str:
+    """Text of the device runtime of `vendor` ("nvidia" or "amd")."""
+    language = hashlib.sha256()
+    for source in sorted(_LANGUAGE.rglob("*.py")):
+        language.update(source.read_bytes())
+    return "\n".join([f"; triton_dist.language {language.hexdigest()}", (_HERE / vendor / "device.ll").read_text(),
+                      (_HERE / "common.ll").read_text(), _families(vendor, bounded)])
+
+
+def cache_dir() -> Path:
+    """TRITON_DIST_CACHE_DIR, or ~/.triton_dist."""
+    return Path(os.environ.get("TRITON_DIST_CACHE_DIR") or Path.home() / ".triton_dist")
+
+
+@functools.cache
+def library(vendor: str, bounded: bool = False) -> str:
+    """Path of the device runtime, written unless it is there."""
+    text = render(vendor, bounded)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = cache_dir() / "device" / f"tdist_{vendor}{'_bounded' if bounded else ''}_{digest}.ll"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(draft, path)      # atomic: another rank may be writing the same file
+    return str(path)

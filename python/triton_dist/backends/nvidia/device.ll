@@ -1,0 +1,62 @@
+; SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+; SPDX-License-Identifier: MIT
+;
+; Device runtime, the part that only NVIDIA has: lanes, the warp barrier, the clock, the program's index.
+
+target triple = "nvptx64-nvidia-cuda"
+
+declare i32 @llvm.nvvm.read.ptx.sreg.laneid()
+declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.y()
+declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.z()
+declare void @llvm.nvvm.bar.warp.sync(i32)
+declare i32 @llvm.cttz.i32(i32, i1)
+
+; Opaque, so that nothing built on it can be computed without the token; pure, so that it may move with its use.
+define i32 @tdist_zero_after(i32 %token) alwaysinline nounwind {
+  %zero = call i32 asm "mov.u32 $0, 0; // after $1", "=r,r"(i32 %token)
+  ret i32 %zero
+}
+
+define internal i32 @tdist_lane() alwaysinline nounwind {
+  %lane = call i32 @llvm.nvvm.read.ptx.sreg.laneid()
+  ret i32 %lane
+}
+
+define internal i32 @tdist_lanes() alwaysinline nounwind {
+  ret i32 32
+}
+
+define internal void @tdist_lanes_sync() alwaysinline convergent nounwind {
+  call void @llvm.nvvm.bar.warp.sync(i32 -1)
+  ret void
+}
+
+; True in exactly one of the lanes that are here together.
+define internal i1 @tdist_elect() alwaysinline convergent nounwind {
+  %mask = call i32 asm sideeffect "activemask.b32 $0;", "=r"() convergent
+  %first = call i32 @llvm.cttz.i32(i32 %mask, i1 true)
+  %lane = call i32 @llvm.nvvm.read.ptx.sreg.laneid()
+  %elected = icmp eq i32 %first, %lane
+  ret i1 %elected
+}
+
+define internal i64 @tdist_clock_ns() alwaysinline nounwind {
+  %now = call i64 asm sideeffect "mov.u64 $0, %globaltimer;", "=l"()
+  ret i64 %now
+}
+
+define internal i32 @tdist_program_x() alwaysinline nounwind {
+  %id = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+  ret i32 %id
+}
+
+define internal i32 @tdist_program_y() alwaysinline nounwind {
+  %id = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.y()
+  ret i32 %id
+}
+
+define internal i32 @tdist_program_z() alwaysinline nounwind {
+  %id = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.z()
+  ret i32 %id
+}
