@@ -125,12 +125,8 @@ class Backend(ABC):
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         """Tiling of the portable GEMM core for chunks of `m` rows. Equal arguments give equal tilings on all ranks."""
 
-    def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
-        """Compiles `kernel` for these arguments without running it; nothing where there is nothing to compile."""
-
-    def warmup(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        """Compiles `kernel` for these arguments without running it; None where nothing is compiled."""
-        return None
+    def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        """Compiles `kernel` for these arguments without running it; None where there is nothing to compile."""
 
     @abstractmethod
     def set_context(self, context: Any) -> None:

@@ -16,7 +16,7 @@ class _BackendLaunch:
 
     def run(self, *args, grid, warmup, **kwargs):
         if warmup:
-            return backend().warmup(self, grid, args, kwargs)
+            return backend().compile(self, grid, args, kwargs)
         return backend().launch(self, grid, args, kwargs)
 
     def run_compiled(self, args: tuple, kwargs: dict, grid, warmup: bool, extern_libs: dict):

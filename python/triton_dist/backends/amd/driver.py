@@ -1,0 +1,40 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""libamdhip64.so, the copy that torch has loaded. Written to HIP's headers; not yet run on an AMD machine."""
+import ctypes
+
+from triton_dist.backends.gpu_driver import GpuDriver
+
+CAN_USE_STREAM_WAIT_VALUE = 10013        # hipDeviceAttributeCanUseStreamWaitValue, hip_runtime_api.h
+_DEVICE_TO_DEVICE_NO_CU = 1024           # hipMemcpyDeviceToDeviceNoCU: a DMA engine, no compute units
+
+
+class HipDriver(GpuDriver):
+    """The HIP runtime API."""
+
+    module_get_global = "hipModuleGetGlobal"
+    copy_to_device_async = "hipMemcpyHtoDAsync"
+    stream_write_value32 = "hipStreamWriteValue32"
+
+    def _load(self) -> ctypes.CDLL:
+        # Two copies of the runtime in one process do not know each other's modules, so ask for the one Triton uses.
+        from triton.backends.amd.driver import _get_path_to_hip_runtime_dylib
+        try:
+            return ctypes.CDLL(_get_path_to_hip_runtime_dylib())
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
+
+    def error_text(self, code: int) -> str:
+        self.library.hipGetErrorName.restype = ctypes.c_char_p
+        self.library.hipGetErrorString.restype = ctypes.c_char_p
+        name, text = self.library.hipGetErrorName(code), self.library.hipGetErrorString(code)
+        return f"{(name or b'unknown').decode()}, {(text or b'').decode()}"
+
+    def attribute(self, device: int, attribute: int) -> int:
+        value = ctypes.c_int()
+        self.call("hipDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), ctypes.c_int(device))
+        return value.value
+
+    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
+        self.call("hipMemcpyAsync", ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(nbytes),
+                  ctypes.c_int(_DEVICE_TO_DEVICE_NO_CU), ctypes.c_void_p(stream))

@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What the GPU backends share: torch names streams and devices the same for both vendors, only the driver differs."""
+import os
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from triton_dist.backends.device_runtime import library
+from triton_dist.backends.gpu_context import ContextWriter
+from triton_dist.backends.gpu_driver import GpuDriver
+from triton_dist.backends.p2p import LocalArena, P2PArena
+from triton_dist.language._call import LIBRARY
+from triton_dist.runtime.backend import Arena, Backend, Stream
+from triton_dist.runtime.context import Context
+from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
+
+
+class GpuBackend(Backend):
+    """A process drives one device; kernels are Triton's, with the device runtime linked in."""
+
+    def __init__(self, driver: GpuDriver):
+        self.driver = driver
+        bounded = bool(os.environ.get("TRITON_DIST_WAIT_TIMEOUT"))
+        self._extern_libs = {LIBRARY: library(self.name, bounded)}
+        self._contexts = ContextWriter(driver, bounded)
+        self._memory_ops: dict[int, bool] = {}
+
+    @abstractmethod
+    def _stream_memory_ops(self, device: int) -> bool:
+        """Whether the device can write flags from a stream."""
+
+    # -- devices -------------------------------------------------------------------------------------------
+    def device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def set_device(self, local_rank: int) -> None:
+        count = torch.cuda.device_count()
+        if not 0 <= local_rank < count:
+            raise InvalidArgument(f"local rank: expected one of the {count} visible GPUs, found {local_rank}; start at most "
+                                  "one process per GPU, or make more GPUs visible")
+        torch.cuda.set_device(local_rank)
+
+    def num_sms(self) -> int:
+        return torch.cuda.get_device_properties(self.device()).multi_processor_count
+
+    def torch_backend(self) -> str:
+        return "cpu:gloo,cuda:nccl"
+
+    # -- streams -------------------------------------------------------------------------------------------
+    def new_stream(self, priority: int = 0) -> Stream:
+        return torch.cuda.Stream(priority=priority)
+
+    def current_stream(self) -> Stream:
+        return torch.cuda.current_stream()
+
+    def use_stream(self, stream: Stream) -> Any:
+        return torch.cuda.stream(stream)
+
+    def synchronize(self) -> None:
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            records = self.wait_records()
+            if not records:
+                raise
+            lines = [f"rank {r.rank}: {self.kernel_name(r.kernel_id)}, program {r.program}, lane {r.lane}: flag "
+                     f"{r.flag:#x} (one of {r.n}) wanted {r.wanted}, last seen {r.seen}" for r in records]
+            raise WaitTimeout(f"no signal within TRITON_DIST_WAIT_TIMEOUT={os.environ.get('TRITON_DIST_WAIT_TIMEOUT')} "
+                              "seconds; the device context of this process is lost, end it\n" + "\n".join(lines)) from error
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    # -- copy engine ---------------------------------------------------------------------------------------
+    def has_stream_memory_ops(self) -> bool:
+        device = torch.cuda.current_device()
+        if device not in self._memory_ops:
+            self._memory_ops[device] = self._stream_memory_ops(device)
+        return self._memory_ops[device]
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
+        nbytes = dst.numel() * dst.element_size()
+        if not (dst.is_contiguous() and src.is_contiguous()) or nbytes != src.numel() * src.element_size():
+            raise InvalidArgument("copy: expected two contiguous tensors of equal bytes, found "
+                                  f"{tuple(dst.shape)} {dst.dtype} strides {dst.stride()} and "
+                                  f"{tuple(src.shape)} {src.dtype} strides {src.stride()}")
+        if nbytes:
+            # The driver's memcpy, not Tensor.copy_: that one may pick a kernel, which would compete for SMs.
+            self.driver.copy(dst.data_ptr(), src.data_ptr(), nbytes, stream.cuda_stream)
+
+    def write_value32(self, flags: torch.Tensor, index: int, value: int, stream: Stream) -> None:
+        if flags.element_size() != 4 or not flags.is_contiguous() or not 0 <= index < flags.numel():
+            raise InvalidArgument(f"write_value32: expected a contiguous tensor of 4-byte flags that has index {index}, "
+                                  f"found {tuple(flags.shape)} {flags.dtype}")
+        self.driver.write_value32(flags.data_ptr() + 4 * index, value, stream.cuda_stream)
+
+    # -- kernels -------------------------------------------------------------------------------------------
+    def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        return kernel.run_compiled(args, kwargs, grid, False, self._extern_libs)
+
+    def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        return kernel.run_compiled(args, kwargs, grid, True, self._extern_libs)
+
+    def set_context(self, context: Context) -> None:
+        self._contexts.set(context)
+
+    # -- symmetric memory ----------------------------------------------------------------------------------
+    def reserve_arena(self, nbytes: int, world: Any) -> Arena:
+        if world.size == 1:
+            return LocalArena(nbytes, self.device())
+        arena = P2PArena(nbytes, self.device(), world.rank)
+        arena.local.zero_()
+        torch.cuda.synchronize()
+        world.barrier()             # nobody stores into a slab that its owner has yet to clear
+        return arena
+
+    # -- failure -------------------------------------------------------------------------------------------
+    def wait_records(self) -> list:
+        return self._contexts.wait_records()
+
+    def kernel_name(self, kernel_id: int) -> str:
+        return self._contexts.kernel_name(kernel_id)

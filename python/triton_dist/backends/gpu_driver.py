@@ -1,0 +1,74 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The few driver calls that torch has no name for, through ctypes: module globals and stream memory operations."""
+import ctypes
+import functools
+from abc import ABC, abstractmethod
+
+from triton_dist.runtime.errors import TritonDistError, UnsupportedFeature
+
+_NOT_FOUND = 500      # CUDA_ERROR_NOT_FOUND and hipErrorNotFound
+
+
+class GpuDriver(ABC):
+    """A vendor's driver library. Loaded on first use; every call acts on the calling thread's current device."""
+
+    # Names under which the library exports each call.
+    module_get_global: str
+    copy_to_device_async: str
+    stream_write_value32: str
+
+    @abstractmethod
+    def _load(self) -> ctypes.CDLL:
+        """The library. Raises OSError where there is none."""
+
+    @abstractmethod
+    def error_text(self, code: int) -> str:
+        """The driver's words for a status code."""
+
+    @abstractmethod
+    def attribute(self, device: int, attribute: int) -> int:
+        """Value of a device attribute."""
+
+    @abstractmethod
+    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
+        """Enqueues a copy between two addresses of any device or of pinned host memory."""
+
+    @functools.cached_property
+    def library(self) -> ctypes.CDLL:
+        try:
+            return self._load()
+        except OSError as error:
+            raise UnsupportedFeature(f"cannot load the GPU driver library ({error}); is the driver installed, and "
+                                     "visible in this container?") from error
+
+    def has(self, function: str) -> bool:
+        """True when the library exports `function`."""
+        return hasattr(self.library, function)
+
+    def call(self, function: str, *args) -> None:
+        """Calls `function`, whose arguments are ctypes values; raises TritonDistError unless it returns 0."""
+        code = getattr(self.library, function)(*args)
+        if code:
+            raise TritonDistError(f"{function} failed with {code}: {self.error_text(code)}")
+
+    def module_global(self, module: int, name: str) -> tuple[int, int] | None:
+        """(address, bytes) of a module's global variable; None if the module has none of that name."""
+        address, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
+        code = getattr(self.library, self.module_get_global)(
+            ctypes.byref(address), ctypes.byref(nbytes), ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
+        if code == _NOT_FOUND:
+            return None
+        if code:
+            raise TritonDistError(f"{self.module_get_global}({name}) failed with {code}: {self.error_text(code)}")
+        return address.value, nbytes.value
+
+    def copy_to_device(self, address: int, raw: bytes, stream: int) -> None:
+        """Enqueues a copy of `raw` to a device address. The caller synchronises the stream before `raw` goes away."""
+        self.call(self.copy_to_device_async, ctypes.c_uint64(address), ctypes.c_char_p(raw),
+                  ctypes.c_size_t(len(raw)), ctypes.c_void_p(stream))
+
+    def write_value32(self, address: int, value: int, stream: int) -> None:
+        """Enqueues a 4-byte store behind everything on `stream`, with a system-scope fence before it."""
+        self.call(self.stream_write_value32, ctypes.c_void_p(stream), ctypes.c_uint64(address),
+                  ctypes.c_uint32(value & 0xFFFFFFFF), ctypes.c_uint(0))

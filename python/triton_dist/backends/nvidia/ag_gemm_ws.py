@@ -1,0 +1,116 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""AG-GEMM on the Hopper core."""
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.core import _aggregate as aggregate
+
+import triton_dist.language as dl
+from triton_dist.backends.nvidia.gemm_ws import Tile, gemm_ws, grouped
+from triton_dist.backends.nvidia.hopper_prims import fence_proxy_async, tma_load, tma_store
+from triton_dist.runtime.jit import gluon_jit
+
+
+@aggregate
+class Gather:
+    """Hooks: A comes from the own shard first, then from the gather buffer as peers' pieces land; tiles go to `out`."""
+    x: tma.tensor_descriptor            # [m, k], this rank's shard
+    gathered: tma.tensor_descriptor     # [world * padded_m, k], this epoch's half
+    out: tma.tensor_descriptor          # [world, m, n]: a store never crosses a chunk
+    bias: gl.tensor
+    flags: gl.tensor                    # int32 [world, pieces]
+    epoch: gl.tensor
+    index: gl.tensor
+    world: gl.tensor
+    n: gl.tensor
+    tiles_m: gl.tensor
+    tiles_n: gl.tensor
+    total: gl.tensor
+    pieces: gl.tensor
+    piece_tiles: gl.tensor
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+    GROUP_M: gl.constexpr
+    HAS_BIAS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, x, gathered, out, bias, flags, epoch, index, world, n, tiles_m, tiles_n, total, pieces, piece_tiles,
+                 BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS):
+        self.x = x
+        self.gathered = gathered
+        self.out = out
+        self.bias = bias
+        self.flags = flags
+        self.epoch = epoch
+        self.index = index
+        self.world = world
+        self.n = n
+        self.tiles_m = tiles_m
+        self.tiles_n = tiles_n
+        self.total = total
+        self.pieces = pieces
+        self.piece_tiles = piece_tiles
+        self.BLOCK_M = gl.constexpr(BLOCK_M)
+        self.BLOCK_N = gl.constexpr(BLOCK_N)
+        self.GROUP_M = gl.constexpr(GROUP_M)
+        self.HAS_BIAS = gl.constexpr(HAS_BIAS)
+
+    @gluon.jit
+    def tile(self, t):
+        tiles = self.tiles_m * self.tiles_n
+        step = t // tiles
+        m, n = grouped(t % tiles, self.tiles_m, self.tiles_n, self.GROUP_M)
+        return Tile(step, (self.index + step) % self.world, m, n, t % tiles)
+
+    @gluon.jit
+    def acquire(self, tile):
+        if tile.step > 0:
+            flag = self.flags + tile.chunk * self.pieces + tile.m // self.piece_tiles
+            fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))
+
+    @gluon.jit
+    def load(self, tile, k, bar, a):
+        if tile.step == 0:
+            tma_load(self.x, [tile.m * self.BLOCK_M, k], bar, a)
+        else:
+            tma_load(self.gathered, [(tile.chunk * self.tiles_m + tile.m) * self.BLOCK_M, k], bar, a)
+
+    @gluon.jit
+    def fetch_addend(self, tile, ready, staging):
+        mbarrier.arrive(ready, count=1)
+
+    @gluon.jit
+    def finish(self, tile, acc, staging, layout: gl.constexpr):
+        if self.HAS_BIAS:
+            cols = tile.n * self.BLOCK_N + gl.arange(0, self.BLOCK_N, layout=gl.SliceLayout(0, layout))
+            acc += gl.load(self.bias + cols, mask=cols < self.n, other=0.0).to(gl.float32)[None, :]
+        staging.store(acc.to(staging.dtype))
+
+    @gluon.jit
+    def store(self, tile, staging):
+        box = staging._reinterpret(self.out.dtype, [1, self.BLOCK_M, self.BLOCK_N], self.out.layout)
+        tma_store(self.out, [tile.chunk, tile.m * self.BLOCK_M, tile.n * self.BLOCK_N], box)
+
+    @gluon.jit
+    def signal(self, tile):
+        pass
+
+
+@gluon_jit(do_not_specialize=["epoch", "index", "world", "m", "n", "k", "pieces", "piece_tiles"])
+def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, out_desc, bias, flags, epoch, index, world, m, n, k, pieces, piece_tiles,
+                      HAS_BIAS: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+                      BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGING: gl.constexpr):
+    """out [world, m, n] = all_gather(x [m, k]) @ weight [n, k]^T + bias [n]; the protocol is ag_gemm_kernel's.
+
+    Chunks of the gather buffer start at multiples of cdiv(m, BLOCK_M) * BLOCK_M rows. Own rows are read from x.
+    """
+    tiles_m = gl.cdiv(m, BLOCK_M)
+    tiles_n = gl.cdiv(n, BLOCK_N)
+    hooks = Gather(x_desc, gathered_desc, out_desc, bias, flags, epoch, index, world, n, tiles_m, tiles_n,
+                   tiles_m * tiles_n * world, pieces, piece_tiles, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
+    dtype: gl.constexpr = out_desc.dtype
+    gemm_ws(hooks, x_desc, w_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    if gl.program_id(0) == 0:           # what bounds the epoch: every peer has started this call
+        dl.wait(flags, index * pieces, "sys", "acquire", epoch, "ge")
+        dl.wait(flags + (index + 1) * pieces, (world - 1 - index) * pieces, "sys", "acquire", epoch, "ge")

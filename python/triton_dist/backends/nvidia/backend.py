@@ -1,0 +1,34 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The NVIDIA backend."""
+from typing import Any
+
+import torch
+
+from triton_dist.backends.gpu import GpuBackend
+from triton_dist.backends.nvidia.driver import CAN_USE_64_BIT_STREAM_MEM_OPS, CudaDriver
+from triton_dist.runtime.backend import GemmConfig
+
+
+class NvidiaBackend(GpuBackend):
+    """NVIDIA GPUs from sm_80 on, symmetric memory through torch."""
+
+    name = "nvidia"
+    default_heap_size = 2 << 30
+
+    def __init__(self):
+        super().__init__(CudaDriver())
+
+    def _stream_memory_ops(self, device: int) -> bool:
+        # The second version of these calls came with CUDA 11.7; 64-bit support is what the driver lets one ask for.
+        return (self.driver.has(self.driver.stream_write_value32)
+                and bool(self.driver.attribute(device, CAN_USE_64_BIT_STREAM_MEM_OPS)))
+
+    def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
+        if dtype.itemsize > 2:
+            return GemmConfig(64 if m <= 64 else 128, 128, 32, group_m=8, num_warps=4 if m <= 64 else 8, num_stages=3)
+        if m <= 64:
+            return GemmConfig(64, 128, 64, group_m=8, num_warps=4, num_stages=4)
+        # 144 KB of shared memory; sm_86 and sm_89 have 100.
+        wide = torch.cuda.get_device_capability(self.device()) not in ((8, 6), (8, 9))
+        return GemmConfig(128, 256 if wide else 128, 64, group_m=8, num_warps=8, num_stages=3)

@@ -1,0 +1,35 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""libcuda.so.1: the part that every machine with an NVIDIA driver has. No CUDA toolkit, no bindings package."""
+import ctypes
+
+from triton_dist.backends.gpu_driver import GpuDriver
+
+CAN_USE_64_BIT_STREAM_MEM_OPS = 122      # CU_DEVICE_ATTRIBUTE_..., cuda.h
+
+
+class CudaDriver(GpuDriver):
+    """The CUDA driver API."""
+
+    module_get_global = "cuModuleGetGlobal_v2"
+    copy_to_device_async = "cuMemcpyHtoDAsync_v2"
+    stream_write_value32 = "cuStreamWriteValue32_v2"
+
+    def _load(self) -> ctypes.CDLL:
+        return ctypes.CDLL("libcuda.so.1")
+
+    def error_text(self, code: int) -> str:
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self.library.cuGetErrorName(code, ctypes.byref(name))
+        self.library.cuGetErrorString(code, ctypes.byref(text))
+        return f"{(name.value or b'unknown').decode()}, {(text.value or b'').decode()}"
+
+    def attribute(self, device: int, attribute: int) -> int:
+        handle, value = ctypes.c_int(), ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), handle)
+        return value.value
+
+    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
+        self.call("cuMemcpyAsync", ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(nbytes),
+                  ctypes.c_void_p(stream))

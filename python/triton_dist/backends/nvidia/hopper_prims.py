@@ -1,0 +1,30 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Async-proxy primitives that the Hopper core needs and Gluon lacks, and Gluon's names, which differ between Tritons.
+
+The emulator has a twin for each primitive, found by its name. Their text enters the kernel cache's key through the content
+hash of the device runtime.
+"""
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language import core
+
+
+@core.builtin
+def fence_proxy_async(token, _semantic=None):
+    """Makes data that this thread has acquired readable by its TMA loads. Takes and returns an int32 token."""
+    return core.inline_asm_elementwise("fence.proxy.async.global;\nmov.u32 $0, $1;", "=r,r", [token], dtype=core.int32,
+                                       is_pure=False, pack=1, _semantic=_semantic)
+
+
+@core.builtin
+def flush_tma_stores(_semantic=None):
+    """Returns when all TMA stores of this thread have been written, not just read from shared memory; an int32 token.
+
+    Orders them before a release by the same warp (protocol rule 1).
+    """
+    return core.inline_asm_elementwise("cp.async.bulk.wait_group 0;\nfence.proxy.async.global;\nmov.u32 $0, 0;", "=r", [],
+                                       dtype=core.int32, is_pure=False, pack=1, _semantic=_semantic)
+
+
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
