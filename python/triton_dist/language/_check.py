@@ -62,9 +62,18 @@ def kind(value):
 
 
 @constexpr_function
-def can_hint(token):
-    """True if a divisibility hint can be put on 0-of-this-token (Triton wants one per axis)."""
-    return len(getattr(token, "shape", ())) <= 1
+def can_hint(value):
+    """True if a divisibility hint of one number fits `value` (Triton wants one per axis)."""
+    return len(getattr(value, "shape", ())) <= 1
+
+
+@constexpr_function
+def element_shift(ptr):
+    """log2 of the bytes of what `ptr` points to."""
+    dtype = getattr(ptr, "dtype", None)
+    if dtype is None or not dtype.is_ptr() or dtype.element_ty.is_block():
+        raise TypeError(f"symm_at: expected a pointer or a tensor of pointers, got {dtype or type(ptr).__name__}")
+    return max(1, dtype.element_ty.primitive_bitwidth // 8).bit_length() - 1
 
 
 @constexpr_function

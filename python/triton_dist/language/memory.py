@@ -6,7 +6,7 @@ from triton.language import core
 from triton.runtime.jit import constexpr_function
 
 from triton_dist.language._call import helper, primitive
-from triton_dist.language._check import can_hint, choice, int_like, kind, pointee_bits
+from triton_dist.language._check import can_hint, choice, element_shift, int_like, kind, pointee_bits
 from triton_dist.language.abi import FENCE_SEMANTICS, SCOPES
 
 
@@ -58,7 +58,11 @@ def symm_at(ptr, rank):
     `ptr` is a pointer or a tensor of pointers of any element type, `rank` an int32 scalar (or a tensor that broadcasts
     with `ptr`). Alignment survives, so wide loads and stores stay wide. One add; no communication. A rank that loads
     and stores cannot reach (base 0) gives an address that faults when used."""
-    return (ptr.to(tl.int64) + tl.multiple_of(_symm_delta(rank), 256)).to(ptr.dtype)
+    shift: tl.constexpr = element_shift(ptr)
+    delta = _symm_delta(rank) >> shift        # in elements: Triton tracks alignment through ptr + int, not through casts
+    if can_hint(rank):
+        delta = tl.multiple_of(delta, 256 >> shift)
+    return ptr + delta
 
 
 @helper

@@ -1,0 +1,58 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The portable op kernels compiled for every target, and what must hold of the code."""
+import re
+
+import pytest
+from compile_util import TARGETS, compile_kernel, instructions, position
+
+from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
+from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
+
+CONSTEXPRS = dict(HAS_BIAS=True, PRECISION="ieee", BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8)
+_POINTERS = {"flags": "*i32", "control": "*i32", "team": "*i32"}
+
+
+def compiled(kernel, target: str, even_k: bool = True, dtype: str = "bf16"):
+    """`kernel` with operands of `dtype`; m, n, k and the strides divisible by 16, as usual shapes are."""
+    pointers = {"x", "gathered", "weight", "bias", "out", "slots"}
+    types = {name: f"*{dtype}" if name in pointers else _POINTERS.get(name, "i32") for name in kernel.arg_names}
+    types.update({name: "constexpr" for name in kernel.arg_names if name.isupper()})
+    attrs = ("x", "gathered", "weight", "bias", "out", "slots", "flags", "control", "team", "half", "m", "n", "k", "stride_x",
+             "stride_w")
+    return compile_kernel(kernel, types, dict(CONSTEXPRS, EVEN_K=even_k), target, divisible=attrs, num_warps=8,
+                          num_stages=2 if target.startswith("gfx") else 3)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", [ag_gemm_kernel, gemm_rs_kernel], ids=lambda k: k.__name__)
+def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):
+    lines = instructions(compiled(kernel, target))
+    if target.startswith("gfx"):
+        assert re.search("mfma", "\n".join(lines))
+        acquire = position(lines, r"buffer_inv sc0 sc1")
+        position(lines, r"(global|buffer)_load_dwordx4", acquire)
+    else:
+        spin = position(lines, r"ld\.relaxed\.sys|ld\.acquire\.sys")
+        fence = position(lines, r"fence\.acq|ld\.acquire\.sys", spin)
+        position(lines, r"cp\.async|ld\.global", fence)
+
+
+@pytest.mark.parametrize("even_k", [True, False])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("kernel", [ag_gemm_kernel, gemm_rs_kernel], ids=lambda k: k.__name__)
+def test_main_loop_stays_pipelined_with_wide_copies(kernel, target, even_k):
+    text = "\n".join(instructions(compiled(kernel, target, even_k)))
+    copies = re.findall(r"cp\.async\.\S+.*?0x([0-9a-f]+)", text)
+    assert copies, "no cp.async: the loop is not pipelined"
+    assert set(copies) == {"10"}, f"copies of {set(copies)} bytes, expected 0x10"
+    assert ("wgmma.mma_async" if target == "sm_90" else "mma.sync") in text
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_ring_signals_after_a_barrier_and_a_release(target):
+    lines = instructions(compiled(gemm_rs_kernel, target))
+    release = position(lines, r"(atom|red|st)\.\S*release\S*sys|(atom|red|st)\S*\.sys\.release")
+    barrier = max(i for i in range(release) if "bar.sync" in lines[i] or "barrier" in lines[i])
+    store = max(i for i in range(release) if re.search(r"st\.global", lines[i]))
+    assert store < barrier < release
