@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Compiling kernels for GPUs that are not here, and reading what came out."""
 import re
+import struct
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -24,8 +25,8 @@ def vendor(name: str) -> str:
     return "nvidia" if name.startswith("sm_") else "amd"
 
 
-def compile_kernel(fn, signature: dict, constexprs: dict, target: str, *, bounded: bool = False, aligned: bool = True,
-                   runtime: bool = True, **options):
+def compile_kernel(fn, signature: dict, constexprs: dict, target: str, *, bounded: bool = False,
+                   divisible: tuple | None = None, runtime: bool = True, **options):
     """CompiledKernel of `fn` for `target`, with the device runtime linked in. Needs no GPU.
 
     Args:
@@ -33,15 +34,13 @@ def compile_kernel(fn, signature: dict, constexprs: dict, target: str, *, bounde
         constexprs: value of each constexpr parameter by name.
         target: one of TARGETS.
         bounded: link the bounded-wait variant.
-        aligned: declare pointers 16-byte aligned and integers named in upper case divisible by 16, as at most launches.
+        divisible: names of the parameters that are multiples of 16, as they are at most launches; by default the pointers.
         runtime: False leaves the device runtime out, as plain triton.jit does.
         options: compile options (num_warps, num_stages, ...).
     """
-    attrs = {}
-    if aligned:
-        for i, (name, ty) in enumerate(signature.items()):
-            if str(ty).startswith("*") or (ty in ("i32", "i64") and name.isupper()):
-                attrs[(i,)] = [["tt.divisibility", 16]]
+    if divisible is None:
+        divisible = [name for name, ty in signature.items() if ty.startswith("*")]
+    attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in divisible}
     if fn.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource as source_class
     else:
@@ -65,6 +64,23 @@ def instructions(kernel) -> list[str]:
         if line and not line.startswith("."):
             lines.append(line)
     return lines
+
+
+def dynamic_symbols(hsaco: bytes) -> dict[str, bool]:
+    """Names in a code object's dynamic symbol table, and whether it defines them."""
+    (section_offset,) = struct.unpack_from("<Q", hsaco, 0x28)
+    entry_size, count = struct.unpack_from("<HH", hsaco, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", hsaco, section_offset + i * entry_size) for i in range(count)]
+    symbols = {}
+    for section in sections:
+        if section[1] != 11:                             # SHT_DYNSYM
+            continue
+        names = sections[section[6]][4]                  # offset of the linked string table
+        for at in range(section[4], section[4] + section[5], 24):
+            name, _, _, index, _, _ = struct.unpack_from("<IBBHQQ", hsaco, at)
+            text = hsaco[names + name:hsaco.index(b"\0", names + name)].decode()
+            symbols[text] = index != 0
+    return symbols
 
 
 def position(lines: list[str], pattern: str, start: int = 0) -> int:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Kernels whose generated code the compile tests read. Each exercises one thing."""
 import triton.language as tl
+from triton.experimental.gluon import language as gl
 
 import triton_dist.language as dl
-from triton_dist.runtime.jit import jit
+from triton_dist.runtime.jit import gluon_jit, jit
 
 
 @jit
@@ -142,3 +143,25 @@ def world_barrier(out):
     """The world barrier alone."""
     dl.barrier_all()
     tl.store(out, dl.rank())
+
+
+@gluon_jit
+def gluon_default(x, symmetric, rank, layout: gl.constexpr):
+    """Default partition: plain work beside the signalling one."""
+    offsets = gl.arange(0, 128, layout=layout)
+    gl.store(dl.symm_at(symmetric, rank) + offsets, gl.load(x + offsets))
+
+
+@gluon_jit
+def gluon_signaller(flag, rank):
+    """Worker partition of one warp: waits, then releases to a peer."""
+    dl.wait(flag, 1, "sys", "acquire", 5, "ge")
+    dl.fence("release", "gpu")
+    dl.notify_warp(dl.symm_at(flag + 1, rank), 6)
+
+
+@gluon_jit
+def gluon_partitions(x, symmetric, flag, rank):
+    """Primitives inside warp-specialised partitions."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    gl.warp_specialize([(gluon_default, (x, symmetric, rank, layout)), (gluon_signaller, (flag, rank))], [1], [24])
