@@ -1,0 +1,370 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Global memory as kernels see it: real addresses, checked. One method per kind of access; everything goes through here.
+
+A segment is a range that may be touched: a symmetric slab, or the storage of a kernel argument. An access outside all of
+them, or one that is not aligned, is a DeviceFault that names the segment and the kernel's line. `observe` is called once
+per access, with the order and scope it has: a checker overrides it.
+"""
+import bisect
+import ctypes
+import weakref
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+
+from triton_dist.backends.emulator import scheduler
+from triton_dist.backends.emulator.promotion import Info
+from triton_dist.backends.emulator.registry import fault, site
+
+__all__ = ["Memory", "Segment", "active", "activate", "site"]
+
+_WORDS = {"int1": ctypes.c_uint8, "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32,
+          "int64": ctypes.c_int64, "uint8": ctypes.c_uint8, "uint16": ctypes.c_uint16, "uint32": ctypes.c_uint32,
+          "uint64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
+_FLAGS = {32: ctypes.c_int32, 64: ctypes.c_int64}
+
+
+class Segment:
+    """`nbytes` of memory at `base`. Views of it are made on first use and copy nothing."""
+
+    def __init__(self, base: int, nbytes: int, name: str, rank: int):
+        self.base, self.nbytes, self.end, self.name, self.rank = base, nbytes, base + nbytes, name, rank
+        self.owner: Any = None               # weak reference to the storage of a registered tensor
+        self._views: dict = {}
+
+    def view(self, dtype: torch.dtype) -> tuple:
+        """(1-d tensor of all aligned elements, address of the first)."""
+        found = self._views.get(dtype)
+        if found is None:
+            start = self.base + -self.base % dtype.itemsize
+            count = max(0, self.end - start) // dtype.itemsize
+            raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)
+            flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype) if count else torch.empty(0, dtype=dtype)
+            found = self._views[dtype] = flat, start
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.name} ({'rank %d, ' % self.rank if self.rank >= 0 else ''}{self.nbytes} bytes)"
+
+
+class Memory:
+    """All segments of a process, and every access to them."""
+
+    def __init__(self) -> None:
+        self._bases: list = []
+        self._segments: list = []
+        self._last: Optional[Segment] = None
+        self.watched: dict = {}              # address of a flag somebody waits on -> how many wait
+
+    # -- segments ------------------------------------------------------------------------------------------
+    def add_segment(self, base: int, nbytes: int, name: str, rank: int = -1) -> Segment:
+        """Makes a range accessible. The caller keeps it mapped until drop_segment."""
+        segment = Segment(base, nbytes, name, rank)
+        self._insert(segment)
+        return segment
+
+    def drop_segment(self, segment: Segment) -> None:
+        """Makes a range inaccessible: later accesses fault. Idempotent."""
+        i = bisect.bisect_left(self._bases, segment.base)
+        while i < len(self._bases) and self._bases[i] == segment.base:
+            if self._segments[i] is segment:
+                del self._bases[i], self._segments[i]
+                break
+            i += 1
+        if self._last is segment:
+            self._last = None
+
+    def register(self, tensor: torch.Tensor, name: str, rank: int = -1) -> None:
+        """Makes a tensor's storage accessible for as long as it lives."""
+        storage = tensor.untyped_storage()
+        base, nbytes = storage.data_ptr(), storage.nbytes()
+        if not nbytes or not base:
+            return
+        found = self.at(base)
+        if found is not None and base + nbytes <= found.end and (found.owner is None or found.owner() is not None):
+            return
+        if found is not None and found.owner is not None and found.base == base:
+            self.drop_segment(found)         # another storage at a reused address, or one that was resized
+        segment = Segment(base, nbytes, name, rank)
+        memory = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            alive = memory()
+            if alive is not None:
+                alive.drop_segment(segment)
+
+        segment.owner = weakref.ref(storage, forget)
+        self._insert(segment)
+
+    def _insert(self, segment: Segment) -> None:
+        i = bisect.bisect_right(self._bases, segment.base)
+        self._bases.insert(i, segment.base)
+        self._segments.insert(i, segment)
+
+    def at(self, address: int) -> Optional[Segment]:
+        """The segment that holds an address."""
+        i = bisect.bisect_right(self._bases, address) - 1
+        if i < 0 or self._segments[i].end <= address:
+            return None
+        return self._segments[i]
+
+    def find(self, address: int, nbytes: int, what: str = "access") -> Segment:
+        """The segment that holds `nbytes` at an address; DeviceFault where there is none."""
+        segment = self._last
+        if segment is not None and segment.base <= address and address + nbytes <= segment.end:
+            return segment
+        segment = self.at(address)
+        if segment is None or address + nbytes > segment.end:
+            raise self._outside(address, nbytes, what)
+        self._last = segment
+        return segment
+
+    def _outside(self, address: int, nbytes: int, what: str) -> Exception:
+        i = bisect.bisect_right(self._bases, address) - 1
+        near = []
+        if i >= 0:
+            before = self._segments[i]
+            over = address + nbytes - before.end
+            near.append(f"{over} bytes past the end of {before}")
+        if i + 1 < len(self._segments):
+            near.append(f"{self._segments[i + 1].base - address} bytes before {self._segments[i + 1]}")
+        where = " and ".join(near) if near else "no memory is known"
+        if -(1 << 40) < address < 1 << 32:
+            where = "it is no address: a null pointer, or symm_at of a rank that does not exist or cannot be reached"
+        return fault(f"{what} of {nbytes} bytes at {address:#x} is outside every tensor: {where}; check the mask, the "
+                     "offsets, and that the tensor still lives")
+
+    def observe(self, kind: str, segment: Segment, address: Any, shape: Any, steps: Any, size: int, sem: Optional[str],
+                scope: Optional[str]) -> None:
+        """Called before each access. kind: 'load', 'store', 'atomic'. A strided one has address, shape and byte steps; a
+        scattered one has an int64 tensor of addresses, and no shape. sem is None for plain accesses."""
+
+    def fence(self, sem: str, scope: str) -> None:
+        """A memory fence of the running actor; nothing to do where memory is sequentially consistent."""
+
+    # -- strided and scattered blocks ----------------------------------------------------------------------
+    def tile(self, kind: str, address: int, shape: Any, steps: Any, known: Info) -> torch.Tensor:
+        """Checked view of a strided block; steps in bytes, >= 0; the shape has no zero."""
+        size, last = known.size, address
+        unaligned = address
+        for n, step in zip(shape, steps):
+            last += (n - 1) * step
+            unaligned |= step
+        if unaligned & size - 1:
+            raise fault(f"{kind} of {known.ty} at {address:#x} with steps {tuple(steps)}: not a multiple of {size} bytes")
+        segment = self.find(address, last + size - address, kind)
+        self.observe(kind, segment, address, shape, steps, size, None, None)
+        flat, start = segment.view(known.torch)
+        return flat.as_strided(shape, [step // size for step in steps], (address - start) // size)
+
+    def load_tile(self, address: int, shape: Any, steps: Any, known: Info) -> torch.Tensor:
+        """A copy of a strided block."""
+        return self.tile("load", address, shape, steps, known).clone(memory_format=torch.contiguous_format)
+
+    def store_tile(self, address: int, shape: Any, steps: Any, known: Info, values: torch.Tensor) -> None:
+        """Writes a strided block in which no two elements overlap."""
+        self.tile("store", address, shape, steps, known).copy_(values)
+        if self.watched:
+            self.wake_range(address, address + sum((n - 1) * step for n, step in zip(shape, steps)) + known.size)
+
+    def _points(self, kind: str, addresses: torch.Tensor, known: Info, sem: Any, scope: Any) -> list:
+        """[(flat view, element indices, which of `addresses` or None for all)], one entry per segment."""
+        raw = addresses.numpy()
+        lo, hi, size = int(raw.min()), int(raw.max()), known.size
+        if size > 1 and int(np.bitwise_or.reduce(raw)) & size - 1:
+            bad = int(raw[(raw & size - 1) != 0][0])
+            raise fault(f"{kind} of {known.ty} at {bad:#x}: not a multiple of {size} bytes")
+        segment = self.at(lo)
+        if segment is not None and hi + size <= segment.end:
+            self.observe(kind, segment, addresses, None, None, size, sem, scope)
+            flat, start = segment.view(known.torch)
+            return [(flat, (addresses - start) // size if size > 1 else addresses - start, None)]
+        found, owner = [], np.searchsorted(np.array(self._bases, np.int64), raw, side="right") - 1
+        for i in np.unique(owner):
+            chosen = torch.from_numpy(np.nonzero(owner == i)[0])
+            some = addresses[chosen]
+            first, last = int(some.min()), int(some.max())
+            if i < 0 or first >= self._segments[i].end:
+                raise self._outside(first, size, kind)
+            if last + size > self._segments[i].end:
+                raise self._outside(last, size, kind)
+            self.observe(kind, self._segments[i], some, None, None, size, sem, scope)
+            flat, start = self._segments[i].view(known.torch)
+            found.append((flat, (some - start) // size, chosen))
+        return found
+
+    def load_points(self, addresses: torch.Tensor, known: Info, sem: Any = None, scope: Any = None) -> torch.Tensor:
+        """The elements at the addresses (int64 [n], n > 0)."""
+        parts = self._points("load", addresses, known, sem, scope)
+        if parts[0][2] is None:
+            return parts[0][0].index_select(0, parts[0][1])
+        out = torch.empty(addresses.shape, dtype=known.torch)
+        for flat, index, chosen in parts:
+            out[chosen] = flat.index_select(0, index)
+        return out
+
+    def store_points(self, addresses: torch.Tensor, known: Info, values: torch.Tensor, sem: Any = None,
+                     scope: Any = None) -> None:
+        """Writes the elements at the addresses (int64 [n], n > 0)."""
+        for flat, index, chosen in self._points("store", addresses, known, sem, scope):
+            flat[index] = values if chosen is None else values[chosen]
+        if self.watched:
+            self.wake_range(int(addresses.min()), int(addresses.max()) + known.size)
+
+    def update_points(self, addresses: torch.Tensor, known: Info, fn: Callable, values: tuple, sem: str,
+                      scope: str) -> torch.Tensor:
+        """Atomic read-modify-write of each element: fn(old, *values) on tensors. Returns the old elements.
+
+        Equal addresses are updated one after another, in element order.
+        """
+        old = torch.empty(addresses.shape, dtype=known.torch)
+        with scheduler.active().lock:
+            for flat, index, chosen in self._points("atomic", addresses, known, sem, scope):
+                mine = [v if chosen is None else v[chosen] for v in values]
+                seen = _rounds(index, lambda at, to: flat.__setitem__(at, fn(flat[at], *[v[to] for v in mine])), flat)
+                if chosen is None:
+                    old = seen
+                else:
+                    old[chosen] = seen
+        if self.watched:
+            self.wake_range(int(addresses.min()), int(addresses.max()) + known.size)
+        return old
+
+    # -- single words --------------------------------------------------------------------------------------
+    def _word(self, kind: str, address: int, known: Info, sem: Any, scope: Any) -> Any:
+        size = known.size
+        if address & size - 1:
+            raise fault(f"{kind} of {known.ty} at {address:#x}: not a multiple of {size} bytes")
+        segment = self.find(address, size, kind)
+        self.observe(kind, segment, address, (), (), size, sem, scope)
+        word = _WORDS.get(known.ty.name) if not known.pointer else ctypes.c_int64
+        if word is not None:
+            return word.from_address(address)
+        flat, start = segment.view(known.torch)
+        return _Element(flat, (address - start) // size)
+
+    def load_word(self, address: int, known: Info, sem: Any = None, scope: Any = None) -> Any:
+        """The number at an address."""
+        return self._word("load", address, known, sem, scope).value
+
+    def store_word(self, address: int, known: Info, value: Any, sem: Any = None, scope: Any = None) -> None:
+        """Writes a number that fits the type."""
+        self._word("store", address, known, sem, scope).value = value
+        scheduler.active().wake(address)
+
+    def update_word(self, address: int, known: Info, fn: Callable, sem: str, scope: str) -> Any:
+        """Atomic read-modify-write of one word: stores fn(old), returns old."""
+        word = self._word("atomic", address, known, sem, scope)
+        running = scheduler.active()
+        with running.lock:
+            old = word.value
+            word.value = fn(old)
+        running.wake(address)
+        return old
+
+    # -- flags, packets and the copy engine ----------------------------------------------------------------
+    def flag_load(self, address: int, bits: int, sem: str = "acquire", scope: str = "sys") -> int:
+        """The value of a signal word, signed."""
+        return self._flag("load", address, bits, sem, scope).value
+
+    def flag_store(self, address: int, value: int, bits: int, sem: str = "release", scope: str = "sys") -> None:
+        """Sets a signal word and wakes who waits for it."""
+        word, running = self._flag("store", address, bits, sem, scope), scheduler.active()
+        with running.lock:
+            word.value = value
+        running.wake(address)
+
+    def flag_add(self, address: int, value: int, bits: int, sem: str = "release", scope: str = "sys") -> int:
+        """Adds to a signal word, wrapping, and wakes who waits for it. Returns the old value."""
+        word, running = self._flag("atomic", address, bits, sem, scope), scheduler.active()
+        with running.lock:
+            old = word.value
+            word.value = old + value
+        running.wake(address)
+        return old
+
+    def peek(self, address: int, bits: int) -> int:
+        """A flag's value for predicates and reports: no access of the kernel, so not observed."""
+        return _FLAGS[bits].from_address(address).value
+
+    def watch(self, addresses: Any) -> None:
+        """Block writes that cover these words will wake(address), until unwatch."""
+        for address in addresses:
+            self.watched[address] = self.watched.get(address, 0) + 1
+
+    def unwatch(self, addresses: Any) -> None:
+        for address in addresses:
+            self.watched[address] -= 1
+            if not self.watched[address]:
+                del self.watched[address]
+
+    def _flag(self, kind: str, address: int, bits: int, sem: str, scope: str) -> Any:
+        size = bits // 8
+        if address & size - 1:
+            raise fault(f"{bits}-bit flag at {address:#x}: not a multiple of {size} bytes")
+        segment = self.find(address, size, f"flag {kind}")
+        self.observe(kind, segment, address, (), (), size, sem, scope)
+        return _FLAGS[bits].from_address(address)
+
+    def copy(self, dst: int, src: int, nbytes: int) -> None:
+        """The copy engine: contiguous bytes."""
+        if not nbytes:
+            return
+        source, target = self.find(src, nbytes, "copy from"), self.find(dst, nbytes, "copy to")
+        self.observe("load", source, src, (nbytes, ), (1, ), 1, None, None)
+        self.observe("store", target, dst, (nbytes, ), (1, ), 1, None, None)
+        ctypes.memmove(dst, src, nbytes)
+        if self.watched:
+            self.wake_range(dst, dst + nbytes)
+
+    def wake_range(self, lo: int, hi: int) -> None:
+        """Wakes who waits for a flag in [lo, hi)."""
+        for address in [a for a in self.watched if lo <= a < hi]:
+            scheduler.active().wake(address)
+
+
+class _Element:
+    """A word that ctypes has no type for (fp16, bf16, fp8)."""
+    __slots__ = ("flat", "index")
+
+    def __init__(self, flat: torch.Tensor, index: int):
+        self.flat, self.index = flat, index
+
+    @property
+    def value(self) -> float:
+        return self.flat[self.index].item()
+
+    @value.setter
+    def value(self, value: float) -> None:
+        self.flat[self.index] = value
+
+
+def _rounds(index: torch.Tensor, update: Callable, flat: torch.Tensor) -> torch.Tensor:
+    """Applies `update(elements, operands)` so that equal indices come in separate rounds; the values seen."""
+    old, left = torch.empty(index.shape, dtype=flat.dtype), np.arange(index.numel())
+    keys = index.numpy()
+    while left.size:
+        _, first = np.unique(keys[left], return_index=True)
+        now = torch.from_numpy(np.sort(left[first]))
+        at = index[now]
+        old[now] = flat[at]
+        update(at, now)
+        left = np.delete(left, first)
+    return old
+
+
+_active: list = []
+
+
+def active() -> Memory:
+    """The memory of this process, or of the virtual world that runs now."""
+    if not _active:
+        _active.append(Memory())
+    return _active[-1]
+
+
+def activate(memory: Memory) -> None:
+    """Makes another Memory the process's own (a checker's, for instance)."""
+    _active[:] = [memory]

@@ -1,0 +1,40 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""How a call of one of our primitives, or of any ABI symbol, reaches its Python twin."""
+from typing import Any, Callable
+
+from triton.language import core
+
+from triton_dist.backends.emulator import scheduler
+from triton_dist.backends.emulator.casts import cast
+from triton_dist.backends.emulator.registry import invalid, unsupported
+from triton_dist.backends.emulator.scalars import Scalar, constant
+from triton_dist.backends.emulator.tensors import Tensor
+from triton_dist.language.abi import ROWS
+
+SYMBOLS: dict = {}        # ABI symbol -> twin; filled by twins_dist
+
+
+def call(symbol: str, args: Any) -> Any:
+    """Calls the twin of an ABI symbol with its arguments cast to the row's types."""
+    row = ROWS.get(symbol)
+    fn = SYMBOLS.get(symbol)
+    if row is None or fn is None:
+        raise unsupported(f"the emulator has no twin of the device function {symbol}")
+    if len(args) != len(row.args):
+        raise invalid(f"{symbol} takes {len(row.args)} arguments, {len(args)} given")
+    if not getattr(scheduler.active().current, "tdist", True):
+        raise invalid(f"{symbol} in a kernel that is not linked with the device runtime: decorate it with "
+                      "@triton_dist.jit instead of @triton.jit")
+    typed = [cast(x if isinstance(x, (Scalar, Tensor)) else constant(x), getattr(core, ty)) for x, ty in zip(args, row.args)]
+    return fn(*typed)
+
+
+def caller(primitive: Any) -> Callable:
+    """A primitive of triton_dist.language as rebuilt code calls it."""
+    select = primitive.__tdist_select__
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("_semantic", None)
+        return call(*select(*args, **kwargs))
+    return run

@@ -1,0 +1,174 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Twins of the device runtime: one Python function for every row of language/abi.py, under the same symbol."""
+from typing import Any, Callable
+
+import torch
+from triton.language import core
+
+from triton_dist.backends.emulator import memory, primitives, scheduler
+from triton_dist.backends.emulator.casts import cast
+from triton_dist.backends.emulator.promotion import I32, I64, info, wrap
+from triton_dist.backends.emulator.registry import invalid, site
+from triton_dist.backends.emulator.scalars import IntScalar, Scalar
+from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, filled
+from triton_dist.language.abi import BITS, COMPARISONS, FENCE_SEMANTICS, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
+
+TWINS = primitives.SYMBOLS
+_ZERO = IntScalar(0, I32)
+
+
+def _context() -> Any:
+    running = scheduler.active()
+    return running.context_of(running.current.rank)
+
+
+def _scalars(symbol: str, *args: Any) -> None:
+    for x in args:
+        if isinstance(x, Tensor):
+            raise invalid(f"{symbol} takes scalars, not a block")
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
+def true() -> IntScalar:
+    return IntScalar(1, I32)
+
+
+def zero_after(token: Any) -> Any:
+    return _ZERO if isinstance(token, Scalar) else filled(_ZERO, token.shape)
+
+
+def rank() -> IntScalar:
+    return IntScalar(_context().rank, I32)
+
+
+def num_ranks() -> IntScalar:
+    return IntScalar(_context().world_size, I32)
+
+
+def symm_delta(peer: Any) -> Any:
+    """A rank that does not exist or is not reachable has base 0: the address faults when it is used, not before."""
+    context = _context()
+    bases, mine = context.bases, context.bases[context.rank]
+
+    def delta(to: int) -> int:
+        return (bases[to] if 0 <= to < len(bases) else 0) - mine
+    if isinstance(peer, Scalar):
+        return IntScalar(delta(peer.v), I64)
+    return Tensor(torch.tensor([delta(to) for to in peer.d.reshape(-1).tolist()]).view(peer.shape), I64)
+
+
+def barrier_pad() -> IntScalar:
+    return IntScalar(_context().barrier_pad, I64)
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+def reached(cmp: str, bits: int, seen: int, wanted: int) -> bool:
+    """eq, or ge by signed difference, so that counters may wrap."""
+    return seen == wanted if cmp == "eq" else (seen - wanted) & (1 << bits - 1) == 0
+
+
+def _wait(cmp: str, bits: int, sem: str, scope: str) -> Callable:
+    word = info(core.int32 if bits == 32 else I64)
+
+    def wait(flags: Any, n: Any, value: Any) -> IntScalar:
+        _scalars("wait", flags, n, value)
+        running, mem = scheduler.active(), memory.active()
+        running.point()
+        wanted = wrap(value.v, word)
+        for i in range(n.v):
+            address = flags.v + i * bits // 8
+            if not reached(cmp, bits, mem.flag_load(address, bits, "relaxed", scope), wanted):
+                _sleep(running, mem, address, bits, cmp, wanted)
+            mem.flag_load(address, bits, sem, scope)
+        return _ZERO
+    return wait
+
+
+def _sleep(running: Any, mem: memory.Memory, address: int, bits: int, cmp: str, wanted: int) -> None:
+    mem.watch((address, ))
+    try:
+        running.block(address, lambda: reached(cmp, bits, mem.peek(address, bits), wanted),
+                      scheduler.Waiting(kind="flag", address=address, wanted=wanted, cmp=cmp,
+                                        seen=lambda: mem.peek(address, bits), site=site()))
+    finally:
+        mem.unwatch((address, ))
+
+
+def _notify_warp(op: str, bits: int, scope: str) -> Callable:
+    def notify(flag: Any, value: Any) -> IntScalar:
+        _scalars("notify_warp", flag, value)
+        running, mem = scheduler.active(), memory.active()
+        running.point()
+        running.current.polled = None
+        if op == "set":
+            mem.flag_store(flag.v, value.v, bits, "release", scope)
+        else:                                # lane 0 of every warp that runs the call
+            for _ in range(running.current.cta.num_warps if running.current.cta else 1):
+                mem.flag_add(flag.v, value.v, bits, "release", scope)
+        return _ZERO
+    return notify
+
+
+def _fence(sem: str, scope: str) -> Callable:
+    def fence() -> IntScalar:
+        scheduler.active().point()
+        memory.active().fence(sem, scope)
+        return _ZERO
+    return fence
+
+
+# -- packets -----------------------------------------------------------------------------------------------------------
+def _lanes(*args: Any) -> tuple:
+    """(shape, flat int64 tensors) of element-wise operands."""
+    shape = ()
+    for x in args:
+        if isinstance(x, Tensor):
+            shape = broadcast_shape(shape, x.shape) if shape else x.shape
+    return shape, [as_tensor(cast(x, I64), shape or (1, )).d.reshape(-1).contiguous() for x in args]
+
+
+_PACKET = info(I64)
+
+
+def ll_store(address: Any, data: Any, flag: Any, pred: Any) -> Any:
+    shape, (at, low, high, on) = _lanes(address, data, flag, pred)
+    running = scheduler.active()
+    running.point()
+    running.current.polled = None
+    keep = on != 0
+    if bool(keep.any()):
+        packet = (low & 0xFFFFFFFF) | high << 32
+        memory.active().store_points(at[keep], _PACKET, packet[keep], "relaxed", "sys")
+    return filled(_ZERO, shape) if shape else _ZERO
+
+
+def ll_load(address: Any, flag: Any, pred: Any) -> Any:
+    shape, (at, wanted, on) = _lanes(address, flag, pred)
+    running, mem = scheduler.active(), memory.active()
+    running.point()
+    keep = on != 0
+    out = torch.zeros(at.shape, dtype=torch.int32)
+    some, want = at[keep], wanted[keep].to(torch.int32)
+    if some.numel():
+        packets = mem.load_points(some, _PACKET, "relaxed", "sys")
+        while not bool((arrived := (packets >> 32).to(torch.int32) == want).all()):
+            late = int(some[~arrived][0])
+            _sleep(running, mem, late + 4, 32, "eq", int(want[~arrived][0]))
+            packets = mem.load_points(some, _PACKET, "relaxed", "sys")
+        out[keep] = packets.to(torch.int32)
+    return Tensor(out.view(shape), I32) if shape else IntScalar(int(out[0]), I32)
+
+
+TWINS.update({"tdist_true": true, "tdist_zero_after": zero_after, "tdist_rank": rank, "tdist_num_ranks": num_ranks,
+              "tdist_symm_delta": symm_delta, "tdist_barrier_pad": barrier_pad, "tdist_ll_store": ll_store,
+              "tdist_ll_load": ll_load})
+for _scope in SCOPES:
+    for _sem in FENCE_SEMANTICS:
+        TWINS[f"tdist_fence_{_sem}_{_scope}"] = _fence(_sem, _scope)
+    for _width in BITS:
+        for _op in SIGNAL_OPS:
+            TWINS[f"tdist_notify_warp_{_op}_b{_width}_{_scope}"] = _notify_warp(_op, _width, _scope)
+        for _cmp in COMPARISONS:
+            for _sem in WAIT_SEMANTICS:
+                TWINS[f"tdist_wait_{_cmp}_b{_width}_{_sem}_{_scope}"] = _wait(_cmp, _width, _sem, _scope)

@@ -1,0 +1,297 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Twins of tl.load, tl.store and the atomics."""
+from typing import Any, Callable, Optional
+
+import torch
+
+from triton_dist.backends.emulator import elementwise, memory, scheduler
+from triton_dist.backends.emulator.casts import cast
+from triton_dist.backends.emulator.descriptors import BlockPointer
+from triton_dist.backends.emulator.promotion import I1, Info, info, wrap
+from triton_dist.backends.emulator.registry import Tup, invalid, site, twin
+from triton_dist.backends.emulator.scalars import Pointer, Scalar, scalar
+from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, carried, expand_box
+
+SEMANTICS = ("acquire", "release", "acq_rel", "relaxed")
+SCOPES = ("cta", "gpu", "sys")
+
+
+def element(pointer: Any) -> Any:
+    """The element type behind a pointer or a tensor of pointers."""
+    if not isinstance(pointer, (Pointer, Tensor)) or not info(pointer.ty).pointer:
+        raise invalid(f"expected a pointer, found {pointer!r}")
+    return pointer.ty.element_ty
+
+
+def element_info(pointer: Any) -> Info:
+    return info(element(pointer))
+
+
+def _clip(mask: Any, shape: Tup, steps: tuple, base: int) -> Any:
+    """Of a strided access under a mask: (address, shape, slices) of what remains; None: empty; False: no box."""
+    if mask is None:
+        return base, shape, None
+    if isinstance(mask, Tensor):
+        if mask.box is None:
+            return (base, shape, None) if bool(mask.d.all()) else False
+        box = expand_box(mask, shape)
+        if any(hi <= lo for lo, hi in box):
+            return None
+        if all(lo == 0 and hi == n for (lo, hi), n in zip(box, shape)):
+            return base, shape, None
+        return (base + sum(lo * step for (lo, _), step in zip(box, steps)), Tup(hi - lo for lo, hi in box),
+                tuple(slice(lo, hi) for lo, hi in box))
+    return (base, shape, None) if mask else None
+
+
+def steps_of(pointer: Tensor, shape: Tup) -> tuple:
+    """Byte steps of a formula pointer after broadcasting to `shape`."""
+    return (0, ) * (len(shape) - len(pointer.shape)) + pointer.line[1]
+
+
+def access_shape(pointer: Any, *others: Any) -> Tup:
+    """The shape of an access: the pointer's, broadcast with mask and other."""
+    shape = pointer.shape
+    for x in others:
+        if isinstance(x, Tensor):
+            shape = broadcast_shape(shape, x.shape)
+    return shape
+
+
+def _padding(other: Any, shape: Tup, known: Info) -> torch.Tensor:
+    """What masked-off elements read. With no `other` they are undefined; Triton's GPU backends give zero."""
+    if isinstance(other, Tensor):
+        return as_tensor(cast(other, known.ty), shape).d.clone(memory_format=torch.contiguous_format)
+    fill = 0 if other is None else cast(other, known.ty).v
+    return torch.full(shape, carried(fill, known), dtype=known.torch)
+
+
+@twin("core.load")
+def load(pointer: Any, mask: Any = None, other: Any = None, boundary_check: Any = (), padding_option: str = "",
+         cache_modifier: str = "", eviction_policy: str = "", volatile: bool = False) -> Any:
+    if isinstance(pointer, BlockPointer):
+        if mask is not None or other is not None:
+            raise invalid("mask and other cannot be used with a block pointer")
+        return pointer.load(boundary_check, padding_option)
+    known = element_info(pointer)
+    running, mem = scheduler.active(), memory.active()
+    running.point()
+    if isinstance(pointer, Pointer):
+        if isinstance(mask, Tensor) or isinstance(other, Tensor):
+            raise invalid("a scalar load with a tensor as mask or other")
+        if mask is not None and not mask:
+            return scalar(0, known.ty) if other is None else cast(other, known.ty)
+        if volatile:
+            value = mem.load_word(pointer.v, known, "relaxed", "sys")
+            if known.integer and known.bits in (32, 64):
+                spin(pointer.v, known)
+            return scalar(value, known.ty)
+        return scalar(mem.load_word(pointer.v, known), known.ty)
+    shape = access_shape(pointer, mask, other)
+    if pointer.line is not None and min(pointer.line[1]) >= 0:
+        steps = steps_of(pointer, shape)
+        part = _clip(mask, shape, steps, pointer.line[0])
+        if part is None:
+            return Tensor(_padding(other, shape, known), known.ty, shape)
+        if part:
+            address, small, inside = part
+            if inside is None:
+                return Tensor(mem.load_tile(address, small, steps, known), known.ty, shape)
+            out = _padding(other, shape, known)
+            out[inside] = mem.tile("load", address, small, steps, known)
+            return Tensor(out, known.ty, shape)
+    addresses = as_tensor(pointer, shape).d.reshape(-1)
+    if mask is None:
+        return Tensor(mem.load_points(addresses, known).view(shape), known.ty, shape)
+    chosen = as_tensor(cast(mask, I1), shape).d.reshape(-1)
+    out = _padding(other, shape, known)
+    addresses = addresses[chosen]
+    if addresses.numel():
+        out.view(-1)[chosen] = mem.load_points(addresses, known)
+    return Tensor(out, known.ty, shape)
+
+
+@twin("core.store")
+def store(pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), cache_modifier: str = "",
+          eviction_policy: str = "") -> None:
+    if isinstance(pointer, BlockPointer):
+        if mask is not None:
+            raise invalid("mask cannot be used with a block pointer")
+        return pointer.store(value, boundary_check)
+    known = element_info(pointer)
+    running, mem = scheduler.active(), memory.active()
+    running.point()
+    running.current.polled = None
+    value = cast(value, known.ty)
+    if isinstance(pointer, Pointer):
+        if isinstance(mask, Tensor) or isinstance(value, Tensor):
+            raise invalid("a block stored to a scalar pointer: make it a tensor of pointers")
+        if mask is None or mask:
+            mem.store_word(pointer.v, known, value.v)
+        return
+    shape = access_shape(pointer, mask, value)
+    if pointer.line is not None:
+        steps = steps_of(pointer, shape)
+        if all(step > 0 or n == 1 for step, n in zip(steps, shape)):
+            part = _clip(mask, shape, steps, pointer.line[0])
+            if part is None:
+                return
+            if part:
+                address, small, inside = part
+                d = as_tensor(value, shape).d
+                mem.store_tile(address, small, steps, known, d if inside is None else d[inside])
+                return
+    addresses, d = as_tensor(pointer, shape).d.reshape(-1), as_tensor(value, shape).d.reshape(-1)
+    if mask is not None:
+        chosen = as_tensor(cast(mask, I1), shape).d.reshape(-1)
+        addresses, d = addresses[chosen], d[chosen]
+    if addresses.numel():
+        mem.store_points(addresses, known, d)
+
+
+# -- atomics -----------------------------------------------------------------------------------------------------------
+_SPINS = 8           # reads of an unchanged word after which a program is taken to spin
+
+
+def spin(address: int, known: Info) -> None:
+    """Called after a read that found a word as the last one left it: a spinning program sleeps until a word changes.
+
+    All words it polls count, so a loop over several flags is woken by any. A loop that gives up after some polls, with
+    nobody left to write, is reported as a hang.
+    """
+    running, mem = scheduler.active(), memory.active()
+    actor = running.current
+    words = actor.__dict__.get("polled")
+    if words is None:
+        words = actor.polled = {}
+    value = mem.peek(address, known.bits)
+    count = words[address][1] + 1 if address in words and words[address][0] == value else 0
+    words[address] = (value, count, known.bits)
+    if count < _SPINS:
+        return
+    mem.watch(words)
+    try:
+        running.block(address, lambda: any(mem.peek(a, bits) != v for a, (v, _, bits) in words.items()),
+                      scheduler.Waiting(kind="flag", address=address, wanted=value, cmp="ne",
+                                        seen=lambda: mem.peek(address, known.bits), site=site()))
+    finally:
+        mem.unwatch(words)
+        actor.polled = None
+
+
+def _check(sem: Optional[str], scope: Optional[str]) -> tuple:
+    sem, scope = sem or "acq_rel", scope or "gpu"
+    if sem not in SEMANTICS or scope not in SCOPES:
+        raise invalid(f"sem={sem!r}, scope={scope!r}: expected one of {', '.join(SEMANTICS)} and of {', '.join(SCOPES)}")
+    return sem, scope
+
+
+def _word_update(pointer: Pointer, known: Info, fn: Callable, sem: str, scope: str) -> Scalar:
+    running = scheduler.active()
+    new: Any = None
+
+    def apply(old: Any) -> Any:
+        nonlocal new
+        new = fn(old)
+        return new
+
+    old = memory.active().update_word(pointer.v, known, apply, sem, scope)
+    if new != old:
+        running.current.polled = None
+    elif known.bits in (32, 64) and known.integer:
+        spin(pointer.v, known)
+    return scalar(old, known.ty)
+
+
+def _atomic(name: str, on_numbers: Callable, on_tensors: Callable) -> None:
+    def op(pointer: Any, val: Any, mask: Any = None, sem: Optional[str] = None, scope: Optional[str] = None) -> Any:
+        known = element_info(pointer)
+        if known.bits < 16 or known.integer and known.bits == 16 or known.kind == "float" and known.bits == 16 and name != "add":
+            raise invalid(f"atomic_{name} of {known.ty}")
+        if known.kind == "float" and name in ("and", "or", "xor"):
+            raise invalid(f"atomic_{name} of {known.ty}")
+        sem, scope = _check(sem, scope)
+        scheduler.active().point()
+        val = cast(val, known.ty)
+        if isinstance(pointer, Pointer):
+            if isinstance(val, Tensor) or isinstance(mask, Tensor):
+                raise invalid(f"atomic_{name} of a block on a scalar pointer")
+            if mask is not None and not mask:
+                return scalar(0, known.ty)
+            v = val.v
+            fn = (lambda old: wrap(on_numbers(old, v), known)) if known.integer else (lambda old: on_numbers(old, v))
+            return _word_update(pointer, known, fn, sem, scope)
+        return _block_update(pointer, known, lambda old, x: on_tensors(old, x, known), (val, ), mask, sem, scope)
+    twin(f"core.atomic_{name}")(op)
+
+
+def _block_update(pointer: Tensor, known: Info, fn: Callable, values: tuple, mask: Any, sem: str, scope: str) -> Tensor:
+    shape = pointer.shape
+    addresses = pointer.d.reshape(-1)
+    operands = [as_tensor(v, shape).d.reshape(-1) for v in values]
+    if mask is None:
+        old = memory.active().update_points(addresses.contiguous(), known, fn, tuple(operands), sem, scope)
+        return Tensor(old.view(shape), known.ty, shape)
+    chosen = as_tensor(cast(mask, I1), shape).d.reshape(-1)
+    out = torch.zeros(addresses.shape, dtype=known.torch)
+    some = addresses[chosen]
+    if some.numel():
+        out[chosen] = memory.active().update_points(some, known, fn, tuple(v[chosen] for v in operands), sem, scope)
+    return Tensor(out.view(shape), known.ty, shape)
+
+
+def _extreme(name: str) -> Callable:
+    def pick(old: torch.Tensor, x: torch.Tensor, known: Info) -> torch.Tensor:
+        return torch.where(elementwise.apply(name, x, old, known, known.ty), x, old)
+    return pick
+
+
+_atomic("add", lambda old, v: old + v, lambda old, x, known: old + x)
+_atomic("xchg", lambda old, v: v, lambda old, x, known: x)
+_atomic("max", max, _extreme("gt"))
+_atomic("min", min, _extreme("lt"))
+_atomic("and", lambda old, v: old & v, lambda old, x, known: old & x)
+_atomic("or", lambda old, v: old | v, lambda old, x, known: old | x)
+_atomic("xor", lambda old, v: old ^ v, lambda old, x, known: old ^ x)
+
+
+@twin("core.atomic_cas")
+def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Optional[str] = None, scope: Optional[str] = None) -> Any:
+    known = element_info(pointer)
+    if known.bits not in (16, 32, 64):
+        raise invalid(f"atomic_cas of {known.ty}: only 16, 32 and 64 bits")
+    sem, scope = _check(sem, scope)
+    scheduler.active().point()
+    cmp, val = cast(cmp, known.ty), cast(val, known.ty)
+    if isinstance(pointer, Pointer):
+        return _word_update(pointer, known, lambda old: val.v if old == cmp.v else old, sem, scope)
+    return _block_update(pointer, known, lambda old, c, v: torch.where(old == c, v, old), (cmp, val), None, sem, scope)
+
+
+@twin("core.atomic_load")
+def atomic_load(pointer: Any, mask: Any = None, sem: str = "acquire", scope: str = "gpu") -> Any:
+    known = element_info(pointer)
+    sem, scope = _check(sem, scope)
+    scheduler.active().point()
+    if isinstance(pointer, Pointer):
+        value = memory.active().load_word(pointer.v, known, sem, scope)
+        if known.integer and known.bits in (32, 64):
+            spin(pointer.v, known)
+        return scalar(value, known.ty)
+    return _block_update(pointer, known, lambda old: old, (), mask, sem, scope)
+
+
+@twin("core.atomic_store")
+def atomic_store(pointer: Any, val: Any, mask: Any = None, sem: str = "release", scope: str = "gpu") -> None:
+    known = element_info(pointer)
+    sem, scope = _check(sem, scope)
+    running = scheduler.active()
+    running.point()
+    val = cast(val, known.ty)
+    running.current.polled = None
+    if isinstance(pointer, Pointer):
+        if mask is None or mask:
+            memory.active().store_word(pointer.v, known, val.v, sem, scope)
+    else:
+        _block_update(pointer, known, lambda old, x: x, (val, ), mask, sem, scope)
