@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The ABI table, the context struct and the device runtimes agree."""
+import re
+import struct
+
+import pytest
+
+from triton_dist.backends.device_runtime import library, render
+from triton_dist.language import sync
+from triton_dist.language.abi import ROWS
+from triton_dist.runtime import context, heap
+
+VENDORS = ["nvidia", "amd"]
+LLVM = {"int32": "i32", "int64": "i64"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_CACHE_DIR", str(tmp_path))
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_every_row_is_defined_with_its_types_and_nothing_else_is_exported(vendor, bounded):
+    defined = {}
+    for result, symbol, arguments in re.findall(r"^define (i\d+) @(\w+)\((.*)\)", render(vendor, bounded), re.M):
+        assert symbol not in defined, f"{symbol} is defined twice"
+        defined[symbol] = (result, [argument.split()[0] for argument in arguments.split(",") if argument])
+    assert defined == {row.symbol: (LLVM[row.result], [LLVM[ty] for ty in row.args]) for row in ROWS.values()}
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_context_and_record_have_the_layout_that_the_host_writes(vendor):
+    structs = dict(re.findall(r"^%tdist\.(\w+) = type \{ (.*) \}", render(vendor), re.M))
+    formats = {"i32": "i", "i64": "q"}
+    fields = structs["context"].replace(f"[{context.MAX_WORLD} x i64]", ", ".join(["i64"] * context.MAX_WORLD))
+    assert struct.calcsize("<" + "".join(formats[field] for field in fields.split(", "))) == context.SIZE
+    record = "<" + "".join(formats[field] for field in structs["record"].split(", "))
+    assert struct.calcsize(record) == context.DIAG_RECORD_SIZE
+    raw = struct.pack(record, 1, 3, 7, 4, 0xABC, 9, 8, 1, 2, 3, 31, 0) + bytes(63 * context.DIAG_RECORD_SIZE)
+    assert context.unpack_records(raw) == [context.WaitRecord(3, 7, 4, 0xABC, 9, 8, (1, 2, 3), 31)]
+
+
+def test_world_barrier_pad_has_room_for_every_rank():
+    assert sync._PAD_RANKS.value == context.MAX_WORLD
+    assert 4 * (sync._PAD_FLAGS.value + sync._PAD_RANKS.value) <= heap.RESERVED
+
+
+def test_library_is_named_by_its_content_and_written_once(tmp_path):
+    paths = {library(vendor, bounded) for vendor in VENDORS for bounded in (False, True)}
+    assert len(paths) == 4
+    assert {str(path) for path in tmp_path.rglob("*.ll")} == paths
+    assert not list(tmp_path.rglob("*.tmp"))
+    for path in paths:
+        with open(path) as file:
+            assert file.read() in [render(vendor, bounded) for vendor in VENDORS for bounded in (False, True)]
+
+
+def test_a_changed_primitive_changes_the_library(tmp_path, monkeypatch):
+    from triton_dist.backends import device_runtime
+    before = library("nvidia")
+    copy = tmp_path / "language"
+    copy.mkdir()
+    (copy / "sync.py").write_text("a new select function")
+    monkeypatch.setattr(device_runtime, "_LANGUAGE", copy)
+    library.cache_clear()
+    assert library("nvidia") != before
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_only_the_bounded_variant_reads_the_clock_in_waits(vendor):
+    body = re.compile(r"^define i32 @(?:tdist_wait\w+|tdist_ll_load)\(.*?^}", re.M | re.S)
+    plain, bounded = body.findall(render(vendor)), body.findall(render(vendor, True))
+    assert len(plain) == len(bounded) == 17
+    assert not [text for text in plain if re.search("tdist_(expired|clock_ns|give_up)", text)]
+    assert all("tdist_expired" in text and "tdist_give_up" in text for text in bounded)
