@@ -19,7 +19,7 @@ class Gather:
     gathered: tma.tensor_descriptor     # [world * padded_m, k], this epoch's half
     out: tma.tensor_descriptor          # [world, m, n]: a store never crosses a chunk
     bias: gl.tensor
-    flags: gl.tensor                    # int32 [world, pieces]
+    flags: gl.tensor                    # int32 [pieces, world]
     epoch: gl.tensor
     index: gl.tensor
     world: gl.tensor
@@ -27,7 +27,6 @@ class Gather:
     tiles_m: gl.tensor
     tiles_n: gl.tensor
     total: gl.tensor
-    pieces: gl.tensor
     piece_tiles: gl.tensor
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
@@ -35,7 +34,7 @@ class Gather:
     HAS_BIAS: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, x, gathered, out, bias, flags, epoch, index, world, n, tiles_m, tiles_n, total, pieces, piece_tiles,
+    def __init__(self, x, gathered, out, bias, flags, epoch, index, world, n, tiles_m, tiles_n, total, piece_tiles,
                  BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS):
         self.x = x
         self.gathered = gathered
@@ -49,7 +48,6 @@ class Gather:
         self.tiles_m = tiles_m
         self.tiles_n = tiles_n
         self.total = total
-        self.pieces = pieces
         self.piece_tiles = piece_tiles
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
@@ -66,7 +64,7 @@ class Gather:
     @gluon.jit
     def acquire(self, tile):
         if tile.step > 0:
-            flag = self.flags + tile.chunk * self.pieces + tile.m // self.piece_tiles
+            flag = self.flags + tile.m // self.piece_tiles * self.world + tile.chunk
             fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))
 
     @gluon.jit
@@ -108,9 +106,10 @@ def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, out_desc, bias, flags, epoc
     tiles_m = gl.cdiv(m, BLOCK_M)
     tiles_n = gl.cdiv(n, BLOCK_N)
     hooks = Gather(x_desc, gathered_desc, out_desc, bias, flags, epoch, index, world, n, tiles_m, tiles_n,
-                   tiles_m * tiles_n * world, pieces, piece_tiles, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
+                   tiles_m * tiles_n * world, piece_tiles, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
     dtype: gl.constexpr = out_desc.dtype
     gemm_ws(hooks, x_desc, w_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
     if gl.program_id(0) == 0:           # what bounds the epoch: every peer has started this call
-        dl.wait(flags, index * pieces, "sys", "acquire", epoch, "ge")
-        dl.wait(flags + (index + 1) * pieces, (world - 1 - index) * pieces, "sys", "acquire", epoch, "ge")
+        last = flags + (pieces - 1) * world
+        dl.wait(last, index, "sys", "acquire", epoch, "ge")
+        dl.wait(last + index + 1, world - 1 - index, "sys", "acquire", epoch, "ge")

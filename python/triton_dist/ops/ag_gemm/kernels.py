@@ -9,13 +9,14 @@ from triton_dist.runtime.jit import jit
 
 
 @jit(do_not_specialize=["epoch", "index"])
-def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m, n, k, stride_x, stride_w,
+def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m, n, k, pitch, stride_w,
                    pieces, piece_tiles, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
     """out [world * m, n] = all_gather(x [m, k]) @ weight [n, k]^T + bias [n].
 
-    Who writes: the copy engine of each peer stores its x into rows [peer * m, (peer + 1) * m) of `gathered`, piece by
-    piece, and behind each piece the call's epoch into flags[peer * pieces + piece] (system scope).
+    Who writes: the copy engine of each peer stores its x into rows from peer * pitch of `gathered`, piece by piece,
+    and behind each piece the call's epoch into flags[piece * world + peer] (system scope),
+    a word that no other rank ever writes, whatever the shape.
     Who waits: a program, before the first load of a tile of a peer's piece, acquires that flag at system scope. Tiles run in
     the order in which peers push: own shard first, straight from x, then index + 1, index + 2, ...
     What bounds the epoch: program 0 acquires every peer's flags before it ends, tiles or none, so that whoever starts the
@@ -29,19 +30,18 @@ def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m
         chunk = (index + step) % world
         tile_m, tile_n = tile_of(t % tiles, tiles_m, tiles_n, GROUP_M)
         a = x
-        stride_a = stride_x.to(tl.int64)
         if step > 0:
-            token = dl.wait(flags + chunk * pieces + tile_m // piece_tiles, 1, "sys", "acquire", epoch, cmp="ge")
-            a = dl.consume_token(gathered, token) + chunk.to(tl.int64) * m * k
-            stride_a = k.to(tl.int64)
+            token = dl.wait(flags + tile_m // piece_tiles * world + chunk, 1, "sys", "acquire", epoch, cmp="ge")
+            a = dl.consume_token(gathered, token) + chunk.to(tl.int64) * pitch * k
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        acc = matmul_tile(a, stride_a, tl.minimum(rows, m - 1), weight, stride_w, tl.minimum(cols, n - 1), k,
+        acc = matmul_tile(a, k, tl.minimum(rows, m - 1), weight, stride_w, tl.minimum(cols, n - 1), k,
                           BLOCK_K, EVEN_K, PRECISION)
         if HAS_BIAS:
             acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
         to = out + (chunk.to(tl.int64) * m + rows)[:, None] * n + cols[None, :]
         tl.store(to, acc.to(out.dtype.element_ty), mask=(rows < m)[:, None] & (cols < n)[None, :])
     if tl.program_id(0) == 0:
-        dl.wait(flags, index * pieces, "sys", "acquire", epoch, cmp="ge")
-        dl.wait(flags + (index + 1) * pieces, (world - 1 - index) * pieces, "sys", "acquire", epoch, cmp="ge")
+        last = flags + (pieces - 1) * world
+        dl.wait(last, index, "sys", "acquire", epoch, cmp="ge")
+        dl.wait(last + index + 1, world - 1 - index, "sys", "acquire", epoch, cmp="ge")

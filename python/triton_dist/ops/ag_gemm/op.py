@@ -61,27 +61,28 @@ def _fused(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tens
            return_gathered: bool) -> torch.Tensor | None:
     m, k = x.shape
     config = backend().gemm_config(x.dtype, m)
+    pitch = -(-m // config.block_m) * config.block_m
     pieces, piece_tiles = _pieces(x, config.block_m)
     space = workspace(group, "ag_gemm")
 
     def launches(epoch: int = 0):
         tiles = -(-m // config.block_m) * -(-weight.shape[0] // config.block_n) * group.size
         args = (x, space.half(x.dtype), weight, bias if bias is not None else weight, out, space.flags, epoch, group.rank,
-                group.size, m, weight.shape[0], k, x.stride(0), weight.stride(0), pieces, piece_tiles)
+                group.size, m, weight.shape[0], k, pitch, weight.stride(0), pieces, piece_tiles)
         options = dict(config.options(), HAS_BIAS=bias is not None, EVEN_K=k % config.block_k == 0,
                        PRECISION=_plan.precision(x.dtype))
         yield ag_gemm_kernel, (max(1, min(tiles, backend().num_sms())),), args, options
 
-    space.reserve(m * group.size * k * x.element_size(), group.size * pieces)
+    space.reserve(group.size * pitch * k * x.element_size(), group.size * _MAX_PIECES)
     _plan.agree_once("ag_gemm", group, dict(m=m, k=k, dtype=x.dtype), launches)
     with space.call() as epoch:
         current, side = backend().current_stream(), side_stream()
         side.wait_stream(current)
-        _push(x, space, group, pieces, piece_tiles * config.block_m, side)
+        _push(x, space, group, pitch, pieces, piece_tiles * config.block_m, side)
         for kernel, grid, args, options in launches(epoch):
             kernel[grid](*args, **options)
         current.wait_stream(side)
-    return _gathered(x, space, group) if return_gathered else None
+    return _gathered(x, space, group, pitch) if return_gathered else None
 
 
 def _pieces(x: torch.Tensor, block_m: int) -> tuple[int, int]:
@@ -92,22 +93,22 @@ def _pieces(x: torch.Tensor, block_m: int) -> tuple[int, int]:
     return -(-tiles // piece_tiles), piece_tiles
 
 
-def _push(x: torch.Tensor, space: Workspace, group: Group, pieces: int, piece_rows: int, stream: Any) -> None:
+def _push(x: torch.Tensor, space: Workspace, group: Group, pitch: int, pieces: int, piece_rows: int, stream: Any) -> None:
     """Copies x into every peer's half and stores the epoch behind each piece; each rank in a rotation of its own."""
     m, k = x.shape
     half = space.half(x.dtype)
-    mine = half[group.rank * m * k:(group.rank + 1) * m * k].view(m, k)
+    mine = half[group.rank * pitch * k:][:m * k].view(m, k)
     for hop in range(1, group.size):
         peer = group.world_ranks[(group.rank - hop) % group.size]
         theirs, flags = peer_tensor(mine, peer), peer_tensor(space.flags, peer)
         for piece in range(pieces):
             rows = slice(piece * piece_rows, min(m, (piece + 1) * piece_rows))
             backend().copy(theirs[rows], x[rows], stream)
-            backend().write_value32(flags, group.rank * pieces + piece, space.epoch, stream)
+            backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)
 
 
-def _gathered(x: torch.Tensor, space: Workspace, group: Group) -> torch.Tensor:
+def _gathered(x: torch.Tensor, space: Workspace, group: Group, pitch: int) -> torch.Tensor:
     m, k = x.shape
-    gathered = space.half(x.dtype)[:group.size * m * k].view(group.size, m, k).clone()
+    gathered = space.half(x.dtype)[:group.size * pitch * k].view(group.size, pitch, k)[:, :m].contiguous()
     gathered[group.rank].copy_(x)                       # the own shard never goes through the workspace
     return gathered.view(group.size * m, k)

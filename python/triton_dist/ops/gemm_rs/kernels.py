@@ -9,13 +9,13 @@ from triton_dist.runtime.jit import jit
 
 
 @jit
-def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n, k, stride_x, stride_w,
+def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n, k, pitch, stride_x, stride_w,
                    HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
     """out [m, n] = this rank's rows of the sum over ranks of x [world * m, k] @ weight [n, k]^T, plus bias [n].
 
     The partial sum of chunk c starts at rank c + 1 and travels to rank c; at step s rank r works on chunk r - 1 - s.
-    Who writes: a tile's program stores its sum into the slot [step, tile] of the next rank, then releases the epoch into
+    Who writes: a tile's program stores its sum into rows from step * pitch of `slots` of the next rank, then releases the epoch into
     flags[step, tile] there (system scope). At the last step the sum goes to `out`.
     Who waits: the program of the same tile one step later acquires that flag at system scope before it adds the slot.
     What bounds the epoch: slots alternate between two halves by the epoch's parity. The chain of a tile passes through
@@ -43,10 +43,10 @@ def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n
         where = rows.to(tl.int64)[:, None] * n + cols[None, :]
         if step > 0:
             token = dl.wait(flags + (step - 1) * tiles + tile, 1, "sys", "acquire", epoch, cmp="ge")
-            slot = dl.consume_token(slots_in, token) + (step - 1).to(tl.int64) * m * n
+            slot = dl.consume_token(slots_in, token) + (step - 1).to(tl.int64) * pitch * n
             acc += tl.load(slot + where, mask=inside, other=0.0).to(tl.float32)
         if step < world - 1:
-            slot = slots_out + step.to(tl.int64) * m * n
+            slot = slots_out + step.to(tl.int64) * pitch * n
             tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)
             dl.notify(flags + step * tiles + tile, successor, epoch)
         else:

@@ -61,11 +61,12 @@ def _fused(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tens
     m, n = out.shape
     k = x.shape[1]
     config = backend().gemm_config(x.dtype, m)
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    pitch = -(-m // config.block_m) * config.block_m
+    tiles = pitch // config.block_m * -(-n // config.block_n)
     space = workspace(group, "gemm_rs")
-    space.reserve(max(1, group.size - 1) * m * n * hop_dtype.itemsize, max(1, group.size - 1) * tiles)
+    space.reserve(max(1, group.size - 1) * pitch * n * hop_dtype.itemsize, max(1, group.size - 1) * tiles)
     args = (x, weight, bias if bias is not None else weight, out, space.data.view(hop_dtype), space.flags, space.control,
-            team(group), space.half_bytes // hop_dtype.itemsize, m, n, k, x.stride(0), weight.stride(0))
+            team(group), space.half_bytes // hop_dtype.itemsize, m, n, k, pitch, x.stride(0), weight.stride(0))
     options = dict(config.options(), HAS_BIAS=bias is not None, EVEN_K=k % config.block_k == 0,
                    PRECISION=_plan.precision(x.dtype), launch_cooperative_grid=True)
     grid = (min(tiles * group.size, backend().num_sms()),)

@@ -1,0 +1,123 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Host scripts that try to break the protocol, one rank each. Run on a virtual world by the tests beside this file.
+
+Every scenario checks each result against float64 only after its last call, so that calls follow each other with nothing
+between them; inputs differ from call to call, so that data of an earlier call is wrong data.
+"""
+import torch
+
+import triton_dist
+from triton_dist.ops import ag_gemm, gemm_rs
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.workspace import workspace
+from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, poisoned, random_tensor
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+class AG:
+    """One ag_gemm call: n may be a function of the rank's index."""
+
+    def __init__(self, m, n, k, dtype=F16, bias=False):
+        self.m, self.n, self.k, self.dtype, self.bias = m, n, k, dtype, bias
+
+    def __call__(self, seed, group, **kwargs):
+        n = self.n(group.rank) if callable(self.n) else self.n
+        x = random_tensor(self.m, self.k, dtype=self.dtype, seed=1000 * seed + group.rank)
+        w = random_tensor(n, self.k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
+        b = random_tensor(n, dtype=self.dtype, seed=1000 * seed + 200 + group.rank) if self.bias else None
+        out = poisoned(self.m * group.size, n, dtype=self.dtype)
+        got = ag_gemm(x, w, group=group, bias=b, out=out, method="portable", **kwargs)
+
+        def verify():
+            gathered = got[1] if kwargs.get("return_gathered") else None
+            assert_matches(out, ag_gemm_float64(x, w, group, b), k=self.k)
+            if gathered is not None:
+                expected = torch.empty_like(gathered)
+                group.all_gather_tensor(expected, x)
+                assert torch.equal(gathered, expected), "gathered input differs"
+            return out
+        return verify
+
+
+class RS:
+    """One gemm_rs call: k may be a function of the rank's index; m is per rank."""
+
+    def __init__(self, m, n, k, dtype=F16, bias=False, hop_dtype=None):
+        self.m, self.n, self.k, self.dtype, self.bias, self.hop = m, n, k, dtype, bias, hop_dtype
+
+    def __call__(self, seed, group, **kwargs):
+        k = self.k(group.rank) if callable(self.k) else self.k
+        x = random_tensor(self.m * group.size, k, dtype=self.dtype, seed=1000 * seed + group.rank)
+        w = random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
+        b = random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + 200) if self.bias else None
+        out = poisoned(self.m, self.n, dtype=self.dtype)
+        gemm_rs(x, w, group=group, bias=b, out=out, method="portable", hop_dtype=self.hop, **kwargs)
+
+        def verify():
+            roundings = group.size if self.hop is None else 1
+            assert_matches(out, gemm_rs_float64(x, w, group, b), k=max(1, k) * group.size, roundings=roundings)
+            return out
+        return verify
+
+
+def back_to_back(calls, group=None, repeat=1):
+    """The calls in order, `repeat` times, nothing between; then all results are checked."""
+    members = resolve(group)
+    pending = [call(seed, members) for seed, call in enumerate(list(calls) * repeat)]
+    triton_dist.synchronize()
+    return [verify() for verify in pending]
+
+
+def overtaking(calls, slow=0, repeat=3):
+    """As back_to_back, but one rank dawdles before every call, so that the others run as far ahead as they are let."""
+    members = resolve()
+    pending = []
+    for seed, call in enumerate(list(calls) * repeat):
+        if members.rank == slow:
+            dawdle()
+        pending.append(call(seed, members))
+    triton_dist.synchronize()
+    return [verify() for verify in pending]
+
+
+def dawdle(turns=200):
+    """Gives other actors the floor many times."""
+    from triton_dist.backends.emulator import scheduler
+    for _ in range(turns):
+        scheduler.active().point()
+
+
+def near_the_wrap(calls, kinds, start=2**31 - 3, repeat=4):
+    """Epochs that pass from 2^31 - 1 to -2^31 in the middle of the calls."""
+    members = resolve()
+    back_to_back(calls)
+    for kind in kinds:
+        workspace(members, kind).set_epoch(start)
+    return back_to_back(calls, repeat=repeat)
+
+
+def two_groups(calls, repeat=2):
+    """Each rank alternates between the world and the half of the world it is in."""
+    world = resolve()
+    half = world.size // 2
+    halves = [world.new_group(range(half)), world.new_group(range(half, world.size))]
+    mine = halves[world.rank >= half]
+    pending = [call(seed, group) for seed, call in enumerate(list(calls) * repeat) for group in (world, mine)]
+    triton_dist.synchronize()
+    return [verify() for verify in pending]
+
+
+def side_stream(calls):
+    """Calls that alternate between the default stream and a side stream."""
+    members, side = resolve(), triton_dist.new_stream()
+    pending = []
+    for seed, call in enumerate(list(calls) * 2):
+        if seed % 2:
+            with triton_dist.use_stream(side):
+                pending.append(call(seed, members))
+        else:
+            pending.append(call(seed, members))
+    triton_dist.synchronize()
+    return [verify() for verify in pending]

@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""ag_gemm and gemm_rs on virtual worlds: shapes, dtypes, options, groups and streams."""
+import pytest
+import torch
+from scenarios import AG, BF16, F16, F32, RS, back_to_back, side_stream, two_groups
+
+from triton_dist.backends.emulator.virtual import run_ranks
+
+WORLDS = [1, 2, 3, 4, 8]
+SHAPES = [(64, 64, 64), (1, 1, 1), (9, 10, 50), (70, 33, 130), (3, 200, 17)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("op", [AG, RS])
+def test_ragged_shapes_back_to_back(world, op):
+    run_ranks(lambda: back_to_back([op(*shape) for shape in SHAPES]), world, seed=world)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("op", [AG, RS])
+def test_dtypes_and_bias(dtype, op):
+    run_ranks(lambda: back_to_back([op(40, 72, 96, dtype=dtype, bias=True)], repeat=2), 3)
+
+
+@pytest.mark.parametrize("op", [AG, RS])
+def test_same_inputs_give_the_same_bits_under_any_schedule(op):
+    def script():
+        return back_to_back([op(40, 72, 96, dtype=BF16)])[0]
+    first = run_ranks(script, 4, seed=0, mode="eager")
+    for mode in ("random", "late", "skew"):
+        for got, expected in zip(run_ranks(script, 4, seed=7, mode=mode), first):
+            assert torch.equal(got, expected)
+
+
+def test_hop_dtype_float32_rounds_once():
+    run_ranks(lambda: back_to_back([RS(40, 72, 96, dtype=BF16, hop_dtype=F32)], repeat=3), 4)
+
+
+def test_hop_dtypes_alternate_on_one_workspace():
+    run_ranks(lambda: back_to_back([RS(40, 72, 96, dtype=BF16, hop_dtype=h) for h in (F32, None, F32)], repeat=2), 3)
+
+
+def test_gathered_input_is_returned():
+    def script():
+        from triton_dist.runtime.groups import resolve
+        for verify in [AG(20, 30, 40)(seed, resolve(), return_gathered=True) for seed in range(3)]:
+            verify()
+    run_ranks(script, 3)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_rows_of_a_wider_tensor_need_no_copy_by_the_caller(world):
+    def script():
+        from triton_dist.ops import ag_gemm, gemm_rs
+        from triton_dist.runtime.groups import resolve
+        from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, random_tensor
+        group = resolve()
+        x = random_tensor(12, 64, dtype=F16, seed=group.rank)[:, 8:40]
+        w = random_tensor(64, 24, dtype=F16, seed=9 + group.rank)[:32].t()
+        assert_matches(ag_gemm(x, w), ag_gemm_float64(x, w, group), k=32)
+        assert_matches(gemm_rs(x, w), gemm_rs_float64(x, w, group), k=32 * world, roundings=world)
+    run_ranks(script, world)
+
+
+@pytest.mark.parametrize("op", [AG, RS])
+def test_two_groups_at_once(op):
+    run_ranks(lambda: two_groups([op(20, 40, 50), op(33, 17, 64)]), 4, seed=3)
+
+
+@pytest.mark.parametrize("op", [AG, RS])
+def test_side_stream(op):
+    run_ranks(lambda: side_stream([op(20, 40, 50), op(33, 17, 64)]), 3, seed=5)
+
+
+def test_unfused_method_agrees():
+    def script():
+        from triton_dist.ops import ag_gemm, gemm_rs
+        from triton_dist.runtime.groups import resolve
+        from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, random_tensor
+        group = resolve()
+        x, w, b = (random_tensor(*s, dtype=F32, seed=group.rank) for s in ((12, 32), (20, 32), (20,)))
+        assert_matches(ag_gemm(x, w, bias=b, method="unfused"), ag_gemm_float64(x, w, group, b), k=32)
+        b = random_tensor(20, dtype=F32, seed=77)
+        assert_matches(gemm_rs(x, w, bias=b, method="unfused"), gemm_rs_float64(x, w, group, b), k=96, roundings=3)
+    run_ranks(script, 3)

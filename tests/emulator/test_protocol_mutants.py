@@ -1,0 +1,148 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Each protocol test fails when its rule is broken: one statement of a kernel, an op or the workspace replaced at a time."""
+import pytest
+from mutants import mutated, replaced
+from scenarios import AG, RS, back_to_back, near_the_wrap, overtaking
+
+import triton_dist.ops.ag_gemm.op as ag_op
+import triton_dist.ops.gemm_rs.op as rs_op
+import triton_dist.runtime.workspace as workspace_module
+from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.runtime.errors import TritonDistError
+
+AG_KERNEL, RS_KERNEL = "triton_dist.ops.ag_gemm.kernels", "triton_dist.ops.gemm_rs.kernels"
+AG_OP, WORKSPACE = "triton_dist.ops.ag_gemm.op", "triton_dist.runtime.workspace"
+
+
+def shapes(op):
+    calls = [op(70, 40, 96), op(9, 40, 50), op(40, 72, 64), op(70, 20, 96)]
+    return lambda: back_to_back(calls, repeat=2)
+
+
+def overtaken(op, slow=0):
+    return lambda: overtaking([op(40, 40, 64), op(20, 24, 64)], slow=slow, repeat=4)
+
+
+def wrap(op, kind):
+    return lambda: near_the_wrap([op(20, 24, 40), op(40, 16, 40)], [kind])
+
+
+def pieces():
+    """Shards pushed in one, two and four pieces, in turn."""
+    return overtaking([AG(256, 24, 64), AG(64, 24, 8), AG(128, 24, 64)], slow=1, repeat=3)
+
+
+def no_tiles():
+    return overtaking([AG(20, lambda r: 24 * (r == 1), 40), AG(40, lambda r: 24 * (r == 1), 40)], slow=1, repeat=4)
+
+
+# name: (module, old, new, what of the mutant to use in its place, scenario)
+MUTANTS = {
+    "ag_gemm does not wait (1)": (
+        AG_KERNEL, 'dl.wait(flags + tile_m // piece_tiles * world + chunk, 1, "sys", "acquire", epoch, cmp="ge")', "0",
+        (ag_op, "ag_gemm_kernel"), overtaken(AG)),
+    "ag_gemm waits for the wrong piece (16)": (
+        AG_KERNEL, "tile_m // piece_tiles * world + chunk, 1,", "0 * world + chunk, 1,", (ag_op, "ag_gemm_kernel"), pieces),
+    "ag_gemm compares unsigned (8)": (
+        AG_KERNEL, 'world + chunk, 1, "sys", "acquire", epoch, cmp="ge")',
+        'world + chunk, 1 * (epoch > 0), "sys", "acquire", epoch, cmp="ge")',
+        (ag_op, "ag_gemm_kernel"), wrap(AG, "ag_gemm")),
+    "ag_gemm without the closing wait (11)": (
+        AG_KERNEL, "if tl.program_id(0) == 0:", "if tl.program_id(0) < 0:", (ag_op, "ag_gemm_kernel"), no_tiles),
+    "ag_gemm writes the flag before the data (1)": (
+        AG_OP, "            backend().copy(theirs[rows], x[rows], stream)\n"
+        "            backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)",
+        "            backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)\n"
+        "            backend().copy(theirs[rows], x[rows], stream)", (ag_op, "_push"), overtaken(AG)),
+    "ag_gemm pushes before the stream's earlier work is done (15)": (
+        AG_OP, "side.wait_stream(current)", "pass", (ag_op, "_fused"), None),
+    "gemm_rs does not wait (1)": (
+        RS_KERNEL, 'dl.wait(flags + (step - 1) * tiles + tile, 1, "sys", "acquire", epoch, cmp="ge")', "0",
+        (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+    "gemm_rs waits for equality of an old epoch (7)": (
+        RS_KERNEL, '1, "sys", "acquire", epoch, cmp="ge")', '1, "sys", "acquire", 1, cmp="ge")',
+        (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+    "gemm_rs adds to its flags (7)": (
+        RS_KERNEL, "dl.notify(flags + step * tiles + tile, successor, epoch)",
+        'dl.notify(flags + step * tiles + tile, successor, 1, "add")', (rs_op, "gemm_rs_kernel"), shapes(RS)),
+    "gemm_rs signals before it stores (1)": (
+        RS_KERNEL, "            tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)\n"
+        "            dl.notify(flags + step * tiles + tile, successor, epoch)",
+        "            dl.notify(flags + step * tiles + tile, successor, epoch)\n"
+        "            tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)",
+        (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+    "gemm_rs takes the half from the shape (10)": (
+        RS_KERNEL, "    slots_in = slots + (epoch & 1).to(tl.int64) * half\n"
+        "    slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * half",
+        "    slots_in = slots + (epoch & 1).to(tl.int64) * (world - 1) * m * n\n"
+        "    slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * (world - 1) * m * n",
+        (rs_op, "gemm_rs_kernel"), shapes(RS)),
+    "gemm_rs keeps to one half (10)": (
+        RS_KERNEL, "slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * half",
+        "slots_in = slots\n    slots_out = dl.symm_at(slots, successor)", (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+    "gemm_rs advances the epoch early (9)": (
+        RS_KERNEL, "== tl.num_programs(0) - 1:", "== 0:", (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+    "the workspace keeps to one half (10)": (
+        WORKSPACE, "start = (self.epoch & 1) * self.half_bytes", "start = 0", (workspace_module.Workspace, "half"), overtaken(AG)),
+    "the workspace places halves by the shape (10)": (
+        WORKSPACE, "if self.data is None or half_bytes > self.half_bytes:\n"
+        "            self.half_bytes = -(-half_bytes // _GRAIN) * _GRAIN",
+        "self.half_bytes = half_bytes\n        if self.data is None or 2 * half_bytes > self.data.numel():",
+        (workspace_module.Workspace, "reserve"), shapes(AG)),
+    "the workspace leaves new flags at zero (8)": (
+        WORKSPACE, "self.flags.fill_(self.epoch)", "pass", (workspace_module.Workspace, "set_epoch"),
+        lambda: near_the_wrap([RS(20, 24, 40)], ["gemm_rs"], start=-2**31 + 5)),
+}
+
+
+def caught(scenario) -> bool:
+    """True when some schedule shows the fault: a wrong result, a hang or a device fault."""
+    for mode in ("skew", "late", "random"):
+        for seed in range(4):
+            try:
+                run_ranks(scenario, 3, mode=mode, seed=seed)
+            except (AssertionError, TritonDistError):
+                return True
+    return False
+
+
+def late_input():
+    """A side stream still computes x when ag_gemm is called on it."""
+    import torch
+
+    import triton_dist
+    from triton_dist.runtime.backend import backend
+    from triton_dist.runtime.groups import resolve
+    from triton_dist.ops import ag_gemm
+    from triton_dist.testing import ag_gemm_float64, assert_matches, random_tensor
+    group, side = resolve(), triton_dist.new_stream()
+    source = random_tensor(40, 64, dtype=torch.float16, seed=group.rank)
+    w = random_tensor(24, 64, dtype=torch.float16, seed=50 + group.rank)
+    for _ in range(4):
+        x = torch.full_like(source, float("nan"))
+        with triton_dist.use_stream(side):
+            backend().copy(x, source, side)
+            out = ag_gemm(x, w, method="portable")
+        triton_dist.synchronize()
+        assert_matches(out, ag_gemm_float64(source, w, group), k=64)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(ag_op, "_PIECE_BYTES", 4096)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name, tmp_path):
+    module, old, new, (target, attribute), scenario = MUTANTS[name]
+    mutant = mutated(module, old, new, tmp_path)
+    value = getattr(mutant, attribute) if not isinstance(target, type) else getattr(mutant.Workspace, attribute)
+    with replaced(target, attribute, value):
+        assert caught(scenario or late_input), f"survived: {name}"
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_rule_kept_is_not_reported(name):
+    scenario = MUTANTS[name][4] or late_input
+    run_ranks(scenario, 3, mode="skew", seed=0)
