@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The protocol's rules, as situations that go wrong when a rule is broken. test_protocol_mutants.py breaks them."""
+from importlib import import_module
+
 import pytest
 from scenarios import AG, F32, RS, back_to_back, near_the_wrap, overtaking
 
@@ -81,7 +83,7 @@ def test_growth_while_counting():
 def test_a_call_that_fails_after_it_began_poisons_the_workspace():
     """Peers may be one call ahead, so later calls are refused (rule 12)."""
     def script():
-        import triton_dist.ops.gemm_rs.op as op
+        op = import_module("triton_dist.ops.gemm_rs.op")
         from triton_dist.runtime.errors import WorkspacePoisoned
         back_to_back([RS(4, 4, 8)])
         kernel = op.gemm_rs_kernel
@@ -104,7 +106,6 @@ def test_a_call_that_fails_after_it_began_poisons_the_workspace():
 @pytest.mark.parametrize("mode", MODES)
 def test_pieces_change_between_calls(mode, monkeypatch):
     """A flag belongs to one writer for good, however many pieces a call has (rule 7)."""
-    import triton_dist.ops.ag_gemm.op as op
-    monkeypatch.setattr(op, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(import_module("triton_dist.ops.ag_gemm.op"), "_PIECE_BYTES", 4096)
     for seed in range(3):
         run_ranks(lambda: overtaking([AG(256, 24, 64), AG(64, 24, 8), AG(128, 24, 64)], slow=1), 3, mode=mode, seed=seed)

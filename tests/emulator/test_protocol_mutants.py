@@ -1,16 +1,18 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Each protocol test fails when its rule is broken: one statement of a kernel, an op or the workspace replaced at a time."""
+from importlib import import_module
+
 import pytest
 from mutants import mutated, replaced
 from scenarios import AG, RS, back_to_back, near_the_wrap, overtaking
 
-import triton_dist.ops.ag_gemm.op as ag_op
-import triton_dist.ops.gemm_rs.op as rs_op
 import triton_dist.runtime.workspace as workspace_module
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.runtime.errors import TritonDistError
 
+ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
+rs_op = import_module("triton_dist.ops.gemm_rs.op")
 AG_KERNEL, RS_KERNEL = "triton_dist.ops.ag_gemm.kernels", "triton_dist.ops.gemm_rs.kernels"
 AG_OP, WORKSPACE = "triton_dist.ops.ag_gemm.op", "triton_dist.runtime.workspace"
 
