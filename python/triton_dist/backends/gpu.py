@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from triton_dist.backends.device_runtime import library
-from triton_dist.backends.gpu_context import ContextWriter
+from triton_dist.backends.gpu_context import ContextWriter, timeout_ns
 from triton_dist.backends.gpu_driver import GpuDriver
 from triton_dist.backends.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
@@ -22,7 +22,7 @@ class GpuBackend(Backend):
 
     def __init__(self, driver: GpuDriver):
         self.driver = driver
-        bounded = bool(os.environ.get("TRITON_DIST_WAIT_TIMEOUT"))
+        bounded = timeout_ns() > 0
         self._extern_libs = {LIBRARY: library(self.name, bounded)}
         self._contexts = ContextWriter(driver, bounded)
         self._memory_ops: dict[int, bool] = {}

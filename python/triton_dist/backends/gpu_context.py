@@ -73,7 +73,7 @@ class ContextWriter:
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
                 raise NotInitialized(f"{name}: asks for its rank or for a peer's memory, but this process has not joined "
                                      "a world; call triton_dist.initialize_distributed() first")
-            self._context = self._complete(Context(wait_timeout_ns=_timeout_ns()))
+            self._context = self._complete(Context(wait_timeout_ns=timeout_ns()))
 
     def _after_load(self, module, function, name, metadata_group, _hash) -> None:
         if not _uses_context(metadata_group):
@@ -105,11 +105,13 @@ class ContextWriter:
             if module.device not in self._streams:     # torch's streams do not wait for the legacy default stream
                 self._streams[module.device] = torch.cuda.Stream()
             stream = self._streams[module.device]
-            self._driver.copy_to_device(module.address, self._context.pack(module.kernel_id), stream.cuda_stream)
-            stream.synchronize()
+            raw = self._context.pack(module.kernel_id)
+            self._driver.copy_to_device(module.address, raw, stream.cuda_stream)
+            stream.synchronize()                       # `raw` must live until here
 
 
-def _timeout_ns() -> int:
+def timeout_ns() -> int:
+    """TRITON_DIST_WAIT_TIMEOUT in nanoseconds; 0 when waits are unbounded."""
     return int(float(os.environ.get("TRITON_DIST_WAIT_TIMEOUT") or 0) * 1e9)
 
 

@@ -5,9 +5,13 @@ import ctypes
 import functools
 from abc import ABC, abstractmethod
 
+import torch
+
 from triton_dist.runtime.errors import TritonDistError, UnsupportedFeature
 
-_NOT_FOUND = 500      # CUDA_ERROR_NOT_FOUND and hipErrorNotFound
+# The two vendors number these alike.
+_INVALID_CONTEXT = 201
+_NOT_FOUND = 500
 
 
 class GpuDriver(ABC):
@@ -48,15 +52,23 @@ class GpuDriver(ABC):
 
     def call(self, function: str, *args) -> None:
         """Calls `function`, whose arguments are ctypes values; raises TritonDistError unless it returns 0."""
-        code = getattr(self.library, function)(*args)
+        code = self._status(function, *args)
         if code:
             raise TritonDistError(f"{function} failed with {code}: {self.error_text(code)}")
+
+    def _status(self, function: str, *args) -> int:
+        """Status of a call. A thread that has not yet used the device is bound to its context first."""
+        code = getattr(self.library, function)(*args)
+        if code == _INVALID_CONTEXT:
+            torch.cuda.set_device(torch.cuda.current_device())
+            code = getattr(self.library, function)(*args)
+        return code
 
     def module_global(self, module: int, name: str) -> tuple[int, int] | None:
         """(address, bytes) of a module's global variable; None if the module has none of that name."""
         address, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
-        code = getattr(self.library, self.module_get_global)(
-            ctypes.byref(address), ctypes.byref(nbytes), ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
+        code = self._status(self.module_get_global, ctypes.byref(address), ctypes.byref(nbytes),
+                            ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
         if code == _NOT_FOUND:
             return None
         if code:
