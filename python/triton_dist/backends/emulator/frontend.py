@@ -92,7 +92,7 @@ def _integer(x: int, name: str) -> IntScalar:
 def argument(x: Any, p: _Parameter, keep: list) -> Any:
     """A launch argument as the kernel sees it. Tensors become pointers; an int that is 1 is specialised to a constexpr."""
     if x is None or p.constexpr:
-        return x.value if isinstance(x, core.constexpr) else x
+        return rebuild.convert(x) if isinstance(x, core.constexpr) or rebuild.is_jit(x) else x
     if isinstance(x, (bool, int, float)) and p.typed in _NAMED:
         return cast(constant(x), canonical(_NAMED[p.typed]))
     if isinstance(x, bool):

@@ -157,17 +157,25 @@ _MIRROR = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def _line_compare(name: str, a: Any, b: Any) -> Optional[Tensor]:
-    """A formula of one axis against an integer: a box mask."""
+    """A comparison that is a box mask: what differs between the sides moves along one axis at most, upwards."""
     if isinstance(a, int):
         a, b, name = b, a, _MIRROR[name]
-    moving = [k for k, s in enumerate(a.line[1]) if s]
-    if len(moving) != 1 or a.line[1][moving[0]] < 0:
+    (base, steps), shape = a.line, a.shape
+    if isinstance(b, Tensor):
+        shape = broadcast_shape(a.shape, b.shape)
+        base, steps = base - b.line[0], tuple(p - q for p, q in zip(_steps_in(a, shape), _steps_in(b, shape)))
+        b = 0
+    moving = [k for k, (n, s) in enumerate(zip(shape, steps)) if s and n > 1]
+    if not moving:
+        holds = COMPARE[name](base, b)
+        return Tensor(None, I1, shape, box=tuple((0, n if holds else 0) for n in shape))
+    k, step, gap = moving[0], steps[moving[0]], b - base
+    if len(moving) > 1 or step < 0:
         return None
-    k, step, gap = moving[0], a.line[1][moving[0]], b - a.line[0]
-    n, below, upto = a.shape[k], -(-gap // step), gap // step + 1      # how many elements are < b, are <= b
+    n, below, upto = shape[k], -(-gap // step), gap // step + 1        # how many elements are < b, are <= b
     lo, hi = {"lt": (0, below), "le": (0, upto), "ge": (below, n), "gt": (upto, n)}[name]
-    box = tuple((min(max(lo, 0), n), min(max(hi, 0), n)) if j == k else (0, m) for j, m in enumerate(a.shape))
-    return Tensor(None, I1, a.shape, box=box)
+    box = tuple((min(max(lo, 0), n), min(max(hi, 0), n)) if j == k else (0, m) for j, m in enumerate(shape))
+    return Tensor(None, I1, shape, box=box)
 
 
 def _box_and(a: Tensor, b: Tensor) -> Tensor:
