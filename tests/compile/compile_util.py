@@ -34,7 +34,7 @@ def compile_kernel(fn, signature: dict, constexprs: dict, target: str, *, bounde
         constexprs: value of each constexpr parameter by name.
         target: one of TARGETS.
         bounded: link the bounded-wait variant.
-        divisible: names of the parameters that are multiples of 16, as they are at most launches; by default the pointers.
+        divisible: names of the parameters that are multiples of 16, as they are at most launches; the pointers if None.
         runtime: False leaves the device runtime out, as plain triton.jit does.
         options: compile options (num_warps, num_stages, ...).
     """

@@ -55,7 +55,8 @@ def every_row(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
 
 
 @jit
-def load_after_wait(x, flag, out, n, SCOPE: tl.constexpr, SEMANTIC: tl.constexpr, CMP: tl.constexpr, BLOCK: tl.constexpr):
+def load_after_wait(x, flag, out, n, SCOPE: tl.constexpr, SEMANTIC: tl.constexpr, CMP: tl.constexpr,
+                    BLOCK: tl.constexpr):
     """One wait, then a load that depends on it."""
     token = dl.wait(flag, n, SCOPE, SEMANTIC, 3, CMP)
     offsets = tl.arange(0, BLOCK)

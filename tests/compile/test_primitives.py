@@ -95,13 +95,14 @@ def test_descriptor_is_tied_through_its_coordinates(compiled, target):
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 def test_consume_token_accepts_every_kind(compiled, target):
-    compiled(kernels.consume_kinds, dict(x="*fp32", flag="*i32", out="*fp32", BLOCK="constexpr"), dict(BLOCK=256), target)
+    compiled(kernels.consume_kinds, dict(x="*fp32", flag="*i32", out="*fp32", BLOCK="constexpr"), dict(BLOCK=256),
+             target)
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_teams_are_loaded_from_memory(compiled, target):
-    kernel = compiled(kernels.team_ring, dict(team="*i32", symmetric="*fp16", flag="*i32", out="*fp16", BLOCK="constexpr"),
-                      dict(BLOCK=1024), target)
+    kernel = compiled(kernels.team_ring, dict(team="*i32", symmetric="*fp16", flag="*i32", out="*fp16",
+                                              BLOCK="constexpr"), dict(BLOCK=1024), target)
     assert "tdist_num_ranks" not in kernel.asm["ttir"]
 
 
@@ -117,7 +118,8 @@ def test_world_barrier_releases_in_parallel_then_acquires(compiled, target):
 
 
 def test_primitives_work_in_gluon_partitions(compiled):
-    kernel = compiled(kernels.gluon_partitions, dict(x="*fp32", symmetric="*fp32", flag="*i32", rank="i32"), {}, "sm_90")
+    signature = dict(x="*fp32", symmetric="*fp32", flag="*i32", rank="i32")
+    kernel = compiled(kernels.gluon_partitions, signature, {}, "sm_90")
     lines = instructions(kernel)
     spin = position(lines, r"ld\.relaxed\.sys\.global")
     fence = position(lines, r"fence\.acquire\.sys", spin)

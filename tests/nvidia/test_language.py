@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """The device language between ranks. A script (`bash launch.sh test_language.py`) and a pytest module.
 
-`bash launch.sh test_language.py --timeout` leaves a signal out on purpose: with TRITON_DIST_WAIT_TIMEOUT=1 the process must
-end with a WaitTimeout that names the flag, not hang.
+`bash launch.sh test_language.py --timeout` leaves a signal out on purpose: with TRITON_DIST_WAIT_TIMEOUT=1 the process
+must end with a WaitTimeout that names the flag, not hang.
 """
 import argparse
 import os
@@ -31,7 +31,7 @@ def queue_kernel(x, out, slots, flags, blocks, SLOTS: tl.constexpr, PRODUCERS: t
     """Ring queue: each rank sends its x to the next one through SLOTS slots of BLOCK elements there.
 
     Who writes: a producer stores block i into slot i % SLOTS of the next rank and sets its flag to 2 * round + 1.
-    Who waits: a consumer for that value, and the producer of the next round for the 2 * round + 2 that the consumer sets.
+    Who waits: a consumer for that value, and the next round's producer for the 2 * round + 2 that the consumer sets.
     """
     pid = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
@@ -126,7 +126,8 @@ def test_packets(block: int = 256):
     group = resolve()
     packets = triton_dist.create_symm_tensor((2, block), torch.int64)
     for epoch in (1, 2, 3):
-        x, out = torch.arange(block, dtype=torch.int32).to(triton_dist.device()) + 1000 * group.rank + epoch, int32(block)
+        x = torch.arange(block, dtype=torch.int32).to(triton_dist.device()) + 1000 * group.rank + epoch
+        out = int32(block)
         packet_kernel[(1,)](x, out, packets[epoch % 2], epoch, block)
         triton_dist.synchronize()
         before = (group.rank - 1) % group.size

@@ -38,8 +38,8 @@ class GpuBackend(Backend):
     def set_device(self, local_rank: int) -> None:
         count = torch.cuda.device_count()
         if not 0 <= local_rank < count:
-            raise InvalidArgument(f"local rank: expected one of the {count} visible GPUs, found {local_rank}; start at most "
-                                  "one process per GPU, or make more GPUs visible")
+            raise InvalidArgument(f"local rank: expected one of the {count} visible GPUs, found {local_rank}; start at "
+                                  "most one process per GPU, or make more GPUs visible")
         torch.cuda.set_device(local_rank)
 
     def num_sms(self) -> int:
@@ -67,8 +67,9 @@ class GpuBackend(Backend):
                 raise
             lines = [f"rank {r.rank}: {self.kernel_name(r.kernel_id)}, program {r.program}, lane {r.lane}: flag "
                      f"{r.flag:#x} (one of {r.n}) wanted {r.wanted}, last seen {r.seen}" for r in records]
-            raise WaitTimeout(f"no signal within TRITON_DIST_WAIT_TIMEOUT={os.environ.get('TRITON_DIST_WAIT_TIMEOUT')} "
-                              "seconds; the device context of this process is lost, end it\n" + "\n".join(lines)) from error
+            limit = os.environ.get("TRITON_DIST_WAIT_TIMEOUT")
+            raise WaitTimeout(f"no signal within TRITON_DIST_WAIT_TIMEOUT={limit} seconds; the device context of this "
+                              "process is lost, end it\n" + "\n".join(lines)) from error
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -92,8 +93,8 @@ class GpuBackend(Backend):
 
     def write_value32(self, flags: torch.Tensor, index: int, value: int, stream: Stream) -> None:
         if flags.element_size() != 4 or not flags.is_contiguous() or not 0 <= index < flags.numel():
-            raise InvalidArgument(f"write_value32: expected a contiguous tensor of 4-byte flags that has index {index}, "
-                                  f"found {tuple(flags.shape)} {flags.dtype}")
+            raise InvalidArgument("write_value32: expected a contiguous tensor of 4-byte flags that has index "
+                                  f"{index}, found {tuple(flags.shape)} {flags.dtype}")
         self.driver.write_value32(flags.data_ptr() + 4 * index, value, stream.cuda_stream)
 
     # -- kernels -------------------------------------------------------------------------------------------

@@ -67,12 +67,12 @@ class ContextWriter:
         if not _uses_context(metadata_group):
             return
         if torch.cuda.is_current_stream_capturing():
-            raise TritonDistError(f"{name}: the first launch of a kernel loads it and fills its context, which cannot be "
-                                  "captured in a graph; run it once before the capture")
+            raise TritonDistError(f"{name}: the first launch of a kernel loads it and fills its context, which cannot "
+                                  "be captured in a graph; run it once before the capture")
         if self._context is None:
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-                raise NotInitialized(f"{name}: asks for its rank or for a peer's memory, but this process has not joined "
-                                     "a world; call triton_dist.initialize_distributed() first")
+                raise NotInitialized(f"{name}: asks for its rank or for a peer's memory, but this process has not "
+                                     "joined a world; call triton_dist.initialize_distributed() first")
             self._context = self._complete(Context(wait_timeout_ns=timeout_ns()))
 
     def _after_load(self, module, function, name, metadata_group, _hash) -> None:
@@ -83,8 +83,8 @@ class ContextWriter:
             return
         address, nbytes = found
         if nbytes != SIZE:
-            raise TritonDistError(f"{name}: its context has {nbytes} bytes, this runtime's {SIZE}; it was compiled with "
-                                  "another version of triton_dist, clear the Triton cache")
+            raise TritonDistError(f"{name}: its context has {nbytes} bytes, this runtime's {SIZE}; it was compiled "
+                                  "with another version of triton_dist, clear the Triton cache")
         self._modules[module] = _Module(address, torch.cuda.current_device(), len(self._names))
         self._names.append(name)
         self._fill(self._modules[module])

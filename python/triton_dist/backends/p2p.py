@@ -47,8 +47,8 @@ class P2PArena(Arena):
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
         self._rank = rank
         if self.bases[rank] != self.local.data_ptr():
-            raise UnsupportedFeature("torch's symmetric memory is mapped at another address than its own tensor; expected "
-                                     f"{self.local.data_ptr():#x}, found {self.bases[rank]:#x}")
+            raise UnsupportedFeature("torch's symmetric memory is mapped at another address than its own tensor; "
+                                     f"expected {self.local.data_ptr():#x}, found {self.bases[rank]:#x}")
         self._views = {rank: self.local}
 
     def view(self, rank: int) -> Any:

@@ -23,8 +23,8 @@ SELECT = "__tdist_select__"
 
 def _require_library(name: str, options) -> None:
     if LIBRARY not in dict(getattr(options, "extern_libs", None) or ()):
-        raise RuntimeError(f"triton_dist.language.{name} needs the device runtime, which plain triton.jit does not link. "
-                           "Decorate the kernel with @triton_dist.jit instead of @triton.jit")
+        raise RuntimeError(f"triton_dist.language.{name} needs the device runtime, which plain triton.jit does not "
+                           "link. Decorate the kernel with @triton_dist.jit instead of @triton.jit")
 
 
 def cast_arguments(row, args, semantic) -> list:

@@ -59,7 +59,7 @@ def symm_at(ptr, rank):
     with `ptr`). Alignment survives, so wide loads and stores stay wide. One add; no communication. A rank that loads
     and stores cannot reach (base 0) gives an address that faults when used."""
     shift: tl.constexpr = element_shift(ptr)
-    delta = _symm_delta(rank) >> shift        # in elements: Triton tracks alignment through ptr + int, not through casts
+    delta = _symm_delta(rank) >> shift        # in elements: Triton tracks alignment through ptr + int, not casts
     if can_hint(rank):
         delta = tl.multiple_of(delta, 256 >> shift)
     return ptr + delta
@@ -69,10 +69,10 @@ def symm_at(ptr, rank):
 def consume_token(value, token):
     """`value`, unchanged, but data dependent on `token` (the result of `wait`).
 
-    The compiler's pipeliner hoists loads by data dependence alone, so a load that must follow a wait in a loop has to use
-    something that went through here: its pointer, a tensor of pointers, an integer coordinate, or a tensor descriptor
-    (the result offers load, store, gather and scatter). Floating-point values of 16 bits or more work too. Free at run
-    time but for an add; alignment and contiguity of `value` are kept."""
+    The compiler's pipeliner hoists loads by data dependence alone, so a load that must follow a wait in a loop has to
+    use something that went through here: its pointer, a tensor of pointers, an integer coordinate, or a tensor
+    descriptor (the result offers load, store, gather and scatter). Floating-point values of 16 bits or more work too.
+    Free at run time but for an add; alignment and contiguity of `value` are kept."""
     how: tl.constexpr = kind(value)
     zero = _zero_after(token)
     if can_hint(token):

@@ -15,7 +15,8 @@ from triton_dist.language.team import num_ranks, rank as world_rank
 
 _PAD_RANKS = tl.constexpr(64)     # runtime.context.MAX_WORLD: flag words in the world-barrier pad
 _PAD_FLAGS = tl.constexpr(16)     # word of the pad at which the flags begin, behind the epoch
-_EQ, _SET, _INTER_NODE = tl.constexpr("eq"), tl.constexpr("set"), tl.constexpr("inter_node")     # a bare str default fails
+# Defaults of constexpr parameters: Triton wants them wrapped when they are strings.
+_EQ, _SET, _INTER_NODE = tl.constexpr("eq"), tl.constexpr("set"), tl.constexpr("inter_node")
 
 
 @primitive
@@ -57,7 +58,7 @@ def wait(barrierPtrs, numBarriers, scope: tl.constexpr, semantic: tl.constexpr, 
 
     `barrierPtrs`: pointer to 32- or 64-bit integers. `scope`: "gpu" if only this device writes the flags, else "sys".
     `semantic`: "acquire" orders later loads of the program after the writer's release; "relaxed" does not. `cmp`: "eq",
-    or "ge" by signed difference, so that epochs may wrap. Every warp polls for itself and no CTA barrier is used: it may
+    or "ge" by signed difference, so that epochs may wrap. Every warp polls for itself, without a CTA barrier: it may
     be called in uniform control flow by any program, in a pipelined loop, and in any Gluon partition. Loads that must
     follow it in a loop need `consume_token`."""
     # The branch lets Triton 3.6 predicate the call when it pipelines the loop around it; it is gone in the binary.
@@ -88,10 +89,11 @@ def notify(ptr, rank, signal=1, sig_op: tl.constexpr = _SET, comm_scope: tl.cons
 def barrier_all():
     """Barrier of one program per rank over the whole world; stores before it are visible after it, on every rank.
 
-    Algorithm: the pad holds this rank's epoch and one flag word per world rank. The program advances the epoch, releases
-    it (system scope) into its own word on every rank, and acquires its own row until each word has reached the epoch by
-    signed difference. Nothing is reset, so the barrier is re-entrant and graph safe. At most one program a rank may be
-    inside it at a time, successive callers on one rank must be ordered, and all ranks must be load/store reachable."""
+    Algorithm: the pad holds this rank's epoch and one flag word per world rank. The program advances the epoch,
+    releases it (system scope) into its own word on every rank, and acquires its own row until each word has reached the
+    epoch by signed difference. Nothing is reset, so the barrier is re-entrant and graph safe. At most one program a rank
+    may be inside it at a time, successive callers on one rank must be ordered, and all ranks must be load/store
+    reachable. In uniform control flow of a whole program; not inside a Gluon partition."""
     pad = _barrier_pad().to(tl.pointer_type(tl.int32))
     epoch = tl.load(pad, volatile=True) + 1
     tl.debug_barrier()        # every thread has read the epoch, and every thread's stores come before the release

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Who am I: the world, from the context global, and teams, from an int32 device array.
 
-A team is a pointer to int32 [size, my index, world rank of member 0, world rank of member 1, ...]. Kernels of ops take a
-team, because one compiled module serves many groups; `rank` and `num_ranks` always speak of the world.
+A team is a pointer to int32 [size, my index, world rank of member 0, world rank of member 1, ...]. Kernels of ops take
+a team, because one compiled module serves many groups; `rank` and `num_ranks` always speak of the world.
 """
 import triton.language as tl
 

@@ -1,0 +1,153 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The ctypes side of the GPU backends, against libraries that are Python functions."""
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from triton_dist.backends import gpu_driver
+from triton_dist.backends.amd.driver import HipDriver
+from triton_dist.backends.gpu import GpuBackend
+from triton_dist.backends.nvidia.driver import CudaDriver
+from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
+
+
+def plain(argument):
+    """The value inside a ctypes argument."""
+    return argument.value if hasattr(argument, "value") else argument
+
+
+class Library:
+    """Answers every function with `status`, after `effects[name](*args)`; remembers the calls."""
+
+    def __init__(self, **effects):
+        self.effects, self.calls, self.status = effects, [], 0
+
+    def __getattr__(self, name):
+        if not name.startswith(("cu", "hip")):
+            raise AttributeError(name)
+
+        def call(*args):
+            self.calls.append((name, tuple(plain(a) for a in args)))
+            effect = self.effects.get(name)
+            return (effect(*args) if effect else None) or self.status
+
+        return call
+
+
+def with_library(driver, library):
+    driver.__dict__["library"] = library        # a cached_property: this is its cache
+    return driver
+
+
+def set_global(address, nbytes, module, name):
+    address._obj.value, nbytes._obj.value = 0xFFFF_0000_1000, 568
+
+
+@pytest.mark.parametrize("driver, function", [(CudaDriver(), "cuModuleGetGlobal_v2"),
+                                              (HipDriver(), "hipModuleGetGlobal")])
+def test_module_global_is_found_or_absent_or_an_error(driver, function):
+    library = Library(**{function: set_global})
+    with_library(driver, library)
+    assert driver.module_global(0x7F00_1234_5678, "tdist_ctx") == (0xFFFF_0000_1000, 568)
+    assert library.calls[0][1][2:] == (0x7F00_1234_5678, b"tdist_ctx")
+    with_library(driver, Library(**{function: lambda *_: 500}))
+    assert driver.module_global(1, "tdist_ctx") is None
+
+
+def test_errors_carry_the_drivers_words():
+    def name(code, out):
+        out._obj.value = b"CUDA_ERROR_INVALID_VALUE"
+
+    def text(code, out):
+        out._obj.value = b"invalid argument"
+
+    driver = with_library(CudaDriver(), Library(cuGetErrorName=name, cuGetErrorString=text, cuMemcpyAsync=lambda *_: 1))
+    with pytest.raises(TritonDistError, match="cuMemcpyAsync .* 1: CUDA_ERROR_INVALID_VALUE, invalid argument"):
+        driver.copy(1, 2, 3, 4)
+
+
+def test_a_thread_without_a_context_is_bound_to_it_and_the_call_repeated(monkeypatch):
+    bound = []
+    monkeypatch.setattr(gpu_driver.torch, "cuda", SimpleNamespace(current_device=lambda: 3, set_device=bound.append))
+    driver = with_library(CudaDriver(), Library(cuMemcpyAsync=lambda *_: 0 if bound else 201))
+    driver.copy(1, 2, 3, 4)
+    assert bound == [3]
+
+
+@pytest.mark.parametrize("driver, write, copy", [
+    (CudaDriver(), ("cuStreamWriteValue32_v2", (9, 2**40 + 4, 2**32 - 1, 0)), ("cuMemcpyAsync", (2**40, 2**41, 64, 9))),
+    (HipDriver(), ("hipStreamWriteValue32", (9, 2**40 + 4, 2**32 - 1, 0)),
+     ("hipMemcpyAsync", (2**40, 2**41, 64, 1024, 9))),
+])
+def test_stream_operations_pass_whole_addresses_in_the_right_order(driver, write, copy):
+    library = Library()
+    with_library(driver, library)
+    driver.write_value32(2**40 + 4, -1, 9)
+    driver.copy(2**40, 2**41, 64, 9)
+    driver.copy_to_device(2**40, b"a\0b", 9)
+    assert library.calls[:2] == [write, copy]
+    assert library.calls[2][1][0] == 2**40 and library.calls[2][1][2:] == (3, 9)
+
+
+def test_attribute_asks_for_the_device_handle_first():
+    def handle(out, ordinal):
+        out._obj.value = ordinal.value + 10
+
+    def attribute(out, which, device):
+        out._obj.value = which.value * 100 + device.value
+
+    driver = with_library(CudaDriver(), Library(cuDeviceGet=handle, cuDeviceGetAttribute=attribute))
+    assert driver.attribute(1, 122) == 12211
+
+
+def test_a_missing_driver_library_is_a_clear_error(monkeypatch):
+    driver = CudaDriver()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
+    with pytest.raises(UnsupportedFeature, match="libcuda.so.1: not found"):
+        driver.call("cuInit", 0)
+
+
+@pytest.fixture
+def backend():
+    """GpuBackend's copy-engine methods over a driver that records."""
+    class Bare(GpuBackend):
+        name = "nvidia"
+        default_heap_size = 1
+
+        def __init__(self):
+            self.driver = SimpleNamespace(copy=lambda *args: self.calls.append(args),
+                                          write_value32=lambda *args: self.calls.append(args))
+            self.calls = []
+
+        def _stream_memory_ops(self, device):
+            return True
+
+        def gemm_config(self, dtype, m):
+            raise NotImplementedError
+
+    return Bare()
+
+
+STREAM = SimpleNamespace(cuda_stream=9)
+
+
+def test_copy_moves_all_bytes_of_contiguous_tensors_and_nothing_else(backend):
+    dst, src = torch.empty(4, 8, dtype=torch.bfloat16), torch.empty(32, dtype=torch.int16)
+    backend.copy(dst, src, STREAM)
+    backend.copy(dst[:0], src[:0], STREAM)
+    assert backend.calls == [(dst.data_ptr(), src.data_ptr(), 64, 9)]
+    for bad in (dst[:, :4], dst[:2]):
+        with pytest.raises(InvalidArgument, match="equal bytes"):
+            backend.copy(bad, src, STREAM)
+
+
+def test_write_value_checks_the_flag(backend):
+    flags = torch.zeros(8, dtype=torch.int32)
+    backend.write_value32(flags[2:], 3, 7, STREAM)
+    assert backend.calls == [(flags.data_ptr() + 20, 7, 9)]
+    for bad, index in ((flags, 8), (flags, -1), (flags[::2], 0), (flags.long(), 0)):
+        with pytest.raises(InvalidArgument, match="4-byte flags"):
+            backend.write_value32(bad, index, 7, STREAM)
