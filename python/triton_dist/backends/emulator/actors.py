@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
+import greenlet
+
 
 @dataclass(frozen=True)
 class Cta:
@@ -72,6 +74,7 @@ class Actor:
         self.killed = False
         self.resident = False                  # a program that holds an SM
         self.error: Optional[BaseException] = None
+        self.work: tuple = ()                  # function and arguments, until it starts
         self.greenlet: Any = None
         self.steps: list = []                  # of an asynchronous copy, last first
         self.errors: list = []                 # of a host: failures of its device, to be raised at its next wait
@@ -80,9 +83,23 @@ class Actor:
     def lazy(self) -> bool:
         return self.kind in ("stream", "copy")
 
-    def enter(self) -> None:
+    def enter(self, hub: greenlet.greenlet) -> None:
         """Hub to actor; returns when the actor leaves or ends."""
+        if self.greenlet is None:
+            self.greenlet = greenlet.greenlet(self._perform, hub)
+        elif self.greenlet.parent is not hub:
+            self.greenlet.parent = hub
         self.greenlet.switch()
+
+    def _perform(self) -> None:
+        (fn, args), self.work = self.work, ()
+        try:
+            fn(*args)
+        except greenlet.GreenletExit:
+            pass
+        except BaseException as error:         # KeyboardInterrupt included: it belongs to the host
+            self.error = error
+        self.done = True
 
     def leave(self, hub: Any) -> None:
         """Actor to hub; returns when the actor is entered again."""

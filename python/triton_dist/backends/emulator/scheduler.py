@@ -12,8 +12,8 @@ runs itself. Nothing runs in parallel, so between two calls of point() or block(
 """
 import collections
 import contextlib
+import os
 import random
-import time
 from typing import Any, Callable, Iterator, Optional
 
 import greenlet
@@ -22,7 +22,8 @@ import torch
 from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized
 
-__all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "context_of"]
+__all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "context_of",
+           "is_active"]
 
 MODES = ("eager", "random", "late", "skew")
 _PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8}     # points between two preemptions, at most
@@ -40,6 +41,10 @@ def active() -> "Scheduler":
     except IndexError:
         raise NotInitialized("no emulator is running here: call triton_dist.initialize_distributed(), or run the code in "
                              "a virtual world") from None
+
+
+def is_active() -> bool:
+    return bool(_stack)
 
 
 @contextlib.contextmanager
@@ -77,7 +82,9 @@ class Scheduler:
         self.hosts = {rank: self.main}
         self.lock = contextlib.nullcontext()
         self.turns = 0
-        self.wait_timeout = 0.0                      # seconds; 0 = unbounded
+        self.wait_timeout = float(os.environ.get("TRITON_DIST_WAIT_TIMEOUT") or 0)      # seconds; 0 = unbounded
+        self.machine: Any = None                     # memory, devices and arenas that go with it
+        self.writers: dict = {}                      # flag address -> (rank, name) of its last writer
         self._hub: Any = None
         self._late = mode in ("late", "skew")
         self._credit = 0
@@ -95,9 +102,10 @@ class Scheduler:
         """A place where another actor may run."""
         self._credit -= 1
         if self._credit < 0:
-            self._preempt()
+            self.pause()
 
-    def _preempt(self) -> None:
+    def pause(self) -> None:
+        """Gives up the turn."""
         self._credit = int(self.rng.random() * _PREEMPT[self.mode])
         actor = self.current
         if actor.greenlet is None or actor.killed or not (self._ready or self._asleep or self.polls):
@@ -129,7 +137,9 @@ class Scheduler:
             actor.waiting = actor.predicate = None
 
     def wake(self, key: Any) -> None:
-        """Lets those blocked on `key` test their predicates."""
+        """Lets those blocked on `key` test their predicates. An int is the address of a flag just written."""
+        if type(key) is int:
+            self.writers[key] = self.current.rank, self.current.name
         for actor in self._waiters.pop(key, ()):
             self._admit(actor)
 
@@ -139,16 +149,7 @@ class Scheduler:
         It joins the caller's crew unless it came with one. An exception in it ends the crew and goes to the host that
         waits for the crew (or to the rank's host where there is no crew).
         """
-        def body() -> None:
-            try:
-                fn(*args)
-            except greenlet.GreenletExit:
-                pass
-            except BaseException as error:      # KeyboardInterrupt included: it belongs to the host
-                actor.error = error
-            actor.done = True
-
-        actor.greenlet = greenlet.greenlet(body)
+        actor.work = (fn, args)
         self._enlist(actor)
         if actor.kind == "program":
             self._queued[actor.rank].append(actor)
@@ -206,9 +207,21 @@ class Scheduler:
         """Programs that wait for an SM."""
         return [actor for queue in self._queued.values() for actor in queue]
 
+    def elsewhere(self) -> list:
+        """Report rows of ranks that are not on this scheduler."""
+        return []
+
     def kill(self, crew: Crew) -> None:
         """Ends all actors of a crew, at the hub's next turn."""
         self._doomed.append(list(crew.members))
+
+    def kill_actor(self, actor: Actor) -> None:
+        """Ends one actor, at the hub's next turn."""
+        self._doomed.append([actor])
+
+    def runnable(self) -> bool:
+        """True where some actor could take a turn now."""
+        return bool(self._ready or self._asleep)
 
     def shutdown(self) -> None:
         """Ends every actor but the hosts."""
@@ -220,13 +233,20 @@ class Scheduler:
     def idle(self) -> None:
         """Nothing can run and the hub's owner still waits. Raises, or returns after something may have changed."""
         from triton_dist.backends.emulator import hang
-        raise hang.deadlock(self)
+        self.collapse(hang.deadlock(self))
 
     def check_bounds(self) -> None:
-        """Raises WaitTimeout in the host of an actor whose wait has lasted longer than `wait_timeout`."""
+        """Ends everything with a WaitTimeout when a device wait has lasted longer than `wait_timeout`."""
         if self.wait_timeout:
             from triton_dist.backends.emulator import hang
-            hang.expire(self)
+            error = hang.expired(self)
+            if error is not None:
+                self.collapse(error)
+
+    def collapse(self, error: Exception) -> None:
+        """The device is stuck: ends all its work and raises `error` in the host."""
+        self.shutdown()
+        raise error
 
     def _loop(self, predicate: Callable[[], bool]) -> None:
         owner, outer, grad = self.current, self._hub, torch.is_grad_enabled()
@@ -265,9 +285,7 @@ class Scheduler:
                 self._admit(actor)
         else:
             self.current = actor
-            if actor.greenlet is not None and actor.greenlet.parent is not self._hub:
-                actor.greenlet.parent = self._hub
-            actor.enter()
+            actor.enter(self._hub)
             if actor.done:
                 self._finish(actor)
 
@@ -359,7 +377,6 @@ class Scheduler:
         actor.killed, self.current = True, actor
         actor.steps.clear()
         if actor.greenlet:                       # started and alive
-            actor.greenlet.parent = self._hub
             actor.greenlet.throw(greenlet.GreenletExit)
         actor.done, actor.error = True, None
         self._finish(actor)

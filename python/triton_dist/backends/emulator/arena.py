@@ -1,0 +1,133 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The emulator's symmetric arena: one slab a rank, sparse and zeroed, gone when the last rank that maps it ends.
+
+Between processes a slab is a memfd that peers open through /proc; where /proc does not allow that, a file in TMPDIR that
+is unlinked once all have mapped it. Nothing lies in /dev/shm.
+"""
+import mmap
+import os
+import socket
+import tempfile
+from typing import Any, Optional, Sequence
+
+import torch
+
+from triton_dist.backends.emulator.machine import Machine
+from triton_dist.backends.emulator.meeting import VirtualGroup
+from triton_dist.runtime.backend import Arena
+from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.groups import Group
+
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+class EmulatorArena(Arena):
+    """Slabs of all ranks, mapped here. Tensors over a slab keep its memory alive after close()."""
+
+    def __init__(self, machine: Machine, slabs: Sequence[mmap.mmap], owned: Sequence[int], rank: int):
+        self.nbytes = len(slabs[0])
+        self._machine = machine
+        self._views: Optional[list] = [torch.frombuffer(slab, dtype=torch.uint8) for slab in slabs]
+        self.bases = [view.data_ptr() for view in self._views]
+        self.local = self._views[rank]
+        self._segments = [machine.memory.add_segment(self.bases[owner], self.nbytes, f"heap of rank {owner}", owner)
+                          for owner in owned]
+        machine.arenas.append(self)
+
+    def view(self, rank: int) -> torch.Tensor:
+        if self._views is None:
+            raise InvalidArgument("the symmetric heap has been closed; call initialize_distributed() again")
+        return self._views[rank]
+
+    def close(self) -> None:
+        if self._views is None:
+            return
+        self._machine.arenas.remove(self)
+        for segment in self._segments:
+            self._machine.memory.drop_segment(segment)
+        self._views = self.local = None
+
+
+def reserve(machine: Machine, nbytes: int, world: Group) -> EmulatorArena:
+    """Collective over `world`: every rank's slab of `nbytes`, mapped by all."""
+    if nbytes < 1:
+        raise InvalidArgument(f"heap size: expected at least 1 byte, found {nbytes}")
+    nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if isinstance(world, VirtualGroup):
+        return EmulatorArena(machine, world.share("reserve_arena", _private(nbytes)), [world.rank], world.rank)
+    if world.size == 1:
+        return EmulatorArena(machine, [_private(nbytes)], [0], 0)
+    slabs, fds = shared(world, nbytes)
+    for fd in fds:
+        os.close(fd)
+    return EmulatorArena(machine, slabs, range(world.size), world.rank)
+
+
+def shared(world: Group, nbytes: int) -> tuple:
+    """Collective: (mappings, file descriptors) of a fresh block of `nbytes` of each rank, by rank."""
+    hosts = world.all_gather_object(socket.gethostname())
+    if len(set(hosts)) > 1:
+        raise UnsupportedFeature(f"the emulator runs on one machine, found ranks on {', '.join(sorted(set(hosts)))}")
+    fds = _by_memfd(world, nbytes) or _by_file(world, nbytes)
+    return [mmap.mmap(fd, nbytes, mmap.MAP_SHARED) for fd in fds], fds
+
+
+def _private(nbytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+
+
+def _by_memfd(world: Group, nbytes: int) -> Optional[list]:
+    """Descriptors of all ranks' memfds; None where some rank cannot open another's, and then on all ranks."""
+    own = os.memfd_create("triton_dist", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else -1
+    if own >= 0:
+        os.ftruncate(own, nbytes)
+    inode = os.fstat(own).st_ino if own >= 0 else 0
+    fds: list = []
+    for pid, fd, expected in world.all_gather_object((os.getpid(), own, inode)):
+        found = _open(f"/proc/{pid}/fd/{fd}") if fd >= 0 else -1
+        if found >= 0 and os.fstat(found).st_ino != expected:       # another pid namespace
+            os.close(found)
+            found = -1
+        fds.append(found)
+    usable = all(world.all_gather_object(min(fds) >= 0))            # also: everybody has opened `own`
+    if own >= 0:
+        os.close(own)
+    if usable:
+        return fds
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
+    return None
+
+
+def _by_file(world: Group, nbytes: int) -> list:
+    own, path = tempfile.mkstemp(prefix="triton_dist_")             # mode 0600
+    try:
+        os.ftruncate(own, nbytes)
+        fds = [_open(other) for other in world.all_gather_object(path)]
+        answers = world.all_gather_object(min(fds) >= 0)
+    finally:
+        os.unlink(path)
+        os.close(own)
+    if not all(answers):
+        raise UnsupportedFeature(f"ranks {[r for r, ok in enumerate(answers) if not ok]} cannot open the heap files of "
+                                 f"others in {tempfile.gettempdir()}: all ranks need the same user and TMPDIR")
+    return fds
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def address_of(tensor: Any, what: str) -> int:
+    """Address of a contiguous CPU tensor's first element."""
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        raise InvalidArgument(f"{what}: expected a tensor on triton_dist.device(), found {tensor!r}")
+    if not tensor.is_contiguous():
+        raise InvalidArgument(f"{what}: expected a contiguous tensor, found strides {tensor.stride()} for shape "
+                              f"{tuple(tensor.shape)}")
+    return tensor.data_ptr()

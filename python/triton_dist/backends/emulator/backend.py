@@ -1,0 +1,112 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The emulator as a backend of the runtime: a CPU that behaves like a machine of GPUs."""
+import os
+from typing import Any
+
+import torch
+
+from triton_dist.backends.emulator import arena as arenas
+from triton_dist.backends.emulator import process, scheduler
+from triton_dist.backends.emulator.launching import launch
+from triton_dist.backends.emulator.machine import Machine
+from triton_dist.backends.emulator.meeting import VirtualGroup
+from triton_dist.backends.emulator.streams import Stream
+from triton_dist.runtime.backend import Arena, Backend, GemmConfig
+from triton_dist.runtime.errors import InvalidArgument
+
+_SMS = "TRITON_DIST_EMULATOR_SMS"
+
+
+def default_sms() -> int:
+    """Programs that can be resident at a time on a rank: TRITON_DIST_EMULATOR_SMS, or 8."""
+    text = os.environ.get(_SMS, "8")
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidArgument(f"{_SMS}={text!r}: expected a number of at least 1")
+    return int(text)
+
+
+def machine() -> Machine:
+    """The machine that runs the caller: of the virtual world it is in, else of this process."""
+    return scheduler.active().machine if scheduler.is_active() else process.start()
+
+
+class EmulatorBackend(Backend):
+    """Every method acts for the calling rank, also where all ranks share one process."""
+
+    name = "emulator"
+    default_heap_size = 1 << 30          # sparse: only pages that are touched cost memory
+
+    # -- devices -------------------------------------------------------------------------------------------
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def set_device(self, local_rank: int) -> None:
+        pass
+
+    def num_sms(self) -> int:
+        return machine().scheduler.num_sms
+
+    def torch_backend(self) -> str:
+        return "gloo"
+
+    # -- streams -------------------------------------------------------------------------------------------
+    def new_stream(self, priority: int = 0) -> Stream:
+        return machine().device().new_stream(priority)
+
+    def current_stream(self) -> Stream:
+        return machine().device().current
+
+    def use_stream(self, stream: Stream) -> Any:
+        return machine().device().use(stream)
+
+    def synchronize(self) -> None:
+        machine().device().synchronize()
+
+    def is_capturing(self) -> bool:
+        return False
+
+    # -- copy engine ---------------------------------------------------------------------------------------
+    def has_stream_memory_ops(self) -> bool:
+        return True
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
+        to, source = arenas.address_of(dst, "dst"), arenas.address_of(src, "src")
+        nbytes = src.numel() * src.element_size()
+        if dst.numel() * dst.element_size() != nbytes:
+            raise InvalidArgument(f"copy: expected equal sizes, found {dst.numel() * dst.element_size()} bytes for dst and "
+                                  f"{nbytes} for src")
+        memory = machine().memory
+        memory.register(dst, "copy destination")
+        memory.register(src, "copy source")
+        stream.copy(to, source, nbytes)
+
+    def write_value32(self, flags: torch.Tensor, index: int, value: int, stream: Stream) -> None:
+        address = arenas.address_of(flags, "flags")
+        if flags.element_size() != 4 or not 0 <= index < flags.numel():
+            raise InvalidArgument(f"write_value32: expected an index into 32-bit flags, found index {index} into "
+                                  f"{flags.numel()} elements of {flags.dtype}")
+        machine().memory.register(flags, "flags")
+        stream.write_value32(address + 4 * index, value)
+
+    # -- kernels -------------------------------------------------------------------------------------------
+    def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
+        launch(machine().device(), kernel, grid, args, kwargs)
+
+    def gemm_config(self, dtype: torch.dtype, m: int) -> GemmConfig:
+        block_m = 16 if m <= 16 else 32 if m <= 32 else 64      # few big tiles: the cost is per operation
+        return GemmConfig(block_m, 64, 64, group_m=4, num_warps=4, num_stages=3)
+
+    def set_context(self, context: Any) -> None:
+        engine = machine().scheduler
+        engine.set_context(context.rank, context)
+        if context.wait_timeout_ns:
+            engine.wait_timeout = context.wait_timeout_ns / 1e9
+
+    # -- symmetric memory ----------------------------------------------------------------------------------
+    def reserve_arena(self, nbytes: int, world: Any) -> Arena:
+        here = machine()
+        if not isinstance(world, VirtualGroup):
+            here.adopt(world.rank)
+            here.scheduler.join(world)
+        return arenas.reserve(here, nbytes, world)

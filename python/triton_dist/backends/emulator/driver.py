@@ -1,0 +1,155 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""A Triton driver and compiler for the target 'emulator': plain triton.jit kernels and autotuners run in the emulator.
+
+Triton's own front end still checks and specialises each kernel, down to its first IR; in place of machine code comes a
+launcher that hands the Python function and its arguments to the engine. Other targets compile as ever.
+"""
+import time
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from triton import runtime
+from triton.backends import Backend, backends
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.backends.nvidia.compiler import CUDABackend
+
+from triton_dist.backends.emulator import frontend
+from triton_dist.backends.emulator.launching import perform
+from triton_dist.runtime.errors import UnsupportedFeature
+
+NAME = "emulator"
+_LIMITS = dict(max_shared_mem=232448, max_num_regs=65536, warpSize=32, sm_clock_rate=1, mem_clock_rate=1,
+               mem_bus_width=1)
+
+
+class EmulatorCompiler(CUDABackend):
+    """The options and the front end of a Hopper GPU, and nothing behind them."""
+
+    def __init__(self, target: GPUTarget):
+        super().__init__(target)
+        self.binary_ext = NAME
+
+    @staticmethod
+    def supports_target(target: GPUTarget) -> bool:
+        return target.backend == NAME
+
+    def hash(self) -> str:
+        return f"triton_dist-{NAME}-1"
+
+    def add_stages(self, stages: dict, options: Any, language: Any) -> None:
+        first = "ttir" if getattr(language, "name", "TRITON") == "TRITON" else "ttgir"
+
+        def check(module: Any, metadata: dict) -> Any:
+            metadata.update(name=module.get_entry_func_name(), shared=0, tmem_size=0)
+            return module
+        stages[first] = check
+        stages[NAME] = lambda module, metadata: b"emulated"
+
+
+class _Utils:
+    """What Triton asks of a driver's native half."""
+
+    def get_device_properties(self, device: int) -> dict:
+        from triton_dist.backends.emulator.backend import machine
+        return dict(_LIMITS, multiprocessor_count=machine().scheduler.num_sms)
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple:
+        return None, name, 0, 0, 1024                # module, function, registers, spills, threads
+
+    def unload_module(self, module: Any) -> None:
+        pass
+
+
+class _Clock:
+    """torch.cuda.Event(enable_timing=True) on the host's clock."""
+
+    def __init__(self, enable_timing: bool = False):
+        self._at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end: "_Clock") -> float:
+        return (end._at - self._at) * 1e3
+
+
+class _Interface:
+    """The part of torch.cuda that triton.testing uses."""
+    Event = _Clock
+
+    @staticmethod
+    def synchronize() -> None:
+        from triton_dist.backends.emulator.backend import machine
+        machine().device().synchronize()
+
+
+class EmulatorDriver(DriverBase):
+    """Triton's active driver while the emulator is the backend."""
+
+    def __init__(self) -> None:
+        self.utils, self.launcher_cls = _Utils(), _launcher
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return False                                 # never found by itself, only set
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget(NAME, 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        raise UnsupportedFeature("the emulator has no C++ launcher: compile for a GPU target instead")
+
+    def get_device_interface(self) -> type:
+        return _Interface
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(1, dtype=torch.int32)     # there is no cache to flush
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        pass
+
+    def get_benchmarker(self) -> Callable:
+        return _wall_time
+
+
+def _wall_time(kernel_call: Callable, *, quantiles: Optional[Sequence[float]] = None, **_: Any) -> Any:
+    """Milliseconds of one run: enough to choose a configuration that works, and all an emulator can say of speed."""
+    start = time.perf_counter()
+    kernel_call()
+    elapsed = (time.perf_counter() - start) * 1e3
+    return elapsed if quantiles is None else [elapsed] * len(quantiles)
+
+
+def _launcher(source: Any, metadata: Any) -> Callable:
+    """What a compiled kernel calls to run."""
+    kernel = getattr(source, "fn", None)
+    if kernel is None:
+        raise UnsupportedFeature("the emulator runs kernels from their Python source, found one loaded from IR")
+
+    def run(x: int, y: int, z: int, stream: Any, function: Any, packed: Any, described: Any, enter: Any, leave: Any,
+            *args: Any) -> None:
+        from triton_dist.backends.emulator.backend import machine
+        options = dict(num_warps=metadata.num_warps, num_ctas=metadata.num_ctas)
+        perform(machine().device(), frontend.bind(kernel, (x, y, z), args, options), described, enter, leave)
+    return run
+
+
+def install() -> None:
+    """Makes the emulator Triton's active driver."""
+    if NAME not in backends:
+        backends[NAME] = Backend(EmulatorCompiler, EmulatorDriver)
+    runtime.driver.set_active(EmulatorDriver())

@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Hang reports: who waits, for what, and what was seen, of all ranks in one table."""
+import time
+from dataclasses import dataclass
+from typing import Any, Optional, Sequence
+
+from triton_dist.runtime.errors import HangError, WaitTimeout
+
+_SHOWN = 24          # rows; more of them say nothing new
+_HEADER = ("rank", "kernel", "program", "at", "waits for", "wanted", "seen", "last writer")
+_DEVICE_WAITS = ("flag", "mbarrier")
+
+
+@dataclass
+class Row:
+    """One waiting actor, or one rank's state."""
+    rank: int
+    kernel: str = ""
+    program: str = ""
+    site: str = ""
+    what: str = ""
+    wanted: str = ""
+    seen: str = ""
+    writer: str = ""
+
+    def cells(self) -> tuple:
+        return (str(self.rank), self.kernel, self.program, self.site, self.what, self.wanted, self.seen, self.writer)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as aligned text."""
+    lines = [_HEADER, *(row.cells() for row in rows[:_SHOWN])]
+    used = [i for i in range(len(_HEADER)) if any(line[i] for line in lines[1:])]
+    widths = [max(len(line[i]) for line in lines) for i in used]
+    text = ["  ".join(line[i].ljust(w) for i, w in zip(used, widths)).rstrip() for line in lines]
+    if len(rows) > _SHOWN:
+        text.append(f"... and {len(rows) - _SHOWN} more")
+    return "\n".join(text)
+
+
+def rows_of(scheduler: Any) -> list:
+    """Rows of everything that waits on a scheduler: device waits first, then programs without an SM, then hosts."""
+    blocked = scheduler.blocked()
+    rows = [_row(scheduler, actor) for actor in blocked if actor.kind not in ("host", "stream")]
+    for actor in scheduler.queued():
+        holders = [a.name for a in blocked if a.rank == actor.rank and a.kind == "program"]
+        rows.append(Row(actor.rank, actor.cta.kernel, str(actor.cta.pid),
+                        what=f"an SM: all {scheduler.num_sms} are held, by {', '.join(holders[:3]) or 'none'}"))
+    if not rows or any(actor.kind == "host" and actor.waiting.kind == "collective" for actor in blocked):
+        rows += [_row(scheduler, actor) for actor in blocked if actor.kind in ("host", "stream")]
+    return sorted(rows + scheduler.elsewhere(), key=lambda row: row.rank)
+
+
+def _row(scheduler: Any, actor: Any) -> Row:
+    waiting = actor.waiting
+    row = Row(actor.rank, site=waiting.site, what=waiting.words() or waiting.kind)
+    if actor.cta is not None:
+        row.kernel, row.program = actor.cta.kernel, str(actor.cta.pid)
+        if actor.kind == "partition":
+            row.program += f" {actor.name}"
+    else:
+        row.kernel = f"({actor.kind})"
+    if waiting.wanted is not None:
+        row.wanted, row.seen = f"{waiting.cmp} {waiting.wanted}".strip(), str(waiting.value())
+    if waiting.address:
+        name = scheduler.machine.name_of(waiting.address, actor.rank) if scheduler.machine else hex(waiting.address)
+        row.what = f"flag {name} ({waiting.address:#x})"
+        writer = scheduler.writers.get(waiting.address)
+        row.writer = f"rank {writer[0]} {writer[1]}" if writer is not None else "never written"
+    return row
+
+
+def cycle(scheduler: Any) -> Optional[list]:
+    """Ranks that wait for each other in a ring, as far as last writers and collectives tell; None where unknown."""
+    edges: dict = {}
+    for actor in scheduler.blocked():
+        writer = scheduler.writers.get(actor.waiting.address) if actor.waiting.address else None
+        if writer is not None and writer[0] != actor.rank:
+            edges.setdefault(actor.rank, writer[0])
+    for start in sorted(edges):
+        path, at = [start], edges[start]
+        while at in edges and at not in path:
+            path.append(at)
+            at = edges[at]
+        if at in path:
+            return path[path.index(at):] + [at]
+    return None
+
+
+def deadlock(scheduler: Any) -> HangError:
+    """The error for a world in which nothing can run."""
+    text = f"deadlock: nothing can run, and these wait (mode {scheduler.mode!r}):\n{table(rows_of(scheduler))}"
+    ring = cycle(scheduler)
+    if ring:
+        text += "\nby the last writers of these flags: " + " waits for ".join(f"rank {r}" for r in ring)
+    if scheduler.queued():
+        text += ("\nPrograms wait for an SM that a waiting program holds: launch at most as many programs as can be "
+                 "resident (TRITON_DIST_EMULATOR_SMS, or num_sms of run_ranks).")
+    return HangError(text)
+
+
+def stuck(scheduler: Any, states: Sequence[str]) -> HangError:
+    """The error for a world of processes in which no rank moves; `states` by rank."""
+    dead = [rank for rank, state in enumerate(states) if state == "dead"]
+    head = (f"rank{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} died, and others wait" if dead else
+            "hang: all ranks wait, or have left, and none has moved")
+    return HangError(f"{head} for {scheduler.patience:g} seconds:\n{table(rows_of(scheduler))}")
+
+
+def expired(scheduler: Any) -> Optional[WaitTimeout]:
+    """The error for device waits older than the scheduler's bound, or None."""
+    now = time.monotonic()
+    late = [a for a in scheduler.blocked() if a.waiting.kind in _DEVICE_WAITS
+            and now - a.waiting.since > scheduler.wait_timeout]
+    if not late:
+        return None
+    return WaitTimeout(f"a device wait lasted longer than TRITON_DIST_WAIT_TIMEOUT={scheduler.wait_timeout:g} seconds:\n"
+                       f"{table(rows_of(scheduler))}")

@@ -1,0 +1,35 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""From a call of a kernel to its launch on an emulated stream, with Triton's hooks around it."""
+from types import SimpleNamespace
+from typing import Any
+
+from triton import knobs
+from triton.compiler.compiler import LazyDict
+
+from triton_dist.backends.emulator import frontend
+from triton_dist.backends.emulator.streams import Device
+
+
+def launch(device: Device, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
+    """Binds the arguments, runs the kernel's and Triton's hooks, and launches on the current stream."""
+    for hook in getattr(kernel, "pre_run_hooks", ()):
+        hook(*args, **kwargs)
+    bound = frontend.bind(kernel, grid, args, kwargs)
+    metadata = LazyDict({"name": bound.name, "function": None, "stream": device.current})
+    describe = getattr(kernel, "launch_metadata", None)
+    if describe is not None:
+        named = kernel.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in kernel.arg_names})
+        named.apply_defaults()
+        shape = SimpleNamespace(name=bound.name, num_warps=bound.num_warps, num_ctas=bound.num_ctas, shared=0)
+        metadata.add(describe, (bound.grid, shape, dict(named.arguments)))
+    perform(device, bound, metadata, knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+
+
+def perform(device: Device, bound: Any, metadata: Any, enter: Any, leave: Any) -> None:
+    """Launches between the two hooks (callables or None), which get `metadata`."""
+    if enter is not None:
+        enter(metadata)
+    device.launch(bound)
+    if leave is not None:
+        leave(metadata)

@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What goes with a scheduler: memory, one device a rank, the arenas, and names for addresses."""
+from typing import Any, Optional
+
+from triton_dist.backends.emulator import memory
+from triton_dist.backends.emulator.scheduler import Scheduler, active
+from triton_dist.backends.emulator.streams import Device
+from triton_dist.runtime.state import RankState, state
+
+
+class Machine:
+    """The emulated hardware of a process or of a virtual world."""
+
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler = scheduler
+        self.devices: dict = {}
+        self.arenas: list = []                   # open ones
+        self.states: dict = {}                   # rank -> RankState, of virtual ranks
+        scheduler.machine = self
+
+    @property
+    def memory(self) -> memory.Memory:
+        return memory.active()               # one a process: addresses are the process's own
+
+    def adopt(self, rank: int) -> None:
+        """The process has learnt its rank."""
+        main, old = self.scheduler.main, self.scheduler.main.rank
+        main.rank, self.scheduler.hosts = rank, {rank: main}
+        if old in self.devices:
+            device = self.devices[rank] = self.devices.pop(old)
+            device.rank = rank
+
+    def device(self, rank: Optional[int] = None) -> Device:
+        """Device of a rank; of the calling host's by default."""
+        if rank is None:
+            rank = self.scheduler.current.rank
+        if rank not in self.devices:
+            self.devices[rank] = Device(self, rank)
+        return self.devices[rank]
+
+    def locate(self, address: int) -> Optional[tuple]:
+        """(owner rank, heap offset) of an address in any arena."""
+        for arena in self.arenas:
+            for rank, base in enumerate(arena.bases):
+                if base and base <= address < base + arena.nbytes:
+                    return rank, address - base
+        return None
+
+    def name_of(self, address: int, reader: int) -> str:
+        """Words for a flag address that rank `reader` looks at: the symmetric tensor's name, or the segment's."""
+        place = self.locate(address)
+        if place is None:
+            return f"address {address:#x}"
+        return self.name_at(*place, reader)
+
+    def name_at(self, owner: int, offset: int, reader: int) -> str:
+        """Words for an offset into the heap of rank `owner`."""
+        rank_state: RankState = self.states.get(owner) or self.states.get(reader) or state()
+        name = rank_state.heap.name_of(rank_state.heap.base + offset) if rank_state.heap is not None else None
+        return f"{name or f'heap + {offset}'}, of rank {owner}"
+
+
+def machine() -> Machine:
+    """The machine of the active scheduler."""
+    return active().machine

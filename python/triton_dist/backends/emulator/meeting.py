@@ -1,0 +1,111 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Groups of virtual ranks: collectives of host scripts in one process."""
+import pickle
+from typing import Any, Optional, Sequence
+
+import torch
+
+from triton_dist.backends.emulator.actors import Waiting
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+
+
+class _Round:
+    """One collective: what each member brought, by index."""
+
+    def __init__(self, size: int, what: str, first: int):
+        self.what, self.first = what, first
+        self.values: list = [None] * size
+        self.arrived: set = set()
+        self.left = 0
+
+
+class _Meeting:
+    """The place where the members of one group meet, one collective after another."""
+
+    def __init__(self, size: int):
+        self.counts = [0] * size
+        self.rounds: dict = {}
+
+
+class Meetings:
+    """All meeting places of a world, by the ranks that meet and how many groups of the same ranks came before."""
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+        self._places: dict = {}
+
+    def place(self, ranks: tuple) -> _Meeting:
+        return self._places.setdefault(ranks, _Meeting(len(ranks)))
+
+
+class VirtualGroup(Group):
+    """A group of virtual ranks. Objects travel by pickle, so that no member sees another's."""
+
+    def __init__(self, meetings: Meetings, world_ranks: tuple, world_rank: int):
+        self._meetings, self.world_ranks = meetings, world_ranks
+        self.size, self.rank = len(world_ranks), world_ranks.index(world_rank)
+        self._place = meetings.place(world_ranks)
+
+    def new_group(self, ranks: Sequence[int]) -> Optional["VirtualGroup"]:
+        """The group of these world ranks, in this order; None where the caller is not among them."""
+        ranks, me = tuple(int(r) for r in ranks), self.world_ranks[self.rank]
+        if len(set(ranks)) != len(ranks) or not set(ranks) <= set(self.world_ranks):
+            raise InvalidArgument(f"ranks: expected different members of {list(self.world_ranks)}, found {list(ranks)}")
+        return VirtualGroup(self._meetings, ranks, me) if me in ranks else None
+
+    def share(self, what: str, obj: Any) -> list:
+        """Every member's object itself, by index."""
+        return self._meet(what, obj)
+
+    def barrier(self) -> None:
+        self._meet("barrier", None)
+
+    def all_gather_object(self, obj: Any) -> list:
+        return [pickle.loads(raw) for raw in self._meet("all_gather_object", pickle.dumps(obj))]
+
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        mine = pickle.dumps(obj) if self.rank == root else None
+        return pickle.loads(self._meet(f"broadcast_object from {root}", mine)[root])
+
+    def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        self._finish_stream()
+        parts = self._meet("all_gather_tensor", x.detach().clone())
+        with torch.no_grad():
+            out.copy_(torch.cat(parts).view(out.shape))
+
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        self._finish_stream()
+        rows = x.shape[0] // self.size
+        parts = self._meet("reduce_scatter_tensor", x.detach().clone())
+        mine = torch.stack([part[self.rank * rows:(self.rank + 1) * rows] for part in parts])
+        with torch.no_grad():
+            out.copy_(mine.float().sum(0) if mine.dtype in (torch.bfloat16, torch.float16) else mine.sum(0))
+
+    def _finish_stream(self) -> None:
+        """A tensor collective follows the current stream, as it does on a GPU."""
+        self._meetings.scheduler.machine.device().current.synchronize()
+
+    def _meet(self, what: str, value: Any) -> list:
+        place, scheduler = self._place, self._meetings.scheduler
+        number = place.counts[self.rank]
+        place.counts[self.rank] += 1
+        me = self.world_ranks[self.rank]
+        meeting = place.rounds.setdefault(number, _Round(self.size, what, me))
+        if meeting.what != what:
+            raise InvalidArgument(f"collective {number} of ranks {list(self.world_ranks)}: rank {meeting.first} called "
+                                  f"{meeting.what}, rank {me} called {what}; all members must call the same")
+        meeting.values[self.rank] = value
+        meeting.arrived.add(self.rank)
+        scheduler.wake(meeting)
+        scheduler.block(meeting, lambda: len(meeting.arrived) == self.size,
+                        Waiting("collective", text=lambda: self._missing(meeting)))
+        meeting.left += 1
+        if meeting.left == self.size:
+            del place.rounds[number]
+        return meeting.values
+
+    def _missing(self, meeting: _Round) -> str:
+        missing = [rank for index, rank in enumerate(self.world_ranks) if index not in meeting.arrived]
+        return f"{meeting.what}, which rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not call"

@@ -1,0 +1,206 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The process executor: one process a rank, as torchrun starts them.
+
+Flags change by the hand of other processes, so blocked predicates are polled when nothing is runnable, less often the
+longer that lasts. Each rank publishes its state in a control block; when all are stuck, each ends with the same report.
+"""
+import atexit
+import contextlib
+import fcntl
+import os
+import sys
+import threading
+import time
+from typing import Any, Optional
+
+from triton_dist.backends.emulator import control_block as control
+from triton_dist.backends.emulator import hang
+from triton_dist.backends.emulator import scheduler as scheduling
+from triton_dist.backends.emulator.arena import shared
+from triton_dist.backends.emulator.machine import Machine
+from triton_dist.backends.emulator.scheduler import Scheduler
+from triton_dist.runtime.errors import HangError, UnsupportedFeature
+from triton_dist.runtime.groups import Group
+
+_SPINS = 20                   # polls that only give up the CPU
+_PAUSE, _LONGEST = 50e-6, 2e-3
+_PUBLISH = 0.05               # seconds of idling after which a rank calls itself blocked
+_LOOK = 0.1                   # seconds between two looks at the others
+
+
+class FileLock:
+    """Lock between processes that the kernel takes back from a process that dies."""
+
+    def __init__(self, fd: int):
+        self._fd = fd
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: Any) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+class ProcessScheduler(Scheduler):
+    """Scheduler of one rank that shares memory with others."""
+    polls = True
+
+    def __init__(self, seed: int, mode: str, num_sms: int, rank: int):
+        super().__init__(seed, mode, num_sms, rank)
+        self.patience = float(os.environ.get("TRITON_DIST_HANG_SECONDS") or 3)
+        self._thread = threading.get_ident()
+        self._blocks: list = []              # control blocks by rank; empty in a world of one
+        self._fd = -1
+        self._mine = control.Record(os.getpid(), control.stat_of(os.getpid())[1])
+        self._idling = 0                     # polls in a row that found nothing
+        self._since = self._looked = 0.0     # when the idling began; when we looked at the others last
+        self._before: Any = None             # what the others' counts were, and since when they stand
+        self._still = 0.0
+
+    # -- joining and leaving a world -----------------------------------------------------------------------
+    def join(self, world: Group) -> None:
+        """Collective: shares control blocks and the lock with the other ranks."""
+        self.leave()
+        if world.size > 1:
+            self._blocks, fds = shared(world, control.SIZE)
+            self._fd = fds[0]
+            for fd in fds[1:]:
+                os.close(fd)
+            self.lock = FileLock(self._fd)
+        self._publish(control.RUNNING)
+        world.barrier()
+
+    def leave(self) -> None:
+        """Tells the others that this rank has finished. Silent, idempotent."""
+        if self._blocks:
+            self._publish(control.FINISHED)
+            self._blocks = []
+            os.close(self._fd)
+            self.lock = contextlib.nullcontext()
+
+    # -- idling --------------------------------------------------------------------------------------------
+    def block(self, key: Any, predicate: Any, waiting: Any) -> None:
+        if self.current is self.main and threading.get_ident() != self._thread:
+            raise UnsupportedFeature("the emulator runs kernels on the thread that used it first; launch from that thread")
+        super().block(key, predicate, waiting)
+
+    def idle(self) -> None:
+        if self.poll():
+            self._resume()
+            return
+        now = time.monotonic()
+        if not self._idling:
+            self._since = self._still = now
+        self._idling += 1
+        if self._idling <= _SPINS:
+            os.sched_yield()
+            return
+        if now - self._since > _PUBLISH and now - self._looked > _LOOK:
+            self._looked = now
+            self.check_bounds()
+            self._publish(control.BLOCKED)
+            self._look(now)
+        time.sleep(min(_LONGEST, _PAUSE * 1.2**(self._idling - _SPINS) if self._idling < 60 else _LONGEST))
+
+    def _resume(self) -> None:
+        if self._idling > _SPINS and self._mine.state != control.RUNNING:
+            self._publish(control.RUNNING)
+        self._idling = 0
+
+    def collapse(self, error: Exception) -> None:
+        self._publish(control.FAILED)        # with what it waited for, for the others' reports
+        self._idling = 0
+        super().collapse(error)
+
+    def _look(self, now: float) -> None:
+        """Raises HangError when no rank can move any more."""
+        if not self.blocked() or all(actor is self.main and actor.waiting.kind == "host" for actor in self.blocked()):
+            return                           # the host waits for something that is not ours
+        records = [control.unpack(block) for block in self._blocks]
+        states = [self._state(rank, record) for rank, record in enumerate(records)]
+        counts = [record.progress for record in records], states
+        if counts != self._before:
+            self._before, self._still = counts, now
+        stuck = "running" not in states or "dead" in states
+        if stuck and now - max(self._still if "dead" not in states else 0.0, self._since) >= self.patience:
+            error = hang.stuck(self, states)
+            if self.main.rank == min((r for r, s in enumerate(states) if s in ("blocked", "failed")), default=self.main.rank):
+                print(error, file=sys.stderr, flush=True)
+            self.collapse(error)
+
+    def _state(self, rank: int, record: control.Record) -> str:
+        if rank == self.main.rank:
+            return "blocked"
+        if record.state == control.FINISHED:
+            return "finished"
+        if record.pid and not control.alive(record):
+            return "dead"
+        return {control.BLOCKED: "blocked", control.FAILED: "failed"}.get(record.state, "running")
+
+    # -- reports -------------------------------------------------------------------------------------------
+    def elsewhere(self) -> list:
+        """Rows of the other ranks, from their control blocks."""
+        rows = []
+        for rank, block in enumerate(self._blocks):
+            if rank == self.main.rank:
+                continue
+            record = control.unpack(block)
+            state = self._state(rank, record)
+            if state in ("blocked", "failed"):
+                what = record.what
+                if record.flag_owner >= 0:
+                    what = f"flag {self.machine.name_at(record.flag_owner, record.flag_offset, rank)}"
+                rows.append(hang.Row(rank, record.kernel, record.program, record.site, what,
+                                     f"{record.cmp} {record.wanted}".strip() if record.cmp else "",
+                                     str(record.seen) if record.cmp else ""))
+            else:
+                rows.append(hang.Row(rank, what={"dead": f"nothing: process {record.pid} is dead",
+                                                 "finished": "nothing: it has left the world",
+                                                 "running": "nothing: it runs host code"}[state]))
+        return rows
+
+    def _publish(self, state: int) -> None:
+        if not self._blocks:
+            return
+        mine = self._mine
+        mine.state, mine.progress = state, self.turns
+        if state == control.BLOCKED:
+            self._describe(mine)
+        self._blocks[self.main.rank][:len(mine.pack())] = mine.pack()
+
+    def _describe(self, mine: control.Record) -> None:
+        actor = self.blocked()[0]            # device waits come first
+        waiting, cta = actor.waiting, actor.cta
+        mine.kernel, mine.program = (cta.kernel, str(cta.pid)) if cta else (f"({actor.kind})", "")
+        mine.site, mine.what, mine.cmp = waiting.site, waiting.words() or waiting.kind, ""
+        place = self.machine.locate(waiting.address) if waiting.address else None
+        mine.flag_owner, mine.flag_offset = place or (-1, 0)
+        if waiting.wanted is not None:
+            mine.cmp, mine.wanted, mine.seen = waiting.cmp or "is", int(waiting.wanted), int(waiting.value() or 0)
+
+
+_machine: Optional[Machine] = None
+
+
+def start() -> Machine:
+    """The machine of this process, made on first use."""
+    global _machine
+    if _machine is None:
+        from triton_dist.backends.emulator.backend import default_sms
+        rank = int(os.environ.get("RANK", 0))
+        scheduler = ProcessScheduler(int(os.environ.get("TRITON_DIST_EMULATOR_SEED", 0)) + rank,
+                                     os.environ.get("TRITON_DIST_EMULATOR_MODE", "random"), default_sms(), rank)
+        _machine = Machine(scheduler)
+        scheduling._stack.insert(0, scheduler)
+        atexit.register(_at_exit, _machine)
+    return _machine
+
+
+def _at_exit(machine: Machine) -> None:
+    """Lets side streams finish what peers may wait for, then says so; whatever fails here has been told already."""
+    try:
+        machine.device().settle()
+    except (HangError, Exception):
+        pass
+    machine.scheduler.leave()
