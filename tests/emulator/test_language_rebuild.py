@@ -304,3 +304,32 @@ def test_a_launch_keeps_its_tensors_and_needs_a_kernel():
     with pytest.raises(InvalidArgument, match="cannot launch a function"):
         frontend.bind(lambda: None, (1, ), (), {})
     assert scheduler.active().current.kind == "host"
+
+
+@triton.jit
+def _pick(a, CONST: tl.constexpr):
+    if CONST:
+        return -7
+    return 8
+
+
+@triton.jit
+def _sign(x):
+    if x < 0:
+        return -7
+    return 7
+
+
+@triton.jit
+def _returned_constants(out, n):
+    tl.store(out, _pick(n, True) // 2)
+    tl.store(out + 1, _sign(-n) // 2)
+    if (m := n * 2) > 5:
+        tl.store(out + 2, m)
+
+
+def test_returned_constants_follow_the_installed_triton():
+    out = ints(3)
+    launch(_returned_constants, 1, out, 5)
+    floor_or_truncated = -4 if hasattr(triton.compiler.code_generator.CodeGenerator, "decide_return_type") else -3
+    assert out.tolist() == [floor_or_truncated, -3, 10]

@@ -121,6 +121,7 @@ def constant_type(x: Any) -> Any:
 
 
 _rules = semantic.TritonSemantic(None)
+NEWER = hasattr(_rules, "ternary_op_type_checking_impl")      # Triton 3.9: -x is fneg, clamp of integers, fdiv promotes halves
 _promoted: dict = {}
 
 

@@ -23,7 +23,7 @@ from triton_dist.backends.emulator.registry import MARK, TWINS, twin, unsupporte
 from triton_dist.runtime.errors import UnsupportedFeature
 
 _built: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()      # Python function -> rebuilt function
-_HELPERS = {"_e_value": statements.value, "_e_constexpr": statements.constexpr, "_e_plain": statements.plain,
+_HELPERS = {"_e_value": statements.value, "_e_result": statements.result, "_e_constexpr": statements.constexpr, "_e_plain": statements.plain,
             "_e_falsy": statements.falsy, "_e_truthy": statements.truthy, "_e_both": statements.both, "_e_either": statements.either,
             "_e_not": statements.negation, "_e_choice": statements.choice, "_e_tuple": statements.tuple_of, "_e_check": statements.check,
             "_e_forbidden": statements.forbidden}
@@ -33,14 +33,15 @@ class _Rewriter(ast.NodeTransformer):
     """Routes what the code generator treats specially through the helpers."""
 
     def __init__(self, forbidden: set):
-        self.forbidden, self.temporaries, self.local = forbidden, 0, set()
+        self.forbidden, self.made, self.local, self.tests = forbidden, set(), set(), []
 
     def _call(self, helper: str, *args: ast.expr) -> ast.Call:
         return ast.Call(ast.Name(helper, ast.Load()), list(args), [])
 
     def _temporary(self) -> str:
-        self.temporaries += 1
-        return f"_e_t{self.temporaries}"
+        name = f"_e_t{len(self.made)}"
+        self.made.add(name)
+        return name
 
     def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
         arguments = node.args
@@ -61,7 +62,9 @@ class _Rewriter(ast.NodeTransformer):
         arguments.defaults = [none for _ in arguments.defaults]
         arguments.kw_defaults = [d and none for d in arguments.kw_defaults]
         first = node.body[0]
-        node.body = [ast.copy_location(c, first) for c in checks] + [self.visit(s) for s in node.body]
+        body = [self.visit(s) for s in node.body]
+        checks += [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in self.tests]
+        node.body = [ast.copy_location(c, first) for c in checks] + body
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
@@ -89,6 +92,23 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Return(self, node: ast.Return) -> ast.Return:
         self.generic_visit(node)
         if node.value is not None:
+            tests = [ast.Name(name, ast.Load()) for name in self.tests]
+            node.value = ast.copy_location(self._call("_e_result", node.value, *tests), node.value)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        """Remembers the condition of an `if` with a return in it: what is returned may depend on it at run time."""
+        if any(isinstance(n, ast.Return) for n in ast.walk(node)):
+            test, name = self.visit(node.test), self._temporary()
+            node.test = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), test), test)
+            self.tests.append(name)
+            node.body, node.orelse = ([self.visit(s) for s in body] for body in (node.body, node.orelse))
+            return node
+        return self.generic_visit(node)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.NamedExpr:
+        self.generic_visit(node)
+        if node.target.id not in self.made:
             node.value = ast.copy_location(self._call("_e_value", node.value), node.value)
         return node
 

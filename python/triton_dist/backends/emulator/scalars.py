@@ -10,7 +10,7 @@ import operator
 from typing import Any, Callable
 
 from triton_dist.backends.emulator import registry
-from triton_dist.backends.emulator.promotion import (F32, I1, I32, check_constant, constant_type, info, promote, rounded,
+from triton_dist.backends.emulator.promotion import (F32, I1, I32, NEWER, check_constant, constant_type, info, promote, rounded,
                                                      truncated, wrap)
 from triton_dist.backends.emulator.registry import Tup, fault, invalid
 
@@ -69,7 +69,7 @@ class FloatScalar(Scalar):
     __slots__ = ()
 
     def __neg__(self) -> "FloatScalar":
-        return FloatScalar(-self.v, self.ty)
+        return FloatScalar(-self.v if NEWER else 0.0 - self.v, self.ty)
 
     def __invert__(self) -> None:
         raise invalid(f"~ of a {self.ty}")

@@ -8,6 +8,7 @@ both sides of a runtime `and`, and unrolls constexpr loops. These helpers do the
 import builtins
 from typing import Any, Iterator
 
+from triton.compiler.code_generator import CodeGenerator
 from triton.language import core
 
 from triton_dist.backends.emulator.descriptors import Box, Descriptor
@@ -34,6 +35,14 @@ def value(x: Any) -> Any:
     if isinstance(x, tuple):
         return type(x)(*map(value, x)) if hasattr(x, "_fields") else Tup(value(y) for y in x)
     return x
+
+
+_KEEPS_CONSTEXPR = hasattr(CodeGenerator, "decide_return_type")       # Triton 3.9: a helper may return a constexpr
+
+
+def result(x: Any, *tests: Any) -> Any:
+    """What `return x` gives; `tests`: conditions of the `if`s that have a return in them."""
+    return x if _KEEPS_CONSTEXPR and not any(isinstance(t, RUNTIME) for t in tests) else value(x)
 
 
 def constexpr(x: Any, name: str = "") -> Any:

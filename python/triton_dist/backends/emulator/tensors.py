@@ -13,7 +13,7 @@ import torch
 from triton.language import core
 
 from triton_dist.backends.emulator import registry
-from triton_dist.backends.emulator.promotion import I1, I64, Info, constant_type, info, torch_dtype
+from triton_dist.backends.emulator.promotion import I1, I64, NEWER, Info, constant_type, info, torch_dtype
 from triton_dist.backends.emulator.registry import Tup, invalid
 from triton_dist.backends.emulator.scalars import (COMPARE, NAMES, IntScalar, Pointer, Scalar, convert,
                                                    operation_type, scalar, signed_offset)
@@ -51,7 +51,9 @@ class Tensor:
         raise invalid(f"a tensor of shape {tuple(self.shape)} used as an integer")
 
     def __neg__(self) -> "Tensor":
-        return binary("sub", constant_like(0, self.ty), self)
+        if NEWER and info(self.ty).kind == "float":
+            return Tensor(-self.d, self.ty, self.shape)
+        return binary("sub", scalar(0, self.ty), self)
 
     def __pos__(self) -> "Tensor":
         return self
@@ -191,10 +193,6 @@ def expand_box(x: Tensor, shape: Tup) -> tuple:
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
-def constant_like(v: Any, ty: Any) -> Scalar:
-    return scalar(v, ty)
-
-
 def operand(x: Any, ty: Any) -> Any:
     """x for a torch operation in `ty`: a torch tensor, or a Python number in the signed range of the carrier."""
     if isinstance(x, Tensor):

@@ -1,18 +1,22 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Twins of tl's core: program ids, creation, selection, dot, hints, and what the emulator refuses."""
+import inspect
+import operator
+import time
 from typing import Any
 
 import torch
+from triton.language import core
 
 from triton_dist.backends.emulator import scheduler
 from triton_dist.backends.emulator.casts import cast, cast_tensor
 from triton_dist.backends.emulator.elementwise import apply
-from triton_dist.backends.emulator.promotion import F32, F64, I1, I32, canonical, info, promote
-from triton_dist.backends.emulator.registry import Tup, invalid, twin, unsupported
+from triton_dist.backends.emulator.promotion import F32, F64, I1, I32, NEWER, canonical, info, promote
+from triton_dist.backends.emulator.registry import TWINS, Tup, fault, invalid, twin, unsupported
 from triton_dist.backends.emulator.scalars import FloatScalar, IntScalar, Pointer, Scalar, constant, convert
-from triton_dist.backends.emulator.tensors import (Tensor, as_tensor, broadcast_shape, filled, is_const, item, operand,
-                                                   scalar_type)
+from triton_dist.backends.emulator.tensors import (Tensor, as_tensor, broadcast_shape, filled, is_const, item,
+                                                   operand, scalar_type)
 
 MAX_NUMEL = 1 << 20
 
@@ -126,32 +130,29 @@ _extreme("maximum")
 
 @twin("core.clamp")
 def clamp(x: Any, min: Any, max: Any, propagate_nan: Any = None) -> Any:
-    from triton_dist.backends.emulator.registry import TWINS
-    if info(scalar_type(x)).kind != "float":
+    if info(scalar_type(x)).kind != "float" and not NEWER:
         raise invalid(f"clamp of {scalar_type(x)}: only floats")
     low, high = TWINS["core.maximum"], TWINS["core.minimum"]
     return high(low(x, min, propagate_nan), max, propagate_nan)
 
 
-def _arithmetic(name: str) -> None:
+def _arithmetic(name: str, fn: Any) -> None:
     def op(x: Any, y: Any, sanitize_overflow: bool = True) -> Any:
-        x = x if not is_const(x) or not is_const(y) else constant(x)
-        return getattr(x, f"__{name}__")(y) if not is_const(x) else getattr(y, f"__r{name}__")(x)
-
-    def checked(x: Any, y: Any, sanitize_overflow: bool = True) -> Any:
-        found = op(x, y)
-        return getattr(y, f"__r{name}__")(x) if found is NotImplemented else found
-    twin(f"core.{name}")(checked)
+        return fn(constant(x) if is_const(x) and is_const(y) else x, y)
+    twin(f"core.{name}")(op)
 
 
 for _name in ("add", "sub", "mul"):
-    _arithmetic(_name)
+    _arithmetic(_name, getattr(operator, _name))
 
 
 # -- dot ---------------------------------------------------------------------------------------------------------------
+_DOT_OUT = inspect.signature(core.dot).parameters["out_dtype"].default      # 3.9: None, the accumulator's type
+
+
 @twin("core.dot")
 def dot(input: Tensor, other: Tensor, acc: Any = None, input_precision: Any = None, allow_tf32: Any = None,
-        max_num_imprecise_acc: Any = None, out_dtype: Any = F32) -> Tensor:
+        max_num_imprecise_acc: Any = None, out_dtype: Any = _DOT_OUT) -> Tensor:
     a, b = input, other
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or len(a.shape) != len(b.shape) or len(a.shape) < 2:
         raise invalid(f"dot of {a!r} and {b!r}: both must be 2-d, or both 3-d")
@@ -162,7 +163,7 @@ def dot(input: Tensor, other: Tensor, acc: Any = None, input_precision: Any = No
         raise invalid(f"dot of {a.ty}: of the integers only int8")
     if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise invalid(f"dot of shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    out = canonical(out_dtype)
+    out = canonical(out_dtype or (F32 if acc is None else acc.ty))
     ty = I32 if left.integer else F64 if a.ty is F64 else F32 if a.ty.name in ("fp32", "bf16") else out
     shape = Tup((*a.shape[:-1], b.shape[-1]))
     if acc is not None and (not isinstance(acc, Tensor) or acc.shape != shape or acc.ty is not ty):
@@ -220,16 +221,21 @@ def inline_asm_elementwise(asm: Any, *_: Any, **__: Any) -> None:
 @twin("core.extern_elementwise")
 def extern_elementwise(lib_name: Any, lib_path: Any, args: Any, arg_type_symbol_dict: Any, is_pure: bool = False) -> Any:
     from triton_dist.backends.emulator import primitives
-    symbols = {entry[0] for entry in arg_type_symbol_dict.values()}
-    symbol = next(iter(symbols))
+    symbol = next(iter(arg_type_symbol_dict.values()))[0]
     return primitives.call(symbol, list(args))
+
+
+@twin("core.expect_zero")
+def expect_zero(x: Any, mask: Any) -> Any:
+    bad = (x != 0) & mask
+    if bool(bad.d.any() if isinstance(bad, Tensor) else bad):
+        raise fault("expect_zero: a value under the mask is not zero")
+    return x
 
 
 # -- special registers -------------------------------------------------------------------------------------------------
 @twin("utils.globaltimer")
 def globaltimer() -> IntScalar:
-    import time
-    from triton.language import core
     return IntScalar(time.perf_counter_ns(), core.int64)
 
 

@@ -9,9 +9,10 @@ from triton.language import core
 from triton_dist.backends.emulator import memory, primitives, scheduler
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import I32, I64, info, wrap
-from triton_dist.backends.emulator.registry import invalid, site
+from triton_dist.backends.emulator.registry import invalid
 from triton_dist.backends.emulator.scalars import IntScalar, Scalar
 from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, filled
+from triton_dist.backends.emulator.twins_memory import wait_word
 from triton_dist.language.abi import BITS, COMPARISONS, FENCE_SEMANTICS, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
 
 TWINS = primitives.SYMBOLS
@@ -78,21 +79,11 @@ def _wait(cmp: str, bits: int, sem: str, scope: str) -> Callable:
         wanted = wrap(value.v, word)
         for i in range(n.v):
             address = flags.v + i * bits // 8
-            if not reached(cmp, bits, mem.flag_load(address, bits, "relaxed", scope), wanted):
-                _sleep(running, mem, address, bits, cmp, wanted)
-            mem.flag_load(address, bits, sem, scope)
+            if not reached(cmp, bits, mem.flag_load(address, bits, sem, scope), wanted):
+                wait_word(address, bits, cmp, lambda: reached(cmp, bits, mem.peek(address, bits), wanted), wanted)
+                mem.flag_load(address, bits, sem, scope)
         return _ZERO
     return wait
-
-
-def _sleep(running: Any, mem: memory.Memory, address: int, bits: int, cmp: str, wanted: int) -> None:
-    mem.watch((address, ))
-    try:
-        running.block(address, lambda: reached(cmp, bits, mem.peek(address, bits), wanted),
-                      scheduler.Waiting(kind="flag", address=address, wanted=wanted, cmp=cmp,
-                                        seen=lambda: mem.peek(address, bits), site=site()))
-    finally:
-        mem.unwatch((address, ))
 
 
 def _notify_warp(op: str, bits: int, scope: str) -> Callable:
@@ -153,8 +144,8 @@ def ll_load(address: Any, flag: Any, pred: Any) -> Any:
     if some.numel():
         packets = mem.load_points(some, _PACKET, "relaxed", "sys")
         while not bool((arrived := (packets >> 32).to(torch.int32) == want).all()):
-            late = int(some[~arrived][0])
-            _sleep(running, mem, late + 4, 32, "eq", int(want[~arrived][0]))
+            late, flag = int(some[~arrived][0]) + 4, int(want[~arrived][0])
+            wait_word(late, 32, "eq", lambda: mem.peek(late, 32) == flag, flag)
             packets = mem.load_points(some, _PACKET, "relaxed", "sys")
         out[keep] = packets.to(torch.int32)
     return Tensor(out.view(shape), I32) if shape else IntScalar(int(out[0]), I32)

@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 
 from triton_dist.backends.emulator.casts import cast
-from triton_dist.backends.emulator.promotion import Info, info, promote, torch_dtype, wrap
+from triton_dist.backends.emulator.promotion import NEWER, Info, info, promote, torch_dtype, wrap
 from triton_dist.backends.emulator.registry import Tup, invalid, twin
 from triton_dist.backends.emulator.scalars import IntScalar, Scalar, constant, scalar
 from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, is_const, scalar_type
@@ -59,12 +59,13 @@ def absolute(x: Any) -> Any:
     return Tensor(x.d.abs(), x.ty, x.shape)
 
 
-def together(values: tuple, fn: Callable, kinds: Any = None, what: str = "") -> Any:
+def together(values: tuple, fn: Callable, kinds: Any = None, what: str = "",
+             division: bool = False) -> Any:
     """fn on several values in their common type and shape: fn(torch tensors, Info) -> torch tensor."""
     ty, const = scalar_type(values[0]), is_const(values[0])
     for v in values[1:]:
         other = scalar_type(v)
-        ty = promote(ty, const, other, is_const(v))
+        ty = promote(ty, const, other, is_const(v), division)
         const = const and is_const(v)
     if kinds and ty.name not in kinds:
         raise invalid(f"{what} of {ty}: expected {' or '.join(kinds)}")
@@ -106,7 +107,7 @@ def fdiv(x: Any, y: Any, ieee_rounding: bool = False) -> Any:
     x, y = runtime(x), runtime(y)
     if info(x.ty).kind != "float" or info(y.ty).kind != "float":
         raise invalid(f"fdiv of {x.ty} and {y.ty}: both must be floats")
-    return together((x, y), lambda p, _: p[0] / p[1])
+    return together((x, y), lambda p, _: p[0] / p[1], division=NEWER)
 
 
 @twin("math.div_rn")

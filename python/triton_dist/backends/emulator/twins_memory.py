@@ -9,9 +9,9 @@ from triton_dist.backends.emulator import elementwise, memory, scheduler
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.descriptors import BlockPointer
 from triton_dist.backends.emulator.promotion import I1, Info, info, wrap
-from triton_dist.backends.emulator.registry import Tup, invalid, site, twin
-from triton_dist.backends.emulator.scalars import Pointer, Scalar, scalar
-from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, carried, expand_box
+from triton_dist.backends.emulator.registry import Tup, invalid, site, twin, unsupported
+from triton_dist.backends.emulator.scalars import IntScalar, Pointer, Scalar, scalar
+from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, carried, expand_box, filled
 
 SEMANTICS = ("acquire", "release", "acq_rel", "relaxed")
 SCOPES = ("cta", "gpu", "sys")
@@ -270,11 +270,13 @@ def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Optional[str] = None, scop
 
 
 @twin("core.atomic_load")
-def atomic_load(pointer: Any, mask: Any = None, sem: str = "acquire", scope: str = "gpu") -> Any:
+def atomic_load(pointer: Any, mask: Any = None, sem: Optional[str] = None, scope: Optional[str] = None) -> Any:
     known = element_info(pointer)
-    sem, scope = _check(sem, scope)
+    sem, scope = _check(sem or "acquire", scope)
     scheduler.active().point()
     if isinstance(pointer, Pointer):
+        if mask is not None and not mask:
+            return scalar(0, known.ty)
         value = memory.active().load_word(pointer.v, known, sem, scope)
         if known.integer and known.bits in (32, 64):
             spin(pointer.v, known)
@@ -283,9 +285,9 @@ def atomic_load(pointer: Any, mask: Any = None, sem: str = "acquire", scope: str
 
 
 @twin("core.atomic_store")
-def atomic_store(pointer: Any, val: Any, mask: Any = None, sem: str = "release", scope: str = "gpu") -> None:
+def atomic_store(pointer: Any, val: Any, mask: Any = None, sem: Optional[str] = None, scope: Optional[str] = None) -> None:
     known = element_info(pointer)
-    sem, scope = _check(sem, scope)
+    sem, scope = _check(sem or "release", scope)
     running = scheduler.active()
     running.point()
     val = cast(val, known.ty)
@@ -295,3 +297,37 @@ def atomic_store(pointer: Any, val: Any, mask: Any = None, sem: str = "release",
             memory.active().store_word(pointer.v, known, val.v, sem, scope)
     else:
         _block_update(pointer, known, lambda old, x: x, (val, ), mask, sem, scope)
+
+
+@twin("core.atomic_poll")
+def atomic_poll(pointer: Any, expected_value: Any, sem: Optional[str] = None, scope: Optional[str] = None,
+                timeout_ns: Any = None) -> Any:
+    """Waits until every word equals its value. A time limit is not emulated: time has no meaning here."""
+    known = element_info(pointer)
+    if timeout_ns is not None:
+        raise unsupported("atomic_poll with timeout_ns: set TRITON_DIST_WAIT_TIMEOUT instead")
+    if not known.integer or known.bits not in (32, 64):
+        raise invalid(f"atomic_poll of {known.ty}: the emulator polls 32- and 64-bit integers")
+    sem, scope = _check(sem or "acquire", scope)
+    running, mem = scheduler.active(), memory.active()
+    running.point()
+    addresses = pointer.d.reshape(-1).tolist() if isinstance(pointer, Tensor) else [pointer.v]
+    wanted = as_tensor(cast(expected_value, known.ty), pointer.shape or (1, )).d.reshape(-1).tolist()
+    for address, value in zip(addresses, wanted):
+        mem.flag_load(address, known.bits, "relaxed", scope)
+        wait_word(address, known.bits, "eq", lambda: mem.peek(address, known.bits) == value, value)
+        mem.flag_load(address, known.bits, sem, scope)
+    return filled(IntScalar(1, I1), pointer.shape) if isinstance(pointer, Tensor) else IntScalar(1, I1)
+
+
+def wait_word(address: int, bits: int, cmp: str, reached: Callable, wanted: Any) -> None:
+    """Sleeps until `reached()`; a hang report shows the flag."""
+    if reached():
+        return
+    mem = memory.active()
+    mem.watch((address, ))
+    try:
+        scheduler.active().block(address, reached, scheduler.Waiting(kind="flag", address=address, wanted=wanted, cmp=cmp,
+                                                                     seen=lambda: mem.peek(address, bits), site=site()))
+    finally:
+        mem.unwatch((address, ))
