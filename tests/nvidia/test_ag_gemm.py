@@ -40,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", type=int, nargs="*", metavar="M N K", help="global sizes")
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16", "float32"])
+    parser.add_argument("--method", default="auto", choices=["auto", "ws", "portable"])
     args = parser.parse_args()
     if len(args.shape) not in (0, 3):
         parser.error("give M, N and K, or none of them")
@@ -49,12 +50,12 @@ def main() -> None:
     group = resolve()
     if m % group.size:
         parser.error(f"M = {m} must divide by the {group.size} ranks")
-    error = max(group.all_gather_object(check(m, n, k, dtype)))
+    error = max(group.all_gather_object(check(m, n, k, dtype, args.method)))
     x = random_tensor(m // group.size, k, dtype=dtype, seed=group.rank)
     weight = random_tensor(share(n, group), k, dtype=dtype, seed=100 + group.rank)
     iterations = 20 if on_gpu else 2
     times = {method: milliseconds(lambda: ag_gemm(x, weight, method=method), group, iterations)
-             for method in ("portable", "unfused")}
+             for method in (args.method, "unfused")}
     if group.rank == 0:
         print(f"ag_gemm M={m} N={n} K={k} {args.dtype} on {group.size} x {triton_dist.device().type}: "
               + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()) + f", relative error {error:.1e}")

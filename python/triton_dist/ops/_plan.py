@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Choosing a method, and the first use of a kernel, the same on every rank (protocol rules 13 and 17)."""
 import warnings
-from typing import Any
+from typing import Callable
 
 import torch
 
@@ -12,24 +12,32 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.state import state
 
-METHODS = ("auto", "portable", "unfused")
+METHODS = ("auto", "portable", "ws", "unfused")
 
 
-def choose(op: str, method: str, group: Group, needs_stream_memory_ops: bool = False) -> str:
-    """'portable' (the fused kernel) or 'unfused' (a collective and a matmul). Warns once where auto has to be unfused."""
+def choose(op: str, method: str, group: Group, core_serves: bool, needs_stream_memory_ops: bool = False) -> str:
+    """The method of a call: "ws" (the device's warp-specialised core), "portable" or "unfused".
+
+    Every argument is equal on all ranks, so the answer is. Warns once where auto has to be unfused.
+    """
     if method not in METHODS:
         raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}")
     if method == "unfused":
         return method
     reason = _obstacle(group, needs_stream_memory_ops)
-    if reason is None:
-        return "portable"
-    if method == "portable":
-        raise InvalidArgument(f"method: 'portable' is not possible here: {reason}; use 'auto' or 'unfused'")
-    if (op, reason) not in state().warned:
-        state().warned.add((op, reason))
-        warnings.warn(f"triton_dist.{op} runs unfused: {reason}", RuntimeWarning, stacklevel=3)
-    return "unfused"
+    if reason is not None and method != "auto":
+        raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or 'unfused'")
+    if reason is not None:
+        if (op, reason) not in state().warned:
+            state().warned.add((op, reason))
+            warnings.warn(f"triton_dist.{op} runs unfused: {reason}", RuntimeWarning, stacklevel=3)
+        return "unfused"
+    if method == "ws" and not core_serves:
+        raise InvalidArgument(f"method: 'ws' needs a device with a warp-specialised core for {op}, 2-byte operands and rows of "
+                              "a multiple of 16 bytes; use 'auto' or 'portable'")
+    if method == "auto":
+        return "ws" if core_serves and backend().core(op).preferred else "portable"
+    return method
 
 
 def _obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
@@ -42,16 +50,15 @@ def _obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
     return None
 
 
-def agree_once(op: str, group: Group, shape: dict, launches: Any) -> None:
+def agree_once(op: str, group: Group, shape: dict, launch: Callable[[], tuple]) -> None:
     """Collective at the first use of a shape: compiles, checks that all ranks pass the same, and meets before launch.
 
-    `shape` holds what must be equal on all ranks; `launches()` yields (kernel, grid, args, kwargs) to compile.
+    `shape` holds what must be equal on all ranks; `launch()` gives the (kernel, grid, args, kwargs) to compile.
     """
     key = (op, group.key, tuple(sorted(shape.items())))
     if key in state().first_uses:
         return
-    for kernel, grid, args, kwargs in launches():
-        backend().compile(kernel, grid, args, kwargs)
+    backend().compile(*launch())
     require_agreement(group, op, {k: str(v) for k, v in shape.items()})
     state().first_uses.add(key)
 

@@ -128,6 +128,10 @@ class Backend(ABC):
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         """Compiles `kernel` for these arguments without running it; None where there is nothing to compile."""
 
+    def core(self, op: str) -> Any:
+        """A faster core for `op` ("ag_gemm", "gemm_rs") that this device has, or None."""
+        return None
+
     @abstractmethod
     def set_context(self, context: Any) -> None:
         """Makes `context` (runtime.context.Context) visible to every module loaded so far and from now on."""

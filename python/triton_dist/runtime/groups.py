@@ -91,10 +91,12 @@ class TorchGroup(Group):
         return box[0]
 
     def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        self._dist.all_gather_into_tensor(out, x, group=self._pg)
+        gather = getattr(self._dist, "all_gather_single", None) or self._dist.all_gather_into_tensor     # torch 2.13's name
+        gather(out, x, group=self._pg)
 
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        self._dist.reduce_scatter_tensor(out, x, group=self._pg)
+        scatter = getattr(self._dist, "reduce_scatter_single", None) or self._dist.reduce_scatter_tensor
+        scatter(out, x, group=self._pg)
 
 
 def resolve(group: Any = None) -> Group:

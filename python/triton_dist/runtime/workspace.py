@@ -8,7 +8,7 @@ ticket. All layers share it. A rank that starts call n knows that every peer has
 before it has acquired epoch n from every peer.
 """
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 
@@ -38,6 +38,7 @@ class Workspace:
         self.control = torch.zeros(2, dtype=torch.int32, device=backend().device())
         self.data: torch.Tensor | None = None       # uint8 [2 * half_bytes], symmetric
         self.flags: torch.Tensor | None = None      # int32 [num_flags], symmetric
+        self._views: dict = {}
         self._calls = 0
         self._poison: str | None = None
 
@@ -53,8 +54,17 @@ class Workspace:
 
     def half(self, dtype: torch.dtype) -> torch.Tensor:
         """This epoch's half of the data, as a flat tensor of `dtype`."""
-        start = (self.epoch & 1) * self.half_bytes
-        return self.data[start:start + self.half_bytes].view(dtype)
+        return self.halves()[self.epoch & 1].view(dtype)
+
+    def halves(self) -> list[torch.Tensor]:
+        """Both halves as uint8 [half_bytes], that of even epochs first."""
+        return [self.data[:self.half_bytes], self.data[self.half_bytes:]]
+
+    def view(self, key: Any, make: Callable[[], Any]) -> Any:
+        """`make()` once for `key`: what an op derives from the buffers' addresses, until they move."""
+        if key not in self._views:
+            self._views[key] = make()
+        return self._views[key]
 
     def set_epoch(self, epoch: int) -> None:
         """Collective: restarts the count at `epoch`, with every flag as old as that. No call may be in flight."""
@@ -91,6 +101,7 @@ class Workspace:
         if backend().is_capturing():
             raise UnsupportedFeature(f"{self.kind}: its workspace would have to grow inside graph capture; run the op once "
                                      "with the largest shape before capturing")
+        self._views.clear()
         if old is not None:
             free_symm_tensor(old)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")

@@ -31,6 +31,11 @@ def machine() -> Machine:
     return scheduler.active().machine if scheduler.is_active() else process.start()
 
 
+def _core_tiles(dtype: torch.dtype, m: int) -> GemmConfig:
+    """Small tiles of the Hopper core: emulated shapes are small, and roles and hand-overs are the same."""
+    return GemmConfig(64, 64, 32, group_m=2, num_warps=8, num_stages=3)
+
+
 class EmulatorBackend(Backend):
     """Every method acts for the calling rank, also where all ranks share one process."""
 
@@ -96,6 +101,10 @@ class EmulatorBackend(Backend):
     def gemm_config(self, dtype: torch.dtype, m: int) -> GemmConfig:
         block_m = 16 if m <= 16 else 32 if m <= 32 else 64      # few big tiles: the cost is per operation
         return GemmConfig(block_m, 64, 64, group_m=4, num_warps=4, num_stages=3)
+
+    def core(self, op: str) -> Any:
+        from triton_dist.backends.nvidia.cores import cores
+        return cores(_core_tiles, preferred=False).get(op)
 
     def set_context(self, context: Any) -> None:
         engine = machine().scheduler

@@ -18,11 +18,20 @@ class NvidiaBackend(GpuBackend):
 
     def __init__(self):
         super().__init__(CudaDriver())
+        self._cores: dict | None = None
 
     def _stream_memory_ops(self, device: int) -> bool:
         # The second version of these calls came with CUDA 11.7; 64-bit support is what the driver lets one ask for.
         return (self.driver.has(self.driver.stream_write_value32)
                 and bool(self.driver.attribute(device, CAN_USE_64_BIT_STREAM_MEM_OPS)))
+
+    def core(self, op: str) -> Any:
+        if self._cores is None:
+            self._cores = {}
+            if torch.cuda.get_device_capability(self.device()) == (9, 0):
+                from triton_dist.backends.nvidia.cores import cores, hopper_tiles
+                self._cores = cores(hopper_tiles, preferred=True)
+        return self._cores.get(op)
 
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         if dtype.itemsize > 2:

@@ -30,7 +30,8 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         bias: [N_local] or None, same dtype, added in fp32 before rounding.
         out: [M, N_local] contiguous, or None to allocate.
         return_gathered: also return the gathered x [M, K], rows in group order.
-        method: "auto", "portable" (fused) or "unfused" (a collective, then a matmul).
+        method: "auto", "ws" (fused, the device's warp-specialised core), "portable" (fused) or "unfused" (a collective,
+            then a matmul). The same on all ranks.
 
     Returns out [M, N_local], rows in group order, or (out, gathered).
     Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch.backends.cuda.matmul.allow_tf32.
@@ -50,37 +51,47 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     if m == 0 or k == 0:                                # the same on every rank: nothing to send
         result.copy_(bias.expand_as(result)) if bias is not None else result.zero_()
         gathered = x.new_empty((m * members.size, k))
-    elif _plan.choose("ag_gemm", method, members, needs_stream_memory_ops=True) == "unfused":
-        gathered = ag_gemm_reference(x, weight, members, bias, result)[1]
     else:
-        gathered = _fused(x.contiguous(), _check.rows_contiguous(weight), members, bias, result, return_gathered)
+        core = backend().core("ag_gemm")
+        serves = core is not None and core.serves(x.dtype, k)
+        chosen = _plan.choose("ag_gemm", method, members, serves, needs_stream_memory_ops=True)
+        if chosen == "unfused":
+            gathered = ag_gemm_reference(x, weight, members, bias, result)[1]
+        else:
+            gathered = _fused(x.contiguous(), _check.rows_contiguous(weight), members, bias, result, return_gathered,
+                              core if chosen == "ws" else None)
     return (result, gathered) if return_gathered else result
 
 
 def _fused(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor,
-           return_gathered: bool) -> torch.Tensor | None:
+           return_gathered: bool, core: Any) -> torch.Tensor | None:
     m, k = x.shape
-    config = backend().gemm_config(x.dtype, m)
+    n = weight.shape[0]
+    config = core.config(x.dtype, m) if core else backend().gemm_config(x.dtype, m)
     pitch = -(-m // config.block_m) * config.block_m
     pieces, piece_tiles = _pieces(x, config.block_m)
     space = workspace(group, "ag_gemm")
+    space.reserve(group.size * pitch * k * x.element_size(), group.size * _MAX_PIECES)
+    tiles = pitch // config.block_m * -(-n // config.block_n) * group.size
+    grid = (max(1, min(tiles, backend().num_sms())),)
 
-    def launches(epoch: int = 0):
-        tiles = -(-m // config.block_m) * -(-weight.shape[0] // config.block_n) * group.size
+    def launch(epoch: int) -> tuple:
+        if core and core.accepts(x, weight, out):
+            kernel, args, options = core.launch(x, weight, bias, out, space, group, epoch, pitch, pieces, piece_tiles, config)
+            return kernel, grid, args, options
         args = (x, space.half(x.dtype), weight, bias if bias is not None else weight, out, space.flags, epoch, group.rank,
-                group.size, m, weight.shape[0], k, pitch, weight.stride(0), pieces, piece_tiles)
+                group.size, m, n, k, pitch, weight.stride(0), pieces, piece_tiles)
         options = dict(config.options(), HAS_BIAS=bias is not None, EVEN_K=k % config.block_k == 0,
                        PRECISION=_plan.precision(x.dtype))
-        yield ag_gemm_kernel, (max(1, min(tiles, backend().num_sms())),), args, options
+        return ag_gemm_kernel, grid, args, options
 
-    space.reserve(group.size * pitch * k * x.element_size(), group.size * _MAX_PIECES)
-    _plan.agree_once("ag_gemm", group, dict(m=m, k=k, dtype=x.dtype), launches)
+    _plan.agree_once("ag_gemm", group, dict(m=m, k=k, dtype=x.dtype, ws=core is not None), lambda: launch(space.epoch))
     with space.call() as epoch:
         current, side = backend().current_stream(), side_stream()
         side.wait_stream(current)
         _push(x, space, group, pitch, pieces, piece_tiles * config.block_m, side)
-        for kernel, grid, args, options in launches(epoch):
-            kernel[grid](*args, **options)
+        kernel, grid, args, options = launch(epoch)
+        kernel[grid](*args, **options)
         current.wait_stream(side)
     return _gathered(x, space, group, pitch) if return_gathered else None
 

@@ -25,7 +25,8 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         bias: [N] or None, same dtype: added once, in fp32, to the sum. Pass the same on every rank.
         out: [M / W, N] contiguous, or None to allocate.
         hop_dtype: dtype in which partial sums travel: that of x (one rounding a hop) or torch.float32. None: that of x.
-        method: "auto", "portable" (fused) or "unfused" (a matmul, then a collective).
+        method: "auto", "ws" (fused, the device's warp-specialised core), "portable" (fused) or "unfused" (a matmul, then
+            a collective). The same on all ranks.
 
     Returns out [M / W, N]: the rows of this rank's group index.
     Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c), so the same inputs
@@ -50,27 +51,40 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     _check.no_overlap("out", result, x=x, weight=weight, bias=bias)
     if m == 0 or n == 0:                                # the same on every rank: nothing to send
         return result
-    if _plan.choose("gemm_rs", method, members) == "unfused":
+    core = backend().core("gemm_rs")
+    chosen = _plan.choose("gemm_rs", method, members, core is not None and core.serves(x.dtype, n))
+    if chosen == "unfused":
         return gemm_rs_reference(x, weight, members, bias, result)
-    _fused(_check.rows_contiguous(x), _check.rows_contiguous(weight), members, bias, result, hop_dtype or x.dtype)
+    _fused(_check.rows_contiguous(x), _check.rows_contiguous(weight), members, bias, result, hop_dtype or x.dtype,
+           core if chosen == "ws" else None)
     return result
 
 
 def _fused(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor,
-           hop_dtype: torch.dtype) -> None:
+           hop_dtype: torch.dtype, core: Any) -> None:
     m, n = out.shape
     k = x.shape[1]
-    config = backend().gemm_config(x.dtype, m)
+    config = core.config(x.dtype, m, hop_dtype) if core else backend().gemm_config(x.dtype, m)
     pitch = -(-m // config.block_m) * config.block_m
     tiles = pitch // config.block_m * -(-n // config.block_n)
+    grid = (min(tiles * group.size, backend().num_sms()),)
     space = workspace(group, "gemm_rs")
     space.reserve(max(1, group.size - 1) * pitch * n * hop_dtype.itemsize, max(1, group.size - 1) * tiles)
-    args = (x, weight, bias if bias is not None else weight, out, space.data.view(hop_dtype), space.flags, space.control,
-            team(group), space.half_bytes // hop_dtype.itemsize, m, n, k, pitch, x.stride(0), weight.stride(0))
-    options = dict(config.options(), HAS_BIAS=bias is not None, EVEN_K=k % config.block_k == 0,
-                   PRECISION=_plan.precision(x.dtype), launch_cooperative_grid=True)
-    grid = (min(tiles * group.size, backend().num_sms()),)
-    _plan.agree_once("gemm_rs", group, dict(m=m, n=n, dtype=x.dtype, hop_dtype=hop_dtype),
-                     lambda: [(gemm_rs_kernel, grid, args, options)])
+
+    def launch() -> tuple:
+        if core and core.accepts(x, weight, out):
+            kernel, args, options = core.launch(x, weight, bias, out, space, group, pitch, hop_dtype, config)
+        else:
+            kernel = gemm_rs_kernel
+            args = (x, weight, bias if bias is not None else weight, out, space.data.view(hop_dtype), space.flags,
+                    space.control, team(group), space.half_bytes // hop_dtype.itemsize, m, n, k, pitch, x.stride(0),
+                    weight.stride(0))
+            options = dict(config.options(), HAS_BIAS=bias is not None, EVEN_K=k % config.block_k == 0,
+                           PRECISION=_plan.precision(x.dtype))
+        return kernel, grid, args, dict(options, launch_cooperative_grid=True)
+
+    agreed = dict(m=m, n=n, dtype=x.dtype, hop_dtype=hop_dtype, ws=core is not None)
+    _plan.agree_once("gemm_rs", group, agreed, launch)
     with space.call():
-        gemm_rs_kernel[grid](*args, **options)
+        kernel, grid, args, options = launch()
+        kernel[grid](*args, **options)
