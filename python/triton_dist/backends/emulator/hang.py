@@ -5,10 +5,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional, Sequence
 
+from triton_dist.backends.emulator.registry import MARK, site
 from triton_dist.runtime.errors import HangError, WaitTimeout
 
 _SHOWN = 24          # rows; more of them say nothing new
 _HEADER = ("rank", "kernel", "program", "at", "waits for", "wanted", "seen", "last writer")
+_LIBRARY = "triton_dist.language"
 _DEVICE_WAITS = ("flag", "mbarrier")
 
 
@@ -52,9 +54,19 @@ def rows_of(scheduler: Any) -> list:
     return sorted(rows + scheduler.elsewhere(), key=lambda row: row.rank)
 
 
+def site_of(actor: Any) -> str:
+    """The author's statement at which an actor waits, rather than the library helper inside it."""
+    frame = actor.greenlet.gr_frame if actor.greenlet is not None else None
+    while frame is not None:
+        if MARK in frame.f_globals and not str(frame.f_globals.get("__name__")).startswith(_LIBRARY):
+            return site(frame)
+        frame = frame.f_back
+    return actor.waiting.site
+
+
 def _row(scheduler: Any, actor: Any) -> Row:
     waiting = actor.waiting
-    row = Row(actor.rank, site=waiting.site, what=waiting.words() or waiting.kind)
+    row = Row(actor.rank, site=site_of(actor), what=waiting.words() or waiting.kind)
     if actor.cta is not None:
         row.kernel, row.program = actor.cta.kernel, str(actor.cta.pid)
         if actor.kind == "partition":
@@ -67,7 +79,8 @@ def _row(scheduler: Any, actor: Any) -> Row:
         name = scheduler.machine.name_of(waiting.address, actor.rank) if scheduler.machine else hex(waiting.address)
         row.what = f"flag {name} ({waiting.address:#x})"
         writer = scheduler.writers.get(waiting.address)
-        row.writer = f"rank {writer[0]} {writer[1]}" if writer is not None else "never written"
+        row.writer = (f"rank {writer[0]} {writer[1]}" if writer is not None else
+                      "never written" if not scheduler.polls else "")      # other processes write unseen
     return row
 
 

@@ -51,7 +51,8 @@ class Machine:
         """Words for a flag address that rank `reader` looks at: the symmetric tensor's name, or the segment's."""
         place = self.locate(address)
         if place is None:
-            return f"address {address:#x}"
+            segment = self.memory.at(address)
+            return f"{segment.name} + {address - segment.base}" if segment else "of no known tensor"
         return self.name_at(*place, reader)
 
     def name_at(self, owner: int, offset: int, reader: int) -> str:

@@ -74,7 +74,8 @@ class ProcessScheduler(Scheduler):
     def leave(self) -> None:
         """Tells the others that this rank has finished. Silent, idempotent."""
         if self._blocks:
-            self._publish(control.FINISHED)
+            if self._mine.state != control.FAILED:       # its last words stay readable
+                self._publish(control.FINISHED)
             self._blocks = []
             os.close(self._fd)
             self.lock = contextlib.nullcontext()
@@ -119,11 +120,12 @@ class ProcessScheduler(Scheduler):
             return                           # the host waits for something that is not ours
         records = [control.unpack(block) for block in self._blocks]
         states = [self._state(rank, record) for rank, record in enumerate(records)]
-        counts = [record.progress for record in records], states
-        if counts != self._before:
+        counts = [record.progress for record in records]
+        if counts != self._before or "running" in states:
             self._before, self._still = counts, now
-        stuck = "running" not in states or "dead" in states
-        if stuck and now - max(self._still if "dead" not in states else 0.0, self._since) >= self.patience:
+        # With a rank dead the world cannot end well: whoever waits gives up, whatever the others still do.
+        since = self._since if "dead" in states else max(self._since, self._still)
+        if ("dead" in states or "running" not in states) and now - since >= self.patience:
             error = hang.stuck(self, states)
             if self.main.rank == min((r for r, s in enumerate(states) if s in ("blocked", "failed")), default=self.main.rank):
                 print(error, file=sys.stderr, flush=True)
@@ -132,11 +134,11 @@ class ProcessScheduler(Scheduler):
     def _state(self, rank: int, record: control.Record) -> str:
         if rank == self.main.rank:
             return "blocked"
-        if record.state == control.FINISHED:
-            return "finished"
+        if record.state in (control.FINISHED, control.FAILED):
+            return "finished" if record.state == control.FINISHED else "failed"
         if record.pid and not control.alive(record):
             return "dead"
-        return {control.BLOCKED: "blocked", control.FAILED: "failed"}.get(record.state, "running")
+        return "blocked" if record.state == control.BLOCKED else "running"
 
     # -- reports -------------------------------------------------------------------------------------------
     def elsewhere(self) -> list:
@@ -173,7 +175,7 @@ class ProcessScheduler(Scheduler):
         actor = self.blocked()[0]            # device waits come first
         waiting, cta = actor.waiting, actor.cta
         mine.kernel, mine.program = (cta.kernel, str(cta.pid)) if cta else (f"({actor.kind})", "")
-        mine.site, mine.what, mine.cmp = waiting.site, waiting.words() or waiting.kind, ""
+        mine.site, mine.what, mine.cmp = hang.site_of(actor), waiting.words() or waiting.kind, ""
         place = self.machine.locate(waiting.address) if waiting.address else None
         mine.flag_owner, mine.flag_offset = place or (-1, 0)
         if waiting.wanted is not None:

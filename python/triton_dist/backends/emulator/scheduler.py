@@ -197,11 +197,11 @@ class Scheduler:
             self.wake(host.key)
 
     def blocked(self) -> list:
-        """The blocked actors, hosts last."""
+        """The blocked actors: those of kernels first, then streams, then hosts."""
         found = [actor for queue in self._waiters.values() for actor in queue]
         if self.main.waiting is not None and self.main.kind == "host":
             found.append(self.main)
-        return sorted(found, key=lambda a: (a.kind == "host", a.rank))
+        return sorted(found, key=lambda a: (a.kind == "host", a.kind == "stream", a.rank))
 
     def queued(self) -> list:
         """Programs that wait for an SM."""

@@ -1,0 +1,169 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The process executor: real processes over gloo. This file is also the script that they run."""
+import glob
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.join(HERE, "..", "..", "python")
+
+
+# -- what the ranks do -------------------------------------------------------------------------------------
+def ping_pong(rank, size):
+    """Rounds of a counter through the heap; a lock-protected counter; two heaps one after the other."""
+    import torch
+    from machine_helpers import launch, set_flag, step, wait_flag
+
+    import triton_dist
+    from triton_dist.backends.emulator import memory, scheduler
+    from triton_dist.runtime.heap import create_symm_tensor, peer_tensor
+    rounds = 200
+    for _ in range(2):
+        triton_dist.initialize_distributed()
+        flags = create_symm_tensor((4, ), torch.int32, name="ping flags")
+        peer, first = peer_tensor(flags, 1 - rank), peer_tensor(flags, 0)
+
+        def kernel(*_):
+            for n in range(1, rounds + 1):
+                if rank == 0:
+                    set_flag(peer.data_ptr(), n)
+                    wait_flag(flags.data_ptr(), n)
+                else:
+                    wait_flag(flags.data_ptr(), n)
+                    set_flag(peer.data_ptr(), n)
+
+        def count(*_):
+            for _ in range(500):
+                memory.active().flag_add(first.data_ptr() + 4, 1, 32)
+                step()
+        start = time.perf_counter()
+        launch(kernel)
+        print(f"round trip {(time.perf_counter() - start) / rounds * 1e6:.0f} us", flush=True)
+        launch(count, (2, 1, 1))
+        triton_dist.synchronize()
+        import torch.distributed as dist
+        dist.barrier()
+        assert first[1] == 2000, first
+        assert scheduler.active().hosts[rank].rank == rank
+        maps = [line for line in open("/proc/self/maps") if "memfd:triton_dist" in line]
+        assert len(maps) == 2 * size, maps                   # slabs and control blocks; none of the heap before
+        triton_dist.finalize_distributed()
+
+
+def fallback(rank, size):
+    """Heap files in TMPDIR, for systems without memfd."""
+    import tempfile
+
+    import torch
+    os.memfd_create, keep = None, os.memfd_create
+    del os.memfd_create
+    import triton_dist
+    from triton_dist.runtime.heap import create_symm_tensor, peer_tensor
+    triton_dist.initialize_distributed()
+    assert not glob.glob(os.path.join(tempfile.gettempdir(), "triton_dist_*"))
+    x = create_symm_tensor((4, ), torch.int32)
+    peer_tensor(x, 1 - rank).fill_(rank + 5)
+    import torch.distributed as dist
+    dist.barrier()
+    assert x.tolist() == [6 - rank] * 4
+    triton_dist.finalize_distributed()
+    os.memfd_create = keep
+
+
+def wait_forever(rank, size):
+    """Rank 1 raises a flag, sleeps, and rank 0 waits for a second one."""
+    import torch
+    from machine_helpers import launch, set_flag, wait_flag
+
+    import triton_dist
+    from triton_dist.runtime.heap import create_symm_tensor, peer_tensor
+    triton_dist.initialize_distributed()
+    flags = create_symm_tensor((4, ), torch.int32, name="ready flags")
+    if rank:
+        launch(lambda *_: set_flag(peer_tensor(flags, 0).data_ptr() + 4, 1), name="raise_flag")
+        if os.environ["SCENARIO"] == "killed":
+            print("raised", flush=True)
+            time.sleep(60)
+        launch(lambda *_: wait_flag(flags.data_ptr() + 8, 3), name="other")
+    launch(lambda *_: wait_flag(flags.data_ptr() + 4, 2), name="stuck")
+
+
+# -- starting them -----------------------------------------------------------------------------------------
+def start(scenario, directory, size=2, **environment):
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join([PACKAGE, HERE, os.environ.get("PYTHONPATH", "")]),
+               TRITON_DIST_BACKEND="emulator", TRITON_DIST_HEAP_SIZE="4M", OMP_NUM_THREADS="1", SCENARIO=scenario,
+               STORE=str(directory / "store"), WORLD_SIZE=str(size), **environment)
+    return [subprocess.Popen([sys.executable, __file__, scenario], env=dict(env, RANK=str(rank), LOCAL_RANK=str(rank)),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(size)]
+
+
+def finish(processes, seconds):
+    """(exit code, output, errors) of each; all are gone afterwards."""
+    try:
+        outputs = [p.communicate(timeout=seconds) for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+    return [(p.returncode, *output) for p, output in zip(processes, outputs)]
+
+
+def left_over():
+    return glob.glob("/dev/shm/*triton_dist*") + glob.glob("/tmp/triton_dist_*")
+
+
+def test_ping_pong(tmp_path):
+    for code, out, err in finish(start("ping_pong", tmp_path), 60):
+        assert code == 0, err
+        assert out.count("round trip") == 2
+    assert not left_over()
+
+
+def test_heap_files_without_memfd(tmp_path):
+    for code, _, err in finish(start("fallback", tmp_path, TMPDIR=str(tmp_path)), 60):
+        assert code == 0, err
+
+
+def test_hang_report_of_all_ranks(tmp_path):
+    results = finish(start("hung", tmp_path, TRITON_DIST_HANG_SECONDS="1"), 60)
+    for code, _, err in results:
+        assert code != 0 and "HangError" in err
+        assert "ge 2" in err and "ge 3" in err, err          # both ranks' waits in every table
+        assert "ready flags + 4, of rank 0" in err and "ready flags + 8, of rank 1" in err, err
+        assert "kernel.py:1 (wait)" in err and "stuck" in err and "other" in err
+    assert sum("hang: all ranks wait" in err.split("Traceback")[0] for _, _, err in results) == 1       # told once
+
+
+def test_killed_rank(tmp_path):
+    processes = start("killed", tmp_path)
+    assert processes[1].stdout.readline() == "raised\n"
+    time.sleep(0.5)
+    processes[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    code, _, err = finish(processes, 30)[0]
+    assert time.monotonic() - killed < 15
+    assert code == 1 and "HangError: rank 1 died" in err, err
+    assert "is dead" in err and "ge 2" in err and "stuck" in err
+    assert not left_over()
+
+
+def test_bounded_wait(tmp_path):
+    results = finish(start("hung", tmp_path, TRITON_DIST_WAIT_TIMEOUT="0.3", TRITON_DIST_HANG_SECONDS="20"), 15)
+    assert any(code != 0 and "WaitTimeout" in err and "TRITON_DIST_WAIT_TIMEOUT=0.3" in err for code, _, err in results)
+
+
+if __name__ == "__main__":
+    import torch.distributed as dist
+    my_rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=my_rank, world_size=world_size)
+    scenario = {"killed": wait_forever, "hung": wait_forever, "ping_pong": ping_pong, "fallback": fallback}[sys.argv[1]]
+    scenario(my_rank, world_size)
+    dist.destroy_process_group()
+else:
+    pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="reads /proc")
