@@ -184,7 +184,7 @@ def _never(flags):
 
 
 def test_a_wait_for_nothing_names_flag_value_and_line(world):
-    with pytest.raises(HangError, match=r"(?s)sync.py.*eq 4\s+0"):
+    with pytest.raises(HangError, match=r"(?s)_never.*test_language_dist.py.*eq 4\s+0"):
         launch(_never, 1, world.view(0, 0, 4))
 
 

@@ -55,6 +55,7 @@ def _unsigned_wide(x: Tensor) -> torch.Tensor:
     return x.d.to(torch.int64) & info(x.ty).mask
 
 
+@twin("cast_tensor")
 def cast_tensor(x: Tensor, ty: Any) -> Tensor:
     """A tensor in another canonical type."""
     source, target = info(x.ty), info(ty)

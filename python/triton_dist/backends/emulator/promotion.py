@@ -26,7 +26,8 @@ _SIGNED = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 class Info:
     """What the emulator needs to know of one Triton scalar type."""
-    __slots__ = ("ty", "torch", "size", "kind", "bits", "signed", "lo", "hi", "mask", "integer", "pointer")
+    __slots__ = ("ty", "torch", "size", "kind", "bits", "signed", "lo", "hi", "mask", "integer", "pointer",
+                 "stride")
 
     def __init__(self, ty: Any):
         self.ty, self.pointer = ty, ty.is_ptr()
@@ -41,6 +42,7 @@ class Info:
             self.torch = _FLOATS.get(ty.name)
         else:
             self.torch = _SIGNED[self.bits]
+        self.stride = info(ty.element_ty).size if self.pointer and not ty.element_ty.is_block() else 0
         self.mask = (1 << self.bits) - 1
         self.lo = -(1 << self.bits - 1) if self.signed else 0
         self.hi = (1 << self.bits - 1) - 1 if self.signed else self.mask

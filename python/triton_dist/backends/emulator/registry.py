@@ -64,14 +64,6 @@ class Tup(tuple):
         found = tuple.__getitem__(self, index)
         return Tup(found) if type(index) is slice else found
 
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, (tuple, list)) and tuple(self) == tuple(other)
-
-    def __ne__(self, other: Any) -> bool:
-        return not self == other
-
-    __hash__ = tuple.__hash__
-
     @property
     def values(self) -> list:
         return list(self)

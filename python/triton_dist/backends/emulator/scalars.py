@@ -81,9 +81,9 @@ class Pointer(Scalar):
 
     def __add__(self, other: Any) -> Any:
         if type(other) is int:
-            return Pointer(self.v + other * info(self.ty.element_ty).size, self.ty)
+            return Pointer(self.v + other * info(self.ty).stride, self.ty)
         if type(other) is IntScalar:
-            return Pointer(self.v + signed_offset(other) * info(self.ty.element_ty).size, self.ty)
+            return Pointer(self.v + signed_offset(other) * info(self.ty).stride, self.ty)
         if isinstance(other, (Scalar, float, bool)):
             raise invalid(f"{self.ty} + {getattr(other, 'ty', type(other).__name__)}: an offset must be an integer")
         return NotImplemented

@@ -12,20 +12,24 @@ from typing import Any, Callable, Optional
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator import registry
+from triton_dist.backends.emulator import elementwise, registry
 from triton_dist.backends.emulator.promotion import I1, I64, NEWER, Info, constant_type, info, torch_dtype
 from triton_dist.backends.emulator.registry import Tup, invalid
-from triton_dist.backends.emulator.scalars import (COMPARE, NAMES, IntScalar, Pointer, Scalar, convert,
-                                                   operation_type, scalar, signed_offset)
+from triton_dist.backends.emulator.scalars import (COMPARE, NAMES, IntScalar, Pointer, Scalar, constant,
+                                                   convert, operation_type, scalar, signed_offset)
+
+
+_ALL = slice(None)
 
 
 class Tensor:
     """A block of values, rank >= 1. `ty`: canonical element type. Values never change after they are made."""
-    __slots__ = ("_d", "ty", "shape", "line", "box")
+    __slots__ = ("_d", "ty", "shape", "line", "box", "_views")
 
     def __init__(self, d: Optional[torch.Tensor], ty: Any, shape: Any = None, line: Any = None, box: Any = None):
         self._d, self.ty, self.line, self.box = d, ty, line, box
         self.shape = Tup(d.shape) if shape is None else shape
+        self._views: Any = None              # subscript -> view, for x[:, None] in loops
 
     @property
     def d(self) -> torch.Tensor:
@@ -67,7 +71,14 @@ class Tensor:
         return registry.TWINS["member"](self, name)
 
     def __getitem__(self, index: Any) -> Any:
-        return registry.TWINS["index"](self, index)
+        parts = index if type(index) is tuple else (index, )
+        key = tuple([part is None for part in parts])        # the rest can only be `:`
+        views = self._views
+        if views is None:
+            views = self._views = {}
+        if key not in views or any(part is not None and part != _ALL for part in parts):
+            views[key] = registry.TWINS["index"](self, parts)
+        return views[key]
 
     def __repr__(self) -> str:
         return f"tensor<{'x'.join(map(str, self.shape))}x{self.ty}>"
@@ -114,18 +125,18 @@ def extent(x: Tensor) -> tuple:
 def line(base: int, steps: tuple, ty: Any, shape: Tup) -> Optional[Tensor]:
     """A formula tensor; None where its values do not fit the type, and so would wrap."""
     x = Tensor(None, ty, shape, (base, steps))
+    lo, hi = extent(x)
     known = info(ty)
-    if not known.pointer:
-        lo, hi = extent(x)
-        if lo < known.lo or hi > known.hi:
-            return None
-    return x
+    return x if known.lo <= lo and hi <= known.hi or known.pointer else None
 
 
 def broadcast_shape(a: Tup, b: Tup) -> Tup:
     """Triton's implicit broadcasting: missing leading axes, and axes of one."""
-    if a == b:
-        return a
+    return a if a is b else _broadcast_shape(a, b)
+
+
+@functools.lru_cache(4096)
+def _broadcast_shape(a: Tup, b: Tup) -> Tup:
     if len(a) != len(b):
         a, b = Tup((1, ) * (len(b) - len(a)) + tuple(a)), Tup((1, ) * (len(a) - len(b)) + tuple(b))
     for k, (m, n) in enumerate(zip(a, b)):
@@ -134,9 +145,12 @@ def broadcast_shape(a: Tup, b: Tup) -> Tup:
     return Tup(max(m, n) for m, n in zip(a, b))
 
 
-def _steps_in(x: Tensor, shape: Tup) -> tuple:
-    steps = x.line[1]
-    return (0, ) * (len(shape) - len(steps)) + steps
+def _pad(steps: tuple, shape: Tup) -> tuple:
+    return steps if len(steps) == len(shape) else (0, ) * (len(shape) - len(steps)) + steps
+
+
+def _sum(p: tuple, q: tuple, sign: int = 1) -> tuple:
+    return (p[0] + sign * q[0], p[1] + sign * q[1]) if len(p) == 2 else tuple([x + sign * y for x, y in zip(p, q)])
 
 
 def _line_binary(name: str, a: Any, b: Any, ty: Any) -> Optional[Tensor]:
@@ -151,7 +165,7 @@ def _line_binary(name: str, a: Any, b: Any, ty: Any) -> Optional[Tensor]:
     if isinstance(a, int):
         return line(a + sign * b.line[0], tuple(sign * s for s in b.line[1]), ty, b.shape)
     shape = broadcast_shape(a.shape, b.shape)
-    steps = tuple(p + sign * q for p, q in zip(_steps_in(a, shape), _steps_in(b, shape)))
+    steps = _sum(_pad(a.line[1], shape), _pad(b.line[1], shape), sign)
     return line(a.line[0] + sign * b.line[0], steps, ty, shape)
 
 
@@ -159,36 +173,47 @@ _MIRROR = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def _line_compare(name: str, a: Any, b: Any) -> Optional[Tensor]:
-    """A comparison that is a box mask: what differs between the sides moves along one axis at most, upwards."""
+    """A comparison of formulas, where it is a box mask."""
     if isinstance(a, int):
         a, b, name = b, a, _MIRROR[name]
-    (base, steps), shape = a.line, a.shape
-    if isinstance(b, Tensor):
+    if isinstance(b, int):
+        shape, box = a.shape, _box_of(name, b - a.line[0], a.line[1], a.shape)
+    else:
         shape = broadcast_shape(a.shape, b.shape)
-        base, steps = base - b.line[0], tuple(p - q for p, q in zip(_steps_in(a, shape), _steps_in(b, shape)))
-        b = 0
+        steps = _sum(_pad(a.line[1], shape), _pad(b.line[1], shape), -1)
+        box = _box_of(name, b.line[0] - a.line[0], steps, shape)
+    return None if box is None else Tensor(None, I1, shape, box=box)
+
+
+@functools.lru_cache(4096)
+def _box_of(name: str, gap: int, steps: tuple, shape: Tup) -> Optional[tuple]:
+    """Where sum of steps[k] * index[k] compares so with `gap`, if it moves along one axis at most, upwards."""
     moving = [k for k, (n, s) in enumerate(zip(shape, steps)) if s and n > 1]
     if not moving:
-        holds = COMPARE[name](base, b)
-        return Tensor(None, I1, shape, box=tuple((0, n if holds else 0) for n in shape))
-    k, step, gap = moving[0], steps[moving[0]], b - base
+        return tuple((0, n if COMPARE[name](0, gap) else 0) for n in shape)
+    k, step = moving[0], steps[moving[0]]
     if len(moving) > 1 or step < 0:
         return None
-    n, below, upto = shape[k], -(-gap // step), gap // step + 1        # how many elements are < b, are <= b
+    n, below, upto = shape[k], -(-gap // step), gap // step + 1        # how many elements are < gap, are <= gap
     lo, hi = {"lt": (0, below), "le": (0, upto), "ge": (below, n), "gt": (upto, n)}[name]
-    box = tuple((min(max(lo, 0), n), min(max(hi, 0), n)) if j == k else (0, m) for j, m in enumerate(shape))
-    return Tensor(None, I1, shape, box=box)
+    return tuple((min(max(lo, 0), n), min(max(hi, 0), n)) if j == k else (0, m) for j, m in enumerate(shape))
 
 
 def _box_and(a: Tensor, b: Tensor) -> Tensor:
     shape = broadcast_shape(a.shape, b.shape)
-    return Tensor(None, I1, shape, box=tuple((max(p[0], q[0]), min(p[1], q[1]))
-                                             for p, q in zip(expand_box(a, shape), expand_box(b, shape))))
+    return Tensor(None, I1, shape, box=_intersection(expand_box(a.box, a.shape, shape), expand_box(b.box, b.shape, shape)))
 
 
-def expand_box(x: Tensor, shape: Tup) -> tuple:
-    """The box of a mask after broadcasting to `shape`."""
-    box, old = ((0, 1), ) * (len(shape) - len(x.box)) + x.box, (1, ) * (len(shape) - len(x.box)) + tuple(x.shape)
+@functools.lru_cache(4096)
+def _intersection(a: tuple, b: tuple) -> tuple:
+    return tuple((max(p[0], q[0]), min(p[1], q[1])) for p, q in zip(a, b))
+
+
+@functools.lru_cache(4096)
+def expand_box(box: tuple, old: Tup, shape: Tup) -> tuple:
+    """The box of a mask of shape `old` after broadcasting to `shape`."""
+    missing = len(shape) - len(old)
+    box, old = ((0, 1), ) * missing + box, (1, ) * missing + tuple(old)
     return tuple(pair if n == m else ((0, n) if pair[1] > pair[0] else (0, 0)) for pair, m, n in zip(box, old, shape))
 
 
@@ -196,8 +221,7 @@ def expand_box(x: Tensor, shape: Tup) -> tuple:
 def operand(x: Any, ty: Any) -> Any:
     """x for a torch operation in `ty`: a torch tensor, or a Python number in the signed range of the carrier."""
     if isinstance(x, Tensor):
-        from triton_dist.backends.emulator.casts import cast_tensor
-        return x.d if x.ty is ty else cast_tensor(x, ty).d
+        return x.d if x.ty is ty else registry.TWINS["cast_tensor"](x, ty).d
     return carried(convert(x, ty, not isinstance(x, Scalar)), info(ty))
 
 
@@ -225,7 +249,10 @@ def is_const(x: Any) -> bool:
 
 def binary(name: str, a: Any, b: Any) -> Tensor:
     """`a op b`, where one at least is a Tensor."""
-    from triton_dist.backends.emulator import elementwise
+    if type(a) is Tensor is type(b) and a.ty is b.ty and a.line is not None and b.line is not None and name in ("add", "sub"):
+        found = _line_binary(name, a, b, a.ty)       # the common case of index arithmetic
+        if found is not None and not info(a.ty).pointer:
+            return found
     a_ty, b_ty = scalar_type(a), scalar_type(b)
     if info(a_ty).pointer or info(b_ty).pointer:
         return _offset(name, a, b, a_ty, b_ty)
@@ -274,17 +301,20 @@ def _offset(name: str, a: Any, b: Any, a_ty: Any, b_ty: Any) -> Tensor:
         a, b, a_ty, b_ty = b, a, b_ty, a_ty
     if name not in ("add", "sub") or info(b_ty).pointer or not info(b_ty).integer:
         raise invalid(f"{a_ty} {name} {b_ty}: a pointer takes + and - with an integer")
-    size = info(a_ty.element_ty).size
-    x = a.v if isinstance(a, Pointer) else a if a.line is not None else None
+    size = info(a_ty).stride
+    step = size if name == "add" else -size
     y = signed_offset(b) if type(b) is IntScalar else _integer_value(b)
-    if x is not None and y is not None:
-        y = y * size if isinstance(y, int) else line(y.line[0] * size, tuple(s * size for s in y.line[1]), I64, y.shape)
-        found = _line_binary(name, x, y, a_ty) if y is not None else None
-        if found is not None:
-            return found
+    if isinstance(y, int) and isinstance(a, Tensor) and a.line is not None:
+        return Tensor(None, a_ty, a.shape, (a.line[0] + step * y, a.line[1]))
+    if isinstance(y, Tensor):
+        base, steps = step * y.line[0], tuple([step * s for s in y.line[1]])
+        if isinstance(a, Pointer):
+            return Tensor(None, a_ty, y.shape, (a.v + base, steps))
+        if a.line is not None:
+            shape = broadcast_shape(a.shape, y.shape)
+            return Tensor(None, a_ty, shape, (a.line[0] + base, _sum(_pad(a.line[1], shape), _pad(steps, shape))))
     if isinstance(b, Tensor):
-        from triton_dist.backends.emulator.casts import cast_tensor
-        offset = cast_tensor(b, I64).d * size
+        offset = registry.TWINS["cast_tensor"](b, I64).d * size
     else:
         offset = int(y) * size
     address = a.d if isinstance(a, Tensor) else a.v
@@ -328,7 +358,6 @@ def item(x: Tensor) -> Scalar:
 def as_tensor(x: Any, shape: Any) -> Tensor:
     """Any value broadcast to a shape."""
     if not isinstance(x, Tensor):
-        from triton_dist.backends.emulator.scalars import constant
         return filled(x if isinstance(x, Scalar) else constant(x), shape)
     shape = Tup(shape)
     return x if x.shape == shape else registry.TWINS["core.broadcast_to"](x, shape)

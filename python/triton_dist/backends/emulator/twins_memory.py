@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Twins of tl.load, tl.store and the atomics."""
+import functools
 from typing import Any, Callable, Optional
 
 import torch
@@ -35,14 +36,21 @@ def _clip(mask: Any, shape: Tup, steps: tuple, base: int) -> Any:
     if isinstance(mask, Tensor):
         if mask.box is None:
             return (base, shape, None) if bool(mask.d.all()) else False
-        box = expand_box(mask, shape)
-        if any(hi <= lo for lo, hi in box):
-            return None
-        if all(lo == 0 and hi == n for (lo, hi), n in zip(box, shape)):
-            return base, shape, None
-        return (base + sum(lo * step for (lo, _), step in zip(box, steps)), Tup(hi - lo for lo, hi in box),
-                tuple(slice(lo, hi) for lo, hi in box))
+        box = expand_box(mask.box, mask.shape, shape)
+        offset, small, inside = _box_part(box, shape, steps)
+        return (base + offset, small, inside) if small else None
     return (base, shape, None) if mask else None
+
+
+@functools.lru_cache(4096)
+def _box_part(box: tuple, shape: Tup, steps: tuple) -> tuple:
+    """(byte offset, shape or None where empty, slices or None where whole) of a box."""
+    if any(hi <= lo for lo, hi in box):
+        return 0, None, None
+    if all(lo == 0 and hi == n for (lo, hi), n in zip(box, shape)):
+        return 0, shape, None
+    return (sum(lo * step for (lo, _), step in zip(box, steps)), Tup(hi - lo for lo, hi in box),
+            tuple(slice(lo, hi) for lo, hi in box))
 
 
 def steps_of(pointer: Tensor, shape: Tup) -> tuple:
