@@ -69,7 +69,8 @@ def integers(values: Any, what: str = "offset") -> list:
 
 
 class Descriptor(Box):
-    """tl.tensor_descriptor."""
+    """tl.tensor_descriptor. `layout`: that of its boxes in shared memory, in Gluon."""
+    layout: Any = None
 
     def __init__(self, base: int, shape: Any, strides: Any, block_shape: Any, ty: Any, padding: str = "zero"):
         super().__init__(base, shape, strides, block_shape, ty)
@@ -139,8 +140,10 @@ def from_host(descriptor: Any) -> Descriptor:
     """The device's view of a triton.tools.tensor_descriptor.TensorDescriptor."""
     base = descriptor.base
     sizes = [IntScalar(wrap(int(n), info(I32)), I32) for n in descriptor.shape]
-    return Descriptor(base.data_ptr(), sizes, [int(s) for s in descriptor.strides], descriptor.block_shape,
+    made = Descriptor(base.data_ptr(), sizes, [int(s) for s in descriptor.strides], descriptor.block_shape,
                       from_torch(base.dtype), getattr(descriptor, "padding", "zero"))
+    made.layout = getattr(descriptor, "layout", None)
+    return made
 
 
 @twin("core.make_tensor_descriptor")

@@ -10,7 +10,8 @@ from typing import Any, Callable
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator import (statements, descriptors, memory, rebuild, scheduler, twins_core, twins_dist, twins_math,
+from triton_dist.backends.emulator import (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma,
+                                           gluon_wgmma, memory, rebuild, scheduler, twins_core, twins_dist, twins_math,
                                            twins_memory, twins_reduce, twins_shape)
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import F32, I1, I32, I64, U64, canonical, from_torch, info, pointer_to, rounded
@@ -18,7 +19,8 @@ from triton_dist.backends.emulator.registry import Tup
 from triton_dist.backends.emulator.scalars import FloatScalar, IntScalar, Pointer, constant
 from triton_dist.runtime.errors import InvalidArgument
 
-TWIN_MODULES = (statements, descriptors, twins_core, twins_dist, twins_math, twins_memory, twins_reduce, twins_shape)
+TWIN_MODULES = (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma, gluon_wgmma, twins_core,
+                twins_dist, twins_math, twins_memory, twins_reduce, twins_shape)
 _OPTIONS = {"num_warps", "num_stages", "num_ctas", "extern_libs", "launch_cooperative_grid", "maxnreg", "debug", "stream",
             "warmup", "device", "device_type"}
 
@@ -170,6 +172,7 @@ def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
     def body() -> None:
         scheduler.active().current.tdist = linked
         fn(*values)
+        gluon_partition.leave()
 
     return Launch(kernel.__name__, _grid(grid, dict(bound.arguments)), int(options.get("num_warps") or 4), body,
                   int(options.get("num_ctas") or 1), bool(options.get("launch_cooperative_grid")), keep)

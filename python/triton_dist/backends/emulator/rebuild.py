@@ -231,13 +231,22 @@ def convert(value: Any) -> Any:
     if hasattr(value, "__tdist_select__"):
         return primitives.caller(value)
     if getattr(value, "__triton_aggregate__", False):
-        return _aggregate(value)
+        from triton_dist.backends.emulator import gluon_aggregate
+        return gluon_aggregate.rebuilt(value)
     if is_jit(value):
-        return TWINS.get(key_of(value.fn)) or build(value)
+        return TWINS.get(_gluon_key(value.fn)) or TWINS.get(key_of(value.fn)) or build(value)
+    if _gluon_key(value) in TWINS:
+        return TWINS[_gluon_key(value)]
     if getattr(value, "__triton_builtin__", False) or str(getattr(value, "__module__", "")).startswith("triton.language.extra"):
         key = key_of(value) if hasattr(value, "__qualname__") else ""
         return TWINS.get(key) or (_missing(key) if callable(value) else value)
     return value
+
+
+def _gluon_key(fn: Any) -> str:
+    """'gluon_core.arange' for what Gluon has a form of its own of; '' for all else."""
+    own = str(getattr(fn, "__module__", "")).startswith("triton.experimental.gluon.language.") and hasattr(fn, "__qualname__")
+    return f"gluon_{key_of(fn)}" if own else ""
 
 
 def _missing(key: str) -> Callable:
@@ -272,24 +281,6 @@ def build(jit_function: Any) -> Callable:
     made.__qualname__ = fn.__qualname__
     scope.update((n, convert(outer[n])) for n in names if n in outer and n not in _HELPERS)
     return made
-
-
-@functools.lru_cache(None)
-def _aggregate(kind: Any) -> type:
-    """A @tl.core._aggregate class: fields and methods, all rebuilt."""
-    methods = {}
-    for name, member in inspect.getmembers(kind):
-        if not name.startswith("_") and (is_jit(member) or isinstance(member, types.FunctionType)):
-            methods[name] = build(member)
-        elif isinstance(member, ConstexprFunction):
-            methods[name] = member.fn
-    start = kind.hash_attrs[0]
-    if isinstance(start, ConstexprFunction):
-        start = start.fn
-    elif not getattr(start, "__triton_builtin__", False):
-        start = build(start)
-    methods["__init__"] = lambda self, *args, **kwargs: start(self, *args, **kwargs) and None
-    return type(kind.__name__, (), methods)
 
 
 @twin("member")

@@ -12,12 +12,13 @@ from triton.compiler.code_generator import CodeGenerator
 from triton.language import core
 
 from triton_dist.backends.emulator.descriptors import Box, Descriptor
+from triton_dist.backends.emulator.gluon_smem import View
 from triton_dist.backends.emulator.promotion import I1, I32, info, promote, wrap
 from triton_dist.backends.emulator.registry import TWINS, Tup, fault, invalid, site, twin
 from triton_dist.backends.emulator.scalars import IntScalar, Scalar, constant
 from triton_dist.backends.emulator.tensors import Tensor
 
-RUNTIME = (Scalar, Tensor, Box)
+RUNTIME = (Scalar, Tensor, Box, View)
 
 
 @twin("core.to_tensor")
