@@ -53,10 +53,10 @@ MUTANTS = {
     "ag_gemm without the closing wait (11)": (
         AG_KERNEL, "if tl.program_id(0) == 0:", "if tl.program_id(0) < 0:", (ag_op, "ag_gemm_kernel"), no_tiles),
     "ag_gemm writes the flag before the data (1)": (
-        AG_OP, "            backend().copy(theirs[rows], x[rows], stream)\n"
+        AG_OP, "            backend().copy(to, rows, stream)\n"
         "            backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)",
         "            backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)\n"
-        "            backend().copy(theirs[rows], x[rows], stream)", (ag_op, "_push"), overtaken(AG)),
+        "            backend().copy(to, rows, stream)", (ag_op, "_push"), overtaken(AG)),
     "ag_gemm pushes before the stream's earlier work is done (15)": (
         AG_OP, "side.wait_stream(current)", "pass", (ag_op, "_fused"), None),
     "gemm_rs does not wait (1)": (

@@ -21,6 +21,7 @@ from triton_dist.runtime.state import state
 # A flag that no call has written for 2^31 calls would compare as new; all flags are renewed well before that.
 RENEW_EVERY = 1 << 29
 _GRAIN = 1 << 16
+_MAX_VIEWS = 1024
 
 
 def to_int32(value: int) -> int:
@@ -63,6 +64,8 @@ class Workspace:
     def view(self, key: Any, make: Callable[[], Any]) -> Any:
         """`make()` once for `key`: what an op derives from the buffers' addresses, until they move."""
         if key not in self._views:
+            if len(self._views) >= _MAX_VIEWS:
+                self._views.clear()
             self._views[key] = make()
         return self._views[key]
 

@@ -4,6 +4,7 @@
 
 Ops ask the backend's registry for "ag_gemm" or "gemm_rs" and get one of these objects, or nothing.
 """
+import functools
 from typing import Any, Callable
 
 import torch
@@ -20,12 +21,13 @@ from triton_dist.runtime.workspace import Workspace, team
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
-def _layout(block: list, dtype: torch.dtype) -> Any:
-    return gl.NVMMASharedLayout.get_default_for(block, _TYPES[dtype])
+@functools.cache
+def _layout(dtype: torch.dtype, *block: int) -> Any:
+    return gl.NVMMASharedLayout.get_default_for(list(block), _TYPES[dtype])
 
 
-def _descriptor(t: torch.Tensor, block: list) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(t, block, _layout(block, t.dtype))
+def _descriptor(t: torch.Tensor, *block: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(t, list(block), _layout(t.dtype, *block))
 
 
 def _tma_can_read(*tensors: torch.Tensor) -> bool:
@@ -66,11 +68,11 @@ class AgGemmCore(_Core):
         n = weight.shape[0]
         bm, bn, bk = config.block_m, config.block_n, config.block_k
         gathered = space.view((space.epoch & 1, "gathered", group.size * pitch, k, x.dtype, bm, bk),
-                              lambda: _descriptor(space.half(x.dtype)[:group.size * pitch * k].view(-1, k), [bm, bk]))
-        args = (_descriptor(x, [bm, bk]), gathered, _descriptor(weight, [bn, bk]),
-                _descriptor(out.view(group.size, m, n), [1, bm, bn]), bias if bias is not None else weight, space.flags, epoch,
+                              lambda: _descriptor(space.half(x.dtype)[:group.size * pitch * k].view(-1, k), bm, bk))
+        args = (_descriptor(x, bm, bk), gathered, _descriptor(weight, bn, bk),
+                _descriptor(out.view(group.size, m, n), 1, bm, bn), bias if bias is not None else weight, space.flags, epoch,
                 group.rank, group.size, m, n, k, pieces, piece_tiles)
-        return ag_gemm_ws_kernel, args, dict(self.options(config, bias), STAGING=_layout([bm, bn], out.dtype))
+        return ag_gemm_ws_kernel, args, dict(self.options(config, bias), STAGING=_layout(out.dtype, bm, bn))
 
 
 class GemmRsCore(_Core):
@@ -100,9 +102,9 @@ class GemmRsCore(_Core):
         def slots() -> list:
             successor = group.world_ranks[(group.rank + 1) % group.size]
             halves = [half.view(hop_dtype)[:rows * n].view(rows, n) for half in space.halves()]
-            return [_descriptor(t, [bm, bn]) for t in halves + [peer_tensor(half, successor) for half in halves]]
+            return [_descriptor(t, bm, bn) for t in halves + [peer_tensor(half, successor) for half in halves]]
 
-        args = (_descriptor(x, [bm, bk]), _descriptor(weight, [bn, bk]), _descriptor(out, [bm, bn]),
+        args = (_descriptor(x, bm, bk), _descriptor(weight, bn, bk), _descriptor(out, bm, bn),
                 *space.view(("slots", rows, n, hop_dtype, bm, bn), slots), bias if bias is not None else weight, space.flags,
                 space.control, team(group), m, n, x.shape[1])
         return gemm_rs_ws_kernel, args, self.options(config, bias)

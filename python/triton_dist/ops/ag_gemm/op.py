@@ -89,7 +89,7 @@ def _fused(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tens
     with space.call() as epoch:
         current, side = backend().current_stream(), side_stream()
         side.wait_stream(current)
-        _push(x, space, group, pitch, pieces, piece_tiles * config.block_m, side)
+        _push(x, space, group, pitch, piece_tiles * config.block_m, side)
         kernel, grid, args, options = launch(epoch)
         kernel[grid](*args, **options)
         current.wait_stream(side)
@@ -104,17 +104,19 @@ def _pieces(x: torch.Tensor, block_m: int) -> tuple[int, int]:
     return -(-tiles // piece_tiles), piece_tiles
 
 
-def _push(x: torch.Tensor, space: Workspace, group: Group, pitch: int, pieces: int, piece_rows: int, stream: Any) -> None:
+def _push(x: torch.Tensor, space: Workspace, group: Group, pitch: int, piece_rows: int, stream: Any) -> None:
     """Copies x into every peer's half and stores the epoch behind each piece; each rank in a rotation of its own."""
     m, k = x.shape
-    half = space.half(x.dtype)
-    mine = half[group.rank * pitch * k:][:m * k].view(m, k)
-    for hop in range(1, group.size):
-        peer = group.world_ranks[(group.rank - hop) % group.size]
-        theirs, flags = peer_tensor(mine, peer), peer_tensor(space.flags, peer)
-        for piece in range(pieces):
-            rows = slice(piece * piece_rows, min(m, (piece + 1) * piece_rows))
-            backend().copy(theirs[rows], x[rows], stream)
+
+    def targets() -> list:
+        half = space.half(x.dtype)
+        mine = half[group.rank * pitch * k:][:m * k].view(m, k)
+        peers = [group.world_ranks[(group.rank - hop) % group.size] for hop in range(1, group.size)]
+        return [(peer_tensor(mine, peer).split(piece_rows), peer_tensor(space.flags, peer)) for peer in peers]
+
+    for theirs, flags in space.view(("push", space.epoch & 1, m, k, x.dtype, pitch, piece_rows), targets):
+        for piece, (to, rows) in enumerate(zip(theirs, x.split(piece_rows))):
+            backend().copy(to, rows, stream)
             backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)
 
 
