@@ -77,6 +77,7 @@ class Actor:
         self.work: tuple = ()                  # function and arguments, until it starts
         self.greenlet: Any = None
         self.steps: list = []                  # of an asynchronous copy, last first
+        self.priority: Optional[float] = None
         self.errors: list = []                 # of a host: failures of its device, to be raised at its next wait
 
     @property

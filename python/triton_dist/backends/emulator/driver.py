@@ -39,12 +39,13 @@ class EmulatorCompiler(CUDABackend):
         return f"triton_dist-{NAME}-1"
 
     def add_stages(self, stages: dict, options: Any, language: Any) -> None:
-        first = "ttir" if getattr(language, "name", "TRITON") == "TRITON" else "ttgir"
+        gluon = getattr(language, "name", "TRITON") != "TRITON"
 
         def check(module: Any, metadata: dict) -> Any:
             metadata.update(name=module.get_entry_func_name(), shared=0, tmem_size=0)
             return module
-        stages[first] = check
+        for first in ("glir", "ttgir") if gluon else ("ttir", ):      # what Gluon's front end makes: 3.9, 3.6
+            stages[first] = check
         stages[NAME] = lambda module, metadata: b"emulated"
 
 

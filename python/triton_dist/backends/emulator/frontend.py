@@ -10,17 +10,17 @@ from typing import Any, Callable
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator import (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma,
-                                           gluon_wgmma, memory, rebuild, scheduler, twins_core, twins_dist, twins_math,
-                                           twins_memory, twins_reduce, twins_shape)
+from triton_dist.backends.emulator import (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition,
+                                           gluon_tma, gluon_wgmma, memory, rebuild, scheduler, twins_core, twins_dist,
+                                           twins_math, twins_memory, twins_reduce, twins_shape)
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import F32, I1, I32, I64, U64, canonical, from_torch, info, pointer_to, rounded
 from triton_dist.backends.emulator.registry import Tup
 from triton_dist.backends.emulator.scalars import FloatScalar, IntScalar, Pointer, constant
 from triton_dist.runtime.errors import InvalidArgument
 
-TWIN_MODULES = (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma, gluon_wgmma, twins_core,
-                twins_dist, twins_math, twins_memory, twins_reduce, twins_shape)
+TWIN_MODULES = (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma, gluon_wgmma,
+                twins_core, twins_dist, twins_math, twins_memory, twins_reduce, twins_shape)
 _OPTIONS = {"num_warps", "num_stages", "num_ctas", "extern_libs", "launch_cooperative_grid", "maxnreg", "debug", "stream",
             "warmup", "device", "device_type"}
 

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Aggregates (@triton.language.core._aggregate): classes whose fields are kernel values and whose methods are jit functions.
+"""Aggregates (@triton.language.core._aggregate): classes of kernel values whose methods are jit functions.
 
-Triton 3.6 has them with a constructor that the class defines; 3.9 also makes one from the fields, with defaults, and freezes
-what it has made. Fields are checked against their annotations, as Triton does while it traces.
+Triton 3.6 has them with a constructor that the class defines; 3.9 also makes one from the fields, with defaults, and
+freezes what it has made. Fields are checked against their annotations, as Triton does while it traces.
 """
 import functools
 import inspect
@@ -35,14 +35,14 @@ class Aggregate:
         if name not in self._fields:
             raise invalid(f"{type(self).__name__} has no field {name!r}")
         if not self._open:
-            raise invalid(f"field {name!r} of {type(self).__name__} assigned after its constructor: aggregates are immutable, "
-                          "make a copy with aggregate_replace")
+            raise invalid(f"field {name!r} of {type(self).__name__} assigned after its constructor: aggregates are "
+                          "immutable, make a copy with aggregate_replace")
         if isinstance(value, core.constexpr):
             value = value.value
         wanted = self._fields[name]
         if not _fits(value, wanted):
-            raise invalid(f"field {name!r} of {type(self).__name__}: expected {getattr(wanted, '__name__', wanted)}, found "
-                          f"{value!r}")
+            raise invalid(f"field {name!r} of {type(self).__name__}: expected {getattr(wanted, '__name__', wanted)}, "
+                          f"found {value!r}")
         object.__setattr__(self, name, value)
 
 
@@ -75,14 +75,16 @@ def _constructor(kind: Any, fields: dict) -> Any:
 
         def start(self: Any, *args: Any, **kwargs: Any) -> None:
             given = {**defaults, **dict(zip(fields, args)), **kwargs}
-            if len(args) > len(fields) or given.keys() != fields.keys() or kwargs.keys() & set(list(fields)[:len(args)]):
-                raise invalid(f"{kind.__name__}: expected the fields {', '.join(fields)}, found {len(args)} by position and "
-                              f"{', '.join(kwargs) or 'none'} by name")
+            twice = kwargs.keys() & set(list(fields)[:len(args)])
+            if len(args) > len(fields) or given.keys() != fields.keys() or twice:
+                raise invalid(f"{kind.__name__}: expected the fields {', '.join(fields)}, found {len(args)} by position "
+                              f"and {', '.join(kwargs) or 'none'} by name")
             for name in fields:
                 setattr(self, name, given[name])
         return start
     if "_semantic" in inspect.signature(getattr(start, "fn", start)).parameters:
-        raise UnsupportedFeature(f"the emulator cannot construct {kind.__name__}: its __init__ takes _semantic, at {site()}")
+        raise UnsupportedFeature(f"the emulator cannot construct {kind.__name__}: its __init__ takes _semantic, at "
+                                 f"{site()}")
     if isinstance(start, ConstexprFunction):
         return start.fn
     return rebuild.build(start) if rebuild.is_jit(start) else start

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """mbarriers: a phase, arrivals still missing in it, and bytes that TMA still owes.
 
-A phase ends when both are zero. wait(parity) passes while the phase under way has the other parity: it may be lapped, so the
-test is repeated whenever the waiter gets the turn.
+A phase ends when both are zero. wait(parity) passes while the phase under way has the other parity: it may be lapped,
+so the test is repeated whenever the waiter gets the turn.
 """
 from typing import Any
 
@@ -28,7 +28,8 @@ class Barrier:
         self.missing -= count
         self.bytes += nbytes
         if self.missing < 0:
-            raise fault(f"mbarrier {self.name}: {self.count - self.missing} arrivals in one phase, expected {self.count}")
+            raise fault(f"mbarrier {self.name}: {self.count - self.missing} arrivals in one phase, expected "
+                        f"{self.count}")
         self._settle()
 
     def deliver(self, nbytes: int) -> None:
@@ -46,7 +47,8 @@ class Barrier:
             scheduler.active().wake(self)
 
     def __str__(self) -> str:
-        return f"{self.name} (phase {self.phase}, missing {self.missing} of {self.count} arrivals and {self.bytes} bytes)"
+        missing = f"{self.missing} of {self.count} arrivals and {self.bytes} bytes"
+        return f"{self.name} (phase {self.phase}, missing {missing})"
 
 
 def _place(memory: Any) -> int:
@@ -96,7 +98,8 @@ def invalidate(mbarrier: Any) -> None:
 
 
 @twin("mbarrier.expect")
-def expect(mbarrier: Any, bytes: Any = None, pred: Any = True, *, bytes_per_cta: Any = None, from_cta: Any = None) -> None:
+def expect(mbarrier: Any, bytes: Any = None, pred: Any = True, *, bytes_per_cta: Any = None,
+           from_cta: Any = None) -> None:
     """One arrival that announces bytes."""
     _one_cta(from_cta=from_cta)
     nbytes = gluon_smem.static(bytes if bytes is not None else bytes_per_cta, "mbarrier.expect")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Warp specialisation: every partition of a CTA is an actor with warps of its own; the default one is the program itself."""
+"""Warp specialisation: every partition of a CTA is an actor with its own warps; the default one is the program."""
 import dataclasses
 from typing import Any, Callable
 
@@ -39,8 +39,8 @@ def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_r
         raise invalid(f"warp_specialize of {len(workers)} workers: worker_num_warps {list(warps)} and worker_num_regs "
                       f"{worker_num_regs and list(worker_num_regs)} must have one entry for each")
     if any(n < 1 or n & n - 1 for n in warps) or program.cta.num_warps + -(-sum(warps) // 4) * 4 > _MAX_WARPS:
-        raise invalid(f"warp_specialize: {program.cta.num_warps} warps and workers of {list(warps)}: expected powers of two, "
-                      f"{_MAX_WARPS} in all")
+        raise invalid(f"warp_specialize: {program.cta.num_warps} warps and workers of {list(warps)}: expected powers of "
+                      f"two, {_MAX_WARPS} in all")
     shared, started = gluon_smem.block(), []
     for (fn, args), n in zip(workers, warps):
         if any(isinstance(x, Tensor) for x in args):
@@ -52,7 +52,7 @@ def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_r
     result = fn(*args)
     where = site()
     for worker in started:
-        running.block(worker, lambda: worker.done, Waiting("partition", site=where, text=f"partition {worker.name} to end"))
+        running.block(worker, lambda: worker.done, Waiting("partition", site=where, text=f"partition {worker.name}"))
     return result
 
 

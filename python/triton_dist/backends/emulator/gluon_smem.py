@@ -48,8 +48,8 @@ def block() -> Block:
 class SharedMemory:
     """Every access to shared memory and every hand-over through it, one method per kind.
 
-    `observe` and the events that follow it change nothing here: a checker overrides them. proxy: 'generic' for loads and
-    stores of threads, 'async' for TMA and wgmma. Events run as the actor that acts.
+    `observe` and the events that follow it change nothing here: a checker overrides them. proxy: 'generic' for loads
+    and stores of threads, 'async' for TMA and wgmma. Events run as the actor that acts.
     """
 
     def observe(self, kind: str, proxy: str, view: "View") -> None:
@@ -183,8 +183,8 @@ class View:
         if found is None:
             nbytes = math.prod(shape) * known.size
             if nbytes > self.nbytes or not self.d.is_contiguous():
-                raise invalid(f"_reinterpret of {self} ({self.nbytes} bytes) as {ty} {list(shape)} ({nbytes} bytes): it must be "
-                              "contiguous and no larger")
+                raise invalid(f"_reinterpret of {self} ({self.nbytes} bytes) as {ty} {list(shape)} ({nbytes} bytes): it "
+                              "must be contiguous, and the result no larger")
             d = self.allocation.bytes[self.offset:self.offset + nbytes].view(known.torch).view(shape)
             found = self._made[key] = View(self.allocation, d, ty, layout)
         return found

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """TMA: copies between boxes of global memory and shared memory, by an engine that acts later than it is asked.
 
-A copy has two steps, read and write, and the scheduler's mode decides when each happens: half of the copies read at issue,
-all write late. Byte counts are those of the whole box, also where it is clipped.
+A copy has two steps, read and write, and the scheduler's mode decides when each happens: half of the copies read at
+issue, all write late. Byte counts are those of the whole box, also where it is clipped.
 """
 from typing import Any, Callable
 
@@ -38,7 +38,7 @@ class Copy(scheduler.Actor):
 
 
 def stores_of(actor: Any) -> list:
-    """The actor's TMA stores, one commit group each, in order; leading ones that are written and waited for are dropped."""
+    """The actor's TMA stores, one commit group each, in order; leading ones that are over and waited for are dropped."""
     found = actor.__dict__.get("tma_stores")
     if found is None:
         found = actor.tma_stores = []
@@ -166,5 +166,5 @@ def leave(actor: Any) -> None:
     """The actor's part of the kernel is over: its stores must have been waited for."""
     for operation in actor.__dict__.get("tma_stores", ()):
         if not operation.awaited:
-            raise fault(f"{actor.name} ends before tma.store_wait: the TMA store issued at {operation.issued_at} may still read "
-                        "shared memory")
+            raise fault(f"{actor.name} ends before tma.store_wait: the TMA store issued at {operation.issued_at} may "
+                        "still read shared memory")

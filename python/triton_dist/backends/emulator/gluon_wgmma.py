@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """wgmma: asynchronous matrix products in the order of issue.
 
-A product reads its operands at issue or as late as a wait allows, by the scheduler's mode; its result cannot be read before
-a wait has retired it.
+A product reads its operands at issue or as late as a wait allows, by the scheduler's mode; its result cannot be read
+before a wait has retired it.
 """
 from typing import Any, Optional
 
@@ -27,8 +27,8 @@ class _InFlight:
         self.product = product
 
     def __iter__(self) -> None:
-        raise fault(f"accumulator read while its wgmma, issued at {self.product.issued_at}, is in flight: wait for it with "
-                    "warpgroup_mma_wait")
+        raise fault(f"accumulator read while its wgmma, issued at {self.product.issued_at}, is in flight: wait for it "
+                    "with warpgroup_mma_wait")
 
     def __getitem__(self, _: Any) -> None:
         iter(self)
@@ -73,7 +73,8 @@ def products_of(actor: Any) -> list:
 
 def _check(a: Any, b: Any, acc: Any) -> None:
     if not isinstance(a, (Tensor, View)) or not isinstance(b, View) or not isinstance(acc, Tensor):
-        raise invalid(f"warpgroup_mma of {a!r}, {b!r}, {acc!r}: expected a tensor or shared memory, shared memory, a tensor")
+        raise invalid(f"warpgroup_mma of {a!r}, {b!r}, {acc!r}: expected a tensor or shared memory, shared memory, a "
+                      "tensor")
     if len(a.shape) != 2 or len(b.shape) != 2 or acc.shape != Tup((a.shape[0], b.shape[1])) or a.shape[1] != b.shape[0]:
         raise invalid(f"warpgroup_mma of shapes {tuple(a.shape)}, {tuple(b.shape)} into {tuple(acc.shape)}")
     left, right, out = info(a.ty), info(b.ty), info(acc.ty)
@@ -82,16 +83,16 @@ def _check(a: Any, b: Any, acc: Any) -> None:
     if acc.ty is not (I32 if left.integer else F32) and not (out.bits == 16 and left.bits == 16 and a.ty is acc.ty):
         raise invalid(f"warpgroup_mma of {a.ty} accumulates in {I32 if left.integer else F32}, found {acc.ty}")
     if acc.shape[0] % _ROWS or acc.shape[1] % _COLUMNS or a.shape[1] * left.size % _DEPTH:
-        raise invalid(f"warpgroup_mma of {tuple(a.shape)} and {tuple(b.shape)} {a.ty}: expected multiples of {_ROWS} rows, "
-                      f"{_COLUMNS} columns and {_DEPTH} bytes of K")
+        raise invalid(f"warpgroup_mma of {tuple(a.shape)} and {tuple(b.shape)} {a.ty}: expected multiples of {_ROWS} "
+                      f"rows, {_COLUMNS} columns and {_DEPTH} bytes of K")
     warps = scheduler.active().current.cta.num_warps
     if warps % 4:
         raise invalid(f"warpgroup_mma in {warps} warps: expected a multiple of four")
 
 
 @twin("hopper.warpgroup_mma")
-def warpgroup_mma(a: Any, b: Any, acc: Any, *, use_acc: Any = True, precision: Any = None, max_num_imprecise_acc: Any = None,
-                  is_async: Any = False) -> Tensor:
+def warpgroup_mma(a: Any, b: Any, acc: Any, *, use_acc: Any = True, precision: Any = None,
+                  max_num_imprecise_acc: Any = None, is_async: Any = False) -> Tensor:
     _check(a, b, acc)
     running = scheduler.active()
     running.point()

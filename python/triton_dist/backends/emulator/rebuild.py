@@ -243,10 +243,13 @@ def convert(value: Any) -> Any:
     return value
 
 
+_GLUON = "triton.experimental.gluon.language."
+
+
 def _gluon_key(fn: Any) -> str:
-    """'gluon_core.arange' for what Gluon has a form of its own of; '' for all else."""
-    own = str(getattr(fn, "__module__", "")).startswith("triton.experimental.gluon.language.") and hasattr(fn, "__qualname__")
-    return f"gluon_{key_of(fn)}" if own else ""
+    """'gluon_core.arange' for a function or class of Gluon's own; '' for all else."""
+    module = str(getattr(fn, "__module__", ""))
+    return f"gluon_{key_of(fn)}" if module.startswith(_GLUON) and hasattr(fn, "__qualname__") else ""
 
 
 def _missing(key: str) -> Callable:

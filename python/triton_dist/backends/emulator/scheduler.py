@@ -9,6 +9,8 @@ runs itself. Nothing runs in parallel, so between two calls of point() or block(
     random  any ready actor may be next
     late    streams and copies move only when somebody waits for them, or when nothing else can run
     skew    late, and one rank runs ahead of the others
+    priority  the ready actor of the highest priority runs; priorities are random and change at random moments, so that
+            single programs and copies are left far behind (probabilistic concurrency testing)
 """
 import collections
 import contextlib
@@ -25,9 +27,10 @@ from triton_dist.runtime.errors import InvalidArgument, NotInitialized
 __all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "context_of",
            "is_active"]
 
-MODES = ("eager", "random", "late", "skew")
-_PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8}     # points between two preemptions, at most
+MODES = ("eager", "random", "late", "skew", "priority")
+_PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8, "priority": 8}     # points between two preemptions, at most
 _ESCAPE = 0.005      # late modes: how often any actor may run, so that a spinning program cannot starve a copy
+_DEMOTE = 0.01       # priority: how often the leading actor becomes the last
 _AHEAD = 0.9         # skew: how often the leading rank goes first
 _CHECK = 1024        # turns between two looks at the wait bounds
 _POLL = 64           # turns between two looks at memory that other processes write
@@ -306,6 +309,8 @@ class Scheduler:
 
     def _pick(self) -> Optional[Actor]:
         ready, asleep, rng = self._ready, self._asleep, self.rng
+        if self.mode == "priority":
+            return self._pick_by_priority()
         if not self._late or rng.random() < _ESCAPE:
             n = int(rng.random() * (len(ready) + len(asleep)))
             if n < len(ready):
@@ -321,6 +326,20 @@ class Scheduler:
             return None
         wanted = [i for i, actor in enumerate(asleep) if any(key in self._waiters for key in actor.serves)]
         return _take(asleep, wanted[int(rng.random() * len(wanted))] if wanted else int(rng.random() * len(asleep)))
+
+    def _pick_by_priority(self) -> Optional[Actor]:
+        actors = max((self._ready, self._asleep), key=lambda pool: max(map(self._urgency, pool), default=-1e9))
+        if not actors:
+            return None
+        index = max(range(len(actors)), key=lambda i: self._urgency(actors[i]))
+        if self.rng.random() < _DEMOTE:
+            actors[index].priority = -self.rng.random()
+        return _take(actors, index)
+
+    def _urgency(self, actor: Actor) -> float:
+        if actor.priority is None:
+            actor.priority = self.rng.random()
+        return actor.priority
 
     def _lead(self, actor: Actor) -> float:
         if actor.rank not in self._priority:
