@@ -8,7 +8,7 @@ from scenarios import AG, F32, RS, back_to_back, near_the_wrap, overtaking
 
 from triton_dist.backends.emulator.virtual import run_ranks
 
-MODES = ["eager", "random", "late", "skew"]
+MODES = ["eager", "random", "late", "skew", "priority"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -21,7 +21,7 @@ def test_shapes_change_between_calls(op, mode):
 
 
 @pytest.mark.parametrize("slow", [0, 2])
-@pytest.mark.parametrize("mode", ["random", "skew"])
+@pytest.mark.parametrize("mode", ["random", "skew", "priority"])
 @pytest.mark.parametrize("op", [AG, RS])
 def test_a_rank_that_is_overtaken(op, mode, slow):
     """Others may be one call ahead, never two (rules 10 and 11)."""
