@@ -23,7 +23,7 @@ MAX_NUMEL = 1 << 20
 
 def block_shape(shape: Any) -> Tup:
     """A shape as Triton allows it: powers of two."""
-    shape = Tup(int(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape, )))
+    shape = Tup(int(n) for n in (shape if isinstance(shape, (tuple, list, core.tuple)) else (shape, )))
     numel = 1
     for n in shape:
         if n < 1 or n & n - 1:
