@@ -8,11 +8,13 @@ must end with a WaitTimeout that names the flag, not hang.
 import argparse
 import os
 
+import pytest
 import torch
 import triton.language as tl
 
 import triton_dist
 import triton_dist.language as dl
+from triton_dist.backends.emulator import run_ranks
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import TritonDistError, WaitTimeout
 from triton_dist.runtime.groups import resolve
@@ -88,14 +90,14 @@ def int32(*shape: int, fill: int = -1) -> torch.Tensor:
     return torch.full(shape, fill, dtype=torch.int32, device=triton_dist.device())
 
 
-def test_identity():
+def check_identity():
     group, out = resolve(), int32(2)
     identity_kernel[(1,)](out)
     triton_dist.synchronize()
     assert out.tolist() == [group.rank, group.size]
 
 
-def test_queue(blocks: int = 37):
+def check_queue(blocks: int = 37):
     group, block, slots = resolve(), 128, 8
     x = torch.randn(blocks * block, generator=torch.Generator().manual_seed(group.rank)).to(triton_dist.device())
     ring = triton_dist.create_symm_tensor((slots, block), torch.float32)
@@ -110,7 +112,7 @@ def test_queue(blocks: int = 37):
     triton_dist.free_symm_tensor(flags)
 
 
-def test_barrier(rounds: int = 5):
+def check_barrier(rounds: int = 5):
     group, world = resolve(), 16
     board = triton_dist.create_symm_tensor((world,), torch.int32)
     out = int32(rounds, world)
@@ -122,7 +124,7 @@ def test_barrier(rounds: int = 5):
     triton_dist.free_symm_tensor(board)
 
 
-def test_packets(block: int = 256):
+def check_packets(block: int = 256):
     group = resolve()
     packets = triton_dist.create_symm_tensor((2, block), torch.int64)
     for epoch in (1, 2, 3):
@@ -135,7 +137,7 @@ def test_packets(block: int = 256):
     triton_dist.free_symm_tensor(packets)
 
 
-def test_copy_engine_and_stream_flag(rows: int = 4096):
+def check_copy_engine_and_stream_flag(rows: int = 4096):
     """A push by the copy engine, its flag by the stream, and a kernel that waits for it near the wrap of int32."""
     group = resolve()
     if not backend().has_stream_memory_ops():
@@ -160,7 +162,7 @@ def test_copy_engine_and_stream_flag(rows: int = 4096):
     triton_dist.free_symm_tensor(flags)
 
 
-def test_graph_capture():
+def check_graph_capture():
     """First launch inside a capture is refused; after one launch outside it is captured and replays."""
     if triton_dist.device().type != "cuda":
         return
@@ -204,6 +206,15 @@ def expect_timeout() -> None:
     raise AssertionError("expected a WaitTimeout; is TRITON_DIST_WAIT_TIMEOUT set?")
 
 
+CHECKS = (check_identity, check_queue, check_barrier, check_packets, check_copy_engine_and_stream_flag, check_graph_capture)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("check", CHECKS[:-1], ids=lambda check: check.__name__)
+def test_on_emulated_ranks(check, world):
+    run_ranks(check, world)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--timeout", action="store_true", help="show what a missing signal looks like")
@@ -213,12 +224,11 @@ def main() -> None:
         expect_timeout()
         print("timed out as expected", flush=True)
         os._exit(0)                                      # the device context is lost: nothing can be torn down
-    for test in (test_identity, test_queue, test_barrier, test_packets, test_copy_engine_and_stream_flag,
-                 test_graph_capture):
-        test()
+    for check in CHECKS:
+        check()
         resolve().barrier()
         if resolve().rank == 0:
-            print(f"{test.__name__} passed", flush=True)
+            print(f"{check.__name__} passed", flush=True)
     triton_dist.finalize_distributed()
 
 

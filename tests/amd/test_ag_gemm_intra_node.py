@@ -1,0 +1,25 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""AG-GEMM on the ranks of one node: `bash launch_amd.sh test_ag_gemm_intra_node.py M N K`.
+
+The kernel, the checks and the arguments are those of tests/nvidia/test_ag_gemm.py: one source serves both vendors.
+"""
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "nvidia" / "test_ag_gemm.py"
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ag_gemm_intra_node_on_emulated_ranks(world):
+    import torch
+
+    from triton_dist.backends.emulator import run_ranks
+    check = runpy.run_path(str(SCRIPT))["check"]
+    assert max(run_ranks(lambda: check(6 * world, 24, 40, torch.float16), world)) < 1e-3
+
+
+if __name__ == "__main__":
+    runpy.run_path(str(SCRIPT), run_name="__main__")
