@@ -27,7 +27,9 @@ class World:
         first = -slab.data_ptr() % 256
         self.heaps = [slab[first + r * nbytes:first + (r + 1) * nbytes] for r in range(size)]
         self.bases = [h.data_ptr() for h in self.heaps]
-        self.segments = [memory.active().add_segment(b, nbytes, f"heap of rank {r}", r) for r, b in enumerate(self.bases)]
+        self.segments = [
+            memory.active().add_segment(b, nbytes, f"heap of rank {r}", r) for r, b in enumerate(self.bases)
+        ]
         for r in range(size):
             scheduler.active().set_context(r, Context(r, size, 0, 0, self.bases[r] + PAD, self.bases))
 
@@ -103,8 +105,11 @@ def test_push_notify_wait(world, word, first):
         world.view(r, 4096, 8, word).fill_(first - 1)
     for call in range(first, first + 4):             # with 32 bits the flag wraps: compared by signed difference
         stored = call if bits == 64 or call < 2**31 else call - 2**32
-        world.run(_exchange, (2, ), lambda r: (world.view(r, 0, 128), world.view(r, 4096, 8, word), out[r], stored), WORD=bits)
-        want = torch.tensor([[sum(p * 1000 + i * 100 + k + stored for p in range(4)) for k in range(16)] for i in range(2)])
+        world.run(_exchange, (2, ),
+                  lambda r: (world.view(r, 0, 128), world.view(r, 4096, 8, word), out[r], stored),
+                  WORD=bits)
+        want = torch.tensor([[sum(p * 1000 + i * 100 + k + stored for p in range(4)) for k in range(16)]
+                             for i in range(2)])
         for r in range(4):
             assert torch.equal(out[r], want.to(torch.int32)) and set(world.view(r, 4096, 8, word).tolist()) == {stored}
 

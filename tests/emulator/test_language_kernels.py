@@ -73,8 +73,9 @@ def test_ragged_matmul(dtype, wrapped, transposed):
     a = torch.randn(M, K).to(dtype)
     b = torch.randn(N, K).to(dtype).t() if transposed else torch.randn(K, N).to(dtype)
     c = poisoned(M, N, dtype=dtype)
-    launch(_matmul, lambda m: (triton.cdiv(M, m["BM"]) * triton.cdiv(N, m["BN"]), ), a, b, c, M, N, K, *a.stride(), *b.stride(),
-           *c.stride(), BM=32, BN=32, BK=32, GROUP=2, WRAP=wrapped, num_warps=8)
+    grid = (triton.cdiv(M, 32) * triton.cdiv(N, 32), )
+    launch(_matmul, grid, a, b, c, M, N, K, *a.stride(), *b.stride(), *c.stride(), BM=32, BN=32, BK=32, GROUP=2,
+           WRAP=wrapped, num_warps=8)
     check(c, a.double() @ b.double(), dtype)
 
 
@@ -195,8 +196,10 @@ def test_fused_attention(causal):
     n, d = 128, 32
     q, k, v = (torch.randn(n, d).half() for _ in range(3))
     out = poisoned(n, d, dtype=torch.float16)
-    launch(_attention, n // 32, q, k, v, TensorDescriptor.from_tensor(out, [32, d]), d**-0.5, n, causal, BM=32, BN=32, D=d)
-    reference = torch.nn.functional.scaled_dot_product_attention(*(x.float()[None] for x in (q, k, v)), is_causal=causal)[0]
+    desc = TensorDescriptor.from_tensor(out, [32, d])
+    launch(_attention, n // 32, q, k, v, desc, d**-0.5, n, causal, BM=32, BN=32, D=d)
+    batch = [x.float()[None] for x in (q, k, v)]
+    reference = torch.nn.functional.scaled_dot_product_attention(*batch, is_causal=causal)[0]
     check(out, reference, torch.bfloat16)
 
 
@@ -326,7 +329,8 @@ def _gather_scatter(a, out, rows):
 def test_descriptor_gather_and_scatter():
     a, out = torch.randn(20, 32), torch.zeros(20, 16)
     rows = torch.randperm(20)[:8].int()
-    launch(_gather_scatter, 1, TensorDescriptor.from_tensor(a, [1, 16]), TensorDescriptor.from_tensor(out, [1, 16]), rows)
+    launch(_gather_scatter, 1, TensorDescriptor.from_tensor(a, [1, 16]), TensorDescriptor.from_tensor(out, [1, 16]),
+           rows)
     want = torch.zeros(20, 16)
     want[rows.long()] = a[rows.long(), 16:] * 2
     assert torch.equal(out, want)

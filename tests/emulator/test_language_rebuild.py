@@ -252,7 +252,8 @@ def test_argument_types():
     out = ints()
     launch(_unspecialised, 1, out, 2**40 - 2**40 + 9, 1, 2.0, 1.5)
     assert out[0] == 9
-    bound = frontend.bind(_unspecialised, lambda meta: (meta["a"], 2), (out, 3, 1, 2.0, 1.5), dict(num_warps=8, num_stages=2))
+    bound = frontend.bind(_unspecialised, lambda meta: (meta["a"], 2), (out, 3, 1, 2.0, 1.5),
+                          dict(num_warps=8, num_stages=2))
     assert bound.grid == (3, 2, 1) and bound.num_warps == 8 and bound.name == "_unspecialised"
     with pytest.raises(InvalidArgument, match="'BLOCK'"):
         frontend.bind(_unspecialised, (1, ), (out, 3, 1, 2.0, 1.5), dict(BLOCK=2))

@@ -174,7 +174,9 @@ def test_scalars_and_tensors_agree_with_c(data):
     name = data.draw(integers)
     ty, kind = getattr(core, name), getattr(np, name)
     info = np.iinfo(kind)
-    numbers = st.one_of(st.integers(int(info.min), int(info.max)), st.sampled_from([0, 1, int(info.min), int(info.max)]))
+    numbers = st.one_of(st.integers(int(info.min), int(info.max)), st.sampled_from([0, 1,
+                                                                                    int(info.min),
+                                                                                    int(info.max)]))
     op = data.draw(st.sampled_from("add sub mul and or xor lt le eq ne gt ge floordiv mod lshift rshift".split()))
     x, y = data.draw(numbers), data.draw(numbers)
     if op in ("lshift", "rshift"):

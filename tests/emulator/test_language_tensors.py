@@ -264,7 +264,9 @@ def test_scans():
     for v in x.tolist():
         h = h * v + v * 0.5
         want.append(h)
-    torch.testing.assert_close(out, torch.stack([x.cumsum(0), x.flip(0).cumsum(0).flip(0), x.cumprod(0), torch.tensor(want)]))
+    torch.testing.assert_close(
+        out, torch.stack([x.cumsum(0), x.flip(0).cumsum(0).flip(0),
+                          x.cumprod(0), torch.tensor(want)]))
 
 
 @triton.jit

@@ -150,7 +150,9 @@ def _past(x, n):
 
 def test_faults_name_the_argument_and_the_kernels_line(mem):
     line = _past.starting_line_number + 2
-    with pytest.raises(DeviceFault, match=rf"16 bytes past the end of weights \(rank 2, 64 bytes\).*test_memory.py:{line} \(_past\)"):
+    with pytest.raises(
+            DeviceFault,
+            match=rf"16 bytes past the end of weights \(rank 2, 64 bytes\).*test_memory.py:{line} \(_past\)"):
         x = torch.zeros(16)
         mem.register(x, "weights", 2)
         finish(start(_past, (1, ), x, 16, rank=2))

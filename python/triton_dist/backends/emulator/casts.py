@@ -62,7 +62,8 @@ def cast_tensor(x: Tensor, ty: Any) -> Tensor:
     if source is target:
         return x
     if target.pointer or source.pointer:
-        if target.pointer and source.kind == "float" or source.pointer and not target.pointer and target.bits not in (1, 64):
+        to_narrow = source.pointer and not target.pointer and target.bits not in (1, 64)
+        if target.pointer and source.kind == "float" or to_narrow:
             raise invalid(f"cast of {x.ty} to {ty}")
         if target.bits == 1:
             return Tensor(x.d != 0, ty, x.shape)

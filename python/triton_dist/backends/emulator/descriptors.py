@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Tensor descriptors (host made and device made) and block pointers: boxes of a strided tensor, clipped at its edges."""
+"""Tensor descriptors, host made and device made, and block pointers: clipped boxes of a strided tensor."""
 from typing import Any, Callable, Optional
 
 import torch
@@ -80,10 +80,12 @@ class Descriptor(Box):
         if self.steps[-1] != self.known.size:
             raise invalid(f"tensor descriptor whose last stride is {strides[-1]}: it must be 1")
         if any(step % 16 for step in self.steps[:-1]):
-            raise fault(f"tensor descriptor with strides {[int(s) for s in strides]} of {self.ty}: all but the last must be "
-                        "multiples of 16 bytes")
+            raise fault(
+                f"tensor descriptor with strides {[int(s) for s in strides]} of {self.ty}: all but the last must be "
+                "multiples of 16 bytes")
         if self.block_shape[-1] * self.known.size < 16:
-            raise invalid(f"tensor descriptor block {tuple(self.block_shape)}: the last axis must have 16 bytes or more")
+            raise invalid(
+                f"tensor descriptor block {tuple(self.block_shape)}: the last axis must have 16 bytes or more")
         self._fill = float("nan") if padding == "nan" else 0
         self._all = range(len(self.block_shape))
 
@@ -147,12 +149,14 @@ def from_host(descriptor: Any) -> Descriptor:
 
 
 @twin("core.make_tensor_descriptor")
-def make_tensor_descriptor(base: Any, shape: Any, strides: Any, block_shape: Any, padding_option: str = "zero") -> Descriptor:
+def make_tensor_descriptor(base: Any, shape: Any, strides: Any, block_shape: Any,
+                           padding_option: str = "zero") -> Descriptor:
     if not isinstance(base, Pointer):
         raise invalid(f"tensor descriptor of {base!r}: expected a scalar pointer")
     if not len(shape) == len(strides) == len(block_shape) or not 1 <= len(shape) <= 5:
         raise invalid("shape, strides and block_shape of a tensor descriptor must have the same length, 1 to 5")
-    return Descriptor(base.v, Tup(cast(n, I32) for n in shape), strides, block_shape, base.ty.element_ty, padding_option)
+    return Descriptor(base.v, Tup(cast(n, I32) for n in shape), strides, block_shape, base.ty.element_ty,
+                      padding_option)
 
 
 @twin("core.load_tensor_descriptor")
@@ -192,12 +196,14 @@ class BlockPointer(Box):
 
     def advance(self, offsets: Any) -> "BlockPointer":
         moved = BlockPointer.__new__(BlockPointer)
-        moved.__dict__.update(self.__dict__, offsets=[wrap(x + y, info(I32)) for x, y in zip(self.offsets, integers(offsets))])
+        moved.__dict__.update(self.__dict__,
+                              offsets=[wrap(x + y, info(I32)) for x, y in zip(self.offsets, integers(offsets))])
         return moved
 
 
 def _axes(boundary_check: Any) -> tuple:
-    return tuple(int(k) for k in boundary_check) if isinstance(boundary_check, (tuple, list)) else (int(boundary_check), )
+    axes = boundary_check if isinstance(boundary_check, (tuple, list)) else (boundary_check, )
+    return tuple(int(k) for k in axes)
 
 
 @twin("core.make_block_ptr")

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Binary operators on elements, with the results of compiled code where torch or the CPU would differ.
 
-Unsigned operands are carried by signed torch dtypes: what depends on the sign goes through numpy's unsigned types. Integer
-division by -1 of the smallest integer traps on x86, and by zero raises in torch; the GPU gives a wrapped value and all ones.
+Unsigned operands are carried by signed torch dtypes: what depends on the sign goes through numpy's unsigned types.
+Integer division by -1 of the smallest integer traps on x86, and by zero raises in torch; the GPU gives a wrapped value
+and all ones.
 """
 import operator
 from typing import Any, Callable
@@ -49,7 +50,8 @@ def _tensor_of(x: Any, like: torch.Tensor) -> torch.Tensor:
 def _signed_div(x: Any, y: Any) -> torch.Tensor:
     if isinstance(y, int) and y not in (0, -1):
         return torch.div(x, y, rounding_mode="trunc")
-    x, y = _tensor_of(x, y if isinstance(y, torch.Tensor) else x), _tensor_of(y, x if isinstance(x, torch.Tensor) else y)
+    some = x if isinstance(x, torch.Tensor) else y
+    x, y = _tensor_of(x, some), _tensor_of(y, some)
     safe = torch.where((y == 0) | (y == -1), torch.ones_like(y), y)
     q = torch.where(y == -1, -x, torch.div(x, safe, rounding_mode="trunc"))
     return torch.where(y == 0, torch.full_like(y, -1), q)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""From a launch to something the scheduler can run: arguments become kernel values, the kernel becomes a Python function."""
+"""From a launch to something the scheduler can run: arguments become kernel values, the kernel a Python function."""
 import functools
 import inspect
 import weakref
@@ -14,15 +14,18 @@ from triton_dist.backends.emulator import (statements, descriptors, gluon_layout
                                            gluon_tma, gluon_wgmma, memory, rebuild, scheduler, twins_core, twins_dist,
                                            twins_math, twins_memory, twins_reduce, twins_shape)
 from triton_dist.backends.emulator.casts import cast
-from triton_dist.backends.emulator.promotion import F32, I1, I32, I64, U64, canonical, from_torch, info, pointer_to, rounded
+from triton_dist.backends.emulator.promotion import (F32, I1, I32, I64, U64, canonical, from_torch, info, pointer_to,
+                                                     rounded)
 from triton_dist.backends.emulator.registry import Tup
 from triton_dist.backends.emulator.scalars import FloatScalar, IntScalar, Pointer, constant
 from triton_dist.runtime.errors import InvalidArgument
 
 TWIN_MODULES = (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma, gluon_wgmma,
                 twins_core, twins_dist, twins_math, twins_memory, twins_reduce, twins_shape)
-_OPTIONS = {"num_warps", "num_stages", "num_ctas", "extern_libs", "launch_cooperative_grid", "maxnreg", "debug", "stream",
-            "warmup", "device", "device_type"}
+_OPTIONS = {
+    "num_warps", "num_stages", "num_ctas", "extern_libs", "launch_cooperative_grid", "maxnreg", "debug", "stream",
+    "warmup", "device", "device_type"
+}
 
 
 @dataclass
@@ -92,7 +95,7 @@ def _integer(x: int, name: str) -> IntScalar:
 
 
 def argument(x: Any, p: _Parameter, keep: list) -> Any:
-    """A launch argument as the kernel sees it. Tensors become pointers; an int that is 1 is specialised to a constexpr."""
+    """A launch argument as the kernel sees it: a tensor is a pointer; an int that is 1 is a constexpr."""
     if x is None or p.constexpr:
         return rebuild.convert(x) if isinstance(x, core.constexpr) or rebuild.is_jit(x) else x
     if isinstance(x, (bool, int, float)) and p.typed in _NAMED:
@@ -152,14 +155,16 @@ def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
     grid: one to three ints, or a callable of all arguments by name. kwargs: kernel arguments and compile options.
     """
     if not rebuild.is_jit(kernel):
-        raise InvalidArgument(f"cannot launch a {type(kernel).__name__}: expected a function decorated with @triton_dist.jit")
+        raise InvalidArgument(
+            f"cannot launch a {type(kernel).__name__}: expected a function decorated with @triton_dist.jit")
     parameters = _parameters(kernel)
     names = {p.name for p in parameters}
     options = {k: v for k, v in kwargs.items() if k not in names}
     unknown = sorted(options.keys() - compile_options())
     if unknown:
-        raise InvalidArgument(f"{kernel.__name__} has no parameter {', '.join(map(repr, unknown))}, and it is no compile option; "
-                              f"parameters: {', '.join(p.name for p in parameters)}")
+        raise InvalidArgument(
+            f"{kernel.__name__} has no parameter {', '.join(map(repr, unknown))}, and it is no compile option; "
+            f"parameters: {', '.join(p.name for p in parameters)}")
     try:
         bound = inspect.signature(kernel.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in names})
     except TypeError as error:

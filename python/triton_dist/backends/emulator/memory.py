@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Global memory as kernels see it: real addresses, checked. One method per kind of access; everything goes through here.
+"""Global memory as kernels see it: real addresses, checked. One method per kind of access; everything goes through
+here.
 
-A segment is a range that may be touched: a symmetric slab, or the storage of a kernel argument. An access outside all of
-them, or one that is not aligned, is a DeviceFault that names the segment and the kernel's line. `observe` is called once
-per access, with the order and scope it has: a checker overrides it.
+A segment is a range that may be touched: a symmetric slab, or the storage of a kernel argument. An access outside all
+of them, or one that is not aligned, is a DeviceFault that names the segment and the kernel's line. `observe` is called
+once per access, with the order and scope it has: a checker overrides it.
 """
 import bisect
 import ctypes
@@ -53,8 +54,7 @@ class Memory:
     """All segments of a process, and every access to them."""
 
     def __init__(self) -> None:
-        self._bases: list = []
-        self._segments: list = []
+        self._map: tuple = [], []            # sorted bases, segments; replaced, never changed: storages die at any time
         self._last: Optional[Segment] = None
         self.watched: dict = {}              # address of a flag somebody waits on -> how many wait
 
@@ -67,12 +67,8 @@ class Memory:
 
     def drop_segment(self, segment: Segment) -> None:
         """Makes a range inaccessible: later accesses fault. Idempotent."""
-        i = bisect.bisect_left(self._bases, segment.base)
-        while i < len(self._bases) and self._bases[i] == segment.base:
-            if self._segments[i] is segment:
-                del self._bases[i], self._segments[i]
-                break
-            i += 1
+        kept = [s for s in self._map[1] if s is not segment]
+        self._map = [s.base for s in kept], kept
         if self._last is segment:
             self._last = None
 
@@ -99,16 +95,14 @@ class Memory:
         self._insert(segment)
 
     def _insert(self, segment: Segment) -> None:
-        i = bisect.bisect_right(self._bases, segment.base)
-        self._bases.insert(i, segment.base)
-        self._segments.insert(i, segment)
+        every = sorted((*self._map[1], segment), key=lambda s: s.base)
+        self._map = [s.base for s in every], every
 
     def at(self, address: int) -> Optional[Segment]:
         """The segment that holds an address."""
-        i = bisect.bisect_right(self._bases, address) - 1
-        if i < 0 or self._segments[i].end <= address:
-            return None
-        return self._segments[i]
+        bases, segments = self._map
+        i = bisect.bisect_right(bases, address) - 1
+        return segments[i] if i >= 0 and address < segments[i].end else None
 
     def find(self, address: int, nbytes: int, what: str = "access") -> Segment:
         """The segment that holds `nbytes` at an address; DeviceFault where there is none."""
@@ -122,14 +116,15 @@ class Memory:
         return segment
 
     def _outside(self, address: int, nbytes: int, what: str) -> Exception:
-        i = bisect.bisect_right(self._bases, address) - 1
+        bases, segments = self._map
+        i = bisect.bisect_right(bases, address) - 1
         near = []
         if i >= 0:
-            before = self._segments[i]
+            before = segments[i]
             over = address + nbytes - before.end
             near.append(f"{over} bytes past the end of {before}")
-        if i + 1 < len(self._segments):
-            near.append(f"{self._segments[i + 1].base - address} bytes before {self._segments[i + 1]}")
+        if i + 1 < len(segments):
+            near.append(f"{segments[i + 1].base - address} bytes before {segments[i + 1]}")
         where = " and ".join(near) if near else "no memory is known"
         if -(1 << 40) < address < 1 << 32:
             where = "it is no address: a null pointer, or symm_at of a rank that does not exist or cannot be reached"
@@ -138,8 +133,8 @@ class Memory:
 
     def observe(self, kind: str, segment: Segment, address: Any, shape: Any, steps: Any, size: int, sem: Optional[str],
                 scope: Optional[str]) -> None:
-        """Called before each access. kind: 'load', 'store', 'atomic'. A strided one has address, shape and byte steps; a
-        scattered one has an int64 tensor of addresses, and no shape. sem is None for plain accesses."""
+        """Called before each access. kind: 'load', 'store', 'atomic'. A strided one has address, shape and byte steps;
+        a scattered one has an int64 tensor of addresses, and no shape. sem is None for plain accesses."""
 
     def fence(self, sem: str, scope: str) -> None:
         """A memory fence of the running actor; nothing to do where memory is sequentially consistent."""
@@ -153,7 +148,8 @@ class Memory:
             last += (n - 1) * step
             unaligned |= step
         if unaligned & size - 1:
-            raise fault(f"{kind} of {known.ty} at {address:#x} with steps {tuple(steps)}: not a multiple of {size} bytes")
+            raise fault(
+                f"{kind} of {known.ty} at {address:#x} with steps {tuple(steps)}: not a multiple of {size} bytes")
         segment = self.find(address, last + size - address, kind)
         self.observe(kind, segment, address, shape, steps, size, None, None)
         flat, start = segment.view(known.torch)
@@ -181,17 +177,18 @@ class Memory:
             self.observe(kind, segment, addresses, None, None, size, sem, scope)
             flat, start = segment.view(known.torch)
             return [(flat, (addresses - start) // size if size > 1 else addresses - start, None)]
-        found, owner = [], np.searchsorted(np.array(self._bases, np.int64), raw, side="right") - 1
+        found, (bases, segments) = [], self._map
+        owner = np.searchsorted(np.array(bases, np.int64), raw, side="right") - 1
         for i in np.unique(owner):
             chosen = torch.from_numpy(np.nonzero(owner == i)[0])
             some = addresses[chosen]
             first, last = int(some.min()), int(some.max())
-            if i < 0 or first >= self._segments[i].end:
+            if i < 0 or first >= segments[i].end:
                 raise self._outside(first, size, kind)
-            if last + size > self._segments[i].end:
+            if last + size > segments[i].end:
                 raise self._outside(last, size, kind)
-            self.observe(kind, self._segments[i], some, None, None, size, sem, scope)
-            flat, start = self._segments[i].view(known.torch)
+            self.observe(kind, segments[i], some, None, None, size, sem, scope)
+            flat, start = segments[i].view(known.torch)
             found.append((flat, (some - start) // size, chosen))
         return found
 

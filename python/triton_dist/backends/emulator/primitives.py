@@ -26,7 +26,9 @@ def call(symbol: str, args: Any) -> Any:
     if not getattr(scheduler.active().current, "tdist", True):
         raise invalid(f"{symbol} in a kernel that is not linked with the device runtime: decorate it with "
                       "@triton_dist.jit instead of @triton.jit")
-    typed = [cast(x if isinstance(x, (Scalar, Tensor)) else constant(x), getattr(core, ty)) for x, ty in zip(args, row.args)]
+    typed = [
+        cast(x if isinstance(x, (Scalar, Tensor)) else constant(x), getattr(core, ty)) for x, ty in zip(args, row.args)
+    ]
     return fn(*typed)
 
 

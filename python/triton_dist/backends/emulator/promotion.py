@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Types of the emulator: what each Triton dtype is in torch, how numbers wrap and round, what two operands become.
 
-The promotion rules are Triton's own (`TritonSemantic.computation_type_impl` needs no builder), so they follow the installed
-version. An unsigned tensor is kept as the signed torch dtype of its width; only operations that depend on the sign look.
+The promotion rules are Triton's own (`TritonSemantic.computation_type_impl` needs no builder), so they follow the
+installed version. An unsigned tensor is kept as the signed torch dtype of its width; only operations that depend on the
+sign look.
 """
 import ctypes
 import math
@@ -80,8 +81,8 @@ def pointer_to(element: Any) -> Any:
     return found
 
 
-for _name in ("int1 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8e4nv float8e5 "
-              "float8e4b8 float8e5b16 float8e4b15").split():
+for _name in ("int1 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
+              "float8e4nv float8e5 float8e4b8 float8e5b16 float8e4b15").split():
     canonical(getattr(core, _name))
 
 _of_torch = {info.torch: _canon[name] for name, info in ((n, _info[id(t)]) for n, t in _canon.items())
@@ -123,7 +124,7 @@ def constant_type(x: Any) -> Any:
 
 
 _rules = semantic.TritonSemantic(None)
-NEWER = hasattr(_rules, "ternary_op_type_checking_impl")      # Triton 3.9: -x is fneg, clamp of integers, fdiv promotes halves
+NEWER = hasattr(_rules, "ternary_op_type_checking_impl")    # 3.9: -x is fneg, integer clamp, fdiv promotes halves
 _promoted: dict = {}
 
 
@@ -144,7 +145,8 @@ def check_constant(x: Any, ty: Any) -> None:
     """Triton refuses a constant that the type of the operation cannot hold."""
     known = _info[id(ty)]
     if known.integer and not known.lo <= x <= known.hi:
-        what = "an unsigned operand and a negative constant" if x < 0 and not known.signed else "a constant out of range"
+        negative = x < 0 and not known.signed
+        what = "an unsigned operand and a negative constant" if negative else "a constant out of range"
         raise InvalidArgument(f"{x} does not fit {ty}: {what}; cast one of them")
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """A jit function as a plain Python function: same source, file and line numbers; its world replaced by twins.
 
-The source is parsed, assignments, conditions and the like are routed through `statements`, and the result is executed with new
-globals: other jit functions are rebuilt likewise, Triton's builtins become their twins, modules become proxies that convert
-on first use, constexpr helpers stay. Nothing in Triton is patched, so one process can compile and emulate.
+The source is parsed, assignments, conditions and the like are routed through `statements`, and the result is executed
+with new globals: other jit functions are rebuilt likewise, Triton's builtins become their twins, modules become proxies
+that convert on first use, constexpr helpers stay. Nothing in Triton is patched, so one process can compile and emulate.
 """
 import ast
 import functools
@@ -23,10 +23,9 @@ from triton_dist.backends.emulator.registry import MARK, TWINS, twin, unsupporte
 from triton_dist.runtime.errors import UnsupportedFeature
 
 _built: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()      # Python function -> rebuilt function
-_HELPERS = {"_e_value": statements.value, "_e_result": statements.result, "_e_constexpr": statements.constexpr, "_e_plain": statements.plain,
-            "_e_falsy": statements.falsy, "_e_truthy": statements.truthy, "_e_both": statements.both, "_e_either": statements.either,
-            "_e_not": statements.negation, "_e_choice": statements.choice, "_e_tuple": statements.tuple_of, "_e_check": statements.check,
-            "_e_forbidden": statements.forbidden}
+_HELPERS = {f"_e_{name}": getattr(statements, name) for name in (
+    "value", "result", "constexpr", "plain", "falsy", "truthy", "both", "either", "negation", "choice", "tuple_of",
+    "check", "forbidden")}
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -141,7 +140,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
-        return ast.copy_location(self._call("_e_not", node.operand), node) if isinstance(node.op, ast.Not) else node
+        if isinstance(node.op, ast.Not):
+            return ast.copy_location(self._call("_e_negation", node.operand), node)
+        return node
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
@@ -152,15 +153,15 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_List(self, node: ast.List) -> ast.expr:
         self.generic_visit(node)
-        return ast.copy_location(self._call("_e_tuple", node), node) if isinstance(node.ctx, ast.Load) else node
+        return ast.copy_location(self._call("_e_tuple_of", node), node) if isinstance(node.ctx, ast.Load) else node
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
         self.generic_visit(node)
-        return ast.copy_location(self._call("_e_tuple", node), node) if isinstance(node.ctx, ast.Load) else node
+        return ast.copy_location(self._call("_e_tuple_of", node), node) if isinstance(node.ctx, ast.Load) else node
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
         self.generic_visit(node)
-        return ast.copy_location(self._call("_e_tuple", node), node)
+        return ast.copy_location(self._call("_e_tuple_of", node), node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         node.value = self.visit(node.value)      # x[:, None] keeps its Python tuple
@@ -183,12 +184,15 @@ class _Rewriter(ast.NodeTransformer):
 
 def _readable(name: str, value: Any) -> bool:
     """Whether a compiled kernel could read this global (CodeGenerator's rule)."""
-    return (knobs.compilation.allow_non_constexpr_globals or name in statements.BUILTINS or value is None or isinstance(
-        value, (types.ModuleType, JITCallable, core.constexpr, core.dtype)) or is_jit(value)
-            or getattr(value, "__triton_builtin__", False) or getattr(value, "__triton_aggregate__", False)
-            or hasattr(value, "__tdist_select__")
-            or str(getattr(value, "__module__", "")).startswith(("triton.language", "triton.experimental.gluon.language"))
-            or isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"))
+    if knobs.compilation.allow_non_constexpr_globals or name in statements.BUILTINS or value is None or is_jit(value):
+        return True
+    if isinstance(value, (types.ModuleType, JITCallable, core.constexpr, core.dtype)):
+        return True
+    if any(hasattr(value, mark) for mark in ("__triton_builtin__", "__triton_aggregate__", "__tdist_select__")):
+        return True
+    if str(getattr(value, "__module__", "")).startswith(("triton.language", "triton.experimental.gluon.language")):
+        return True
+    return isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields")
 
 
 def is_jit(value: Any) -> bool:
@@ -208,8 +212,12 @@ class _Module:
         return found
 
 
-_BY_IDENTITY: dict = {id(core.constexpr): statements.constexpr, id(core.tuple): statements.tuple_of, id(core.range): statements.loop,
-                      id(core.static_range): statements.static_loop}
+_BY_IDENTITY: dict = {
+    id(core.constexpr): statements.constexpr,
+    id(core.tuple): statements.tuple_of,
+    id(core.range): statements.loop,
+    id(core.static_range): statements.static_loop
+}
 if hasattr(core, "condition"):
     _BY_IDENTITY[id(core.condition)] = statements.condition
 _BY_IDENTITY[id(range)] = statements.loop
@@ -237,7 +245,8 @@ def convert(value: Any) -> Any:
         return TWINS.get(_gluon_key(value.fn)) or TWINS.get(key_of(value.fn)) or build(value)
     if _gluon_key(value) in TWINS:
         return TWINS[_gluon_key(value)]
-    if getattr(value, "__triton_builtin__", False) or str(getattr(value, "__module__", "")).startswith("triton.language.extra"):
+    extra = str(getattr(value, "__module__", "")).startswith("triton.language.extra")
+    if extra or getattr(value, "__triton_builtin__", False):
         key = key_of(value) if hasattr(value, "__qualname__") else ""
         return TWINS.get(key) or (_missing(key) if callable(value) else value)
     return value

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Where twins are registered, and what every part of the front end shares: the site of a kernel statement, tuples, errors."""
+"""The table of twins, and what all of the front end shares: the site of a kernel statement, errors, tuples."""
 import os
 import sys
 from typing import Any, Callable
@@ -12,7 +12,7 @@ MARK = "__tdist_kernel__"  # a global of every rebuilt function: this frame is a
 
 
 def twin(*names: str) -> Callable:
-    """Registers a Python function as the twin of Triton builtins, named 'module.function' without leading underscores."""
+    """Registers a function as the twin of Triton builtins, named 'module.function' without leading underscore."""
     def register(fn: Callable) -> Callable:
         for name in names:
             TWINS[name] = fn

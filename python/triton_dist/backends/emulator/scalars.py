@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: MIT
 """Runtime scalars: typed integers and floats with the arithmetic of compiled code, and pointers.
 
-A constexpr is a plain Python value. A runtime integer wraps, divides toward zero and compares in the promoted type; a runtime
-float is a Python float rounded to its type after every operation; a pointer is a 64-bit address, and an offset counts elements.
+A constexpr is a plain Python value. A runtime integer wraps, divides toward zero and compares in the promoted type; a
+runtime float is a Python float rounded to its type after every operation; a pointer is a 64-bit address, and an offset
+counts elements.
 """
 import math
 import operator
 from typing import Any, Callable
 
 from triton_dist.backends.emulator import registry
-from triton_dist.backends.emulator.promotion import (F32, I1, I32, NEWER, check_constant, constant_type, info, promote, rounded,
-                                                     truncated, wrap)
+from triton_dist.backends.emulator.promotion import (F32, I1, I32, NEWER, check_constant, constant_type, info, promote,
+                                                     rounded, truncated, wrap)
 from triton_dist.backends.emulator.registry import Tup, fault, invalid
 
 _NO_SHAPE = Tup()
@@ -141,7 +142,9 @@ def _float_mod(x: float, y: float) -> float:
         return math.nan
 
 
-COMPARE = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+COMPARE = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge
+}
 INTEGER: dict = {
     **COMPARE, "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_,
     "xor": operator.xor, "floordiv": _divide, "mod": lambda x, y: x - _divide(x, y) * y,
@@ -151,6 +154,7 @@ FLOAT: dict = {**COMPARE, "add": operator.add, "sub": operator.sub, "mul": opera
                "mod": _float_mod}
 BITWISE = {"and", "or", "xor", "lshift", "rshift"}
 DIVISION = {"floordiv", "mod", "truediv"}
+_TOP = 1 << 31
 NAMES = [*INTEGER, "truediv"]
 
 
@@ -193,15 +197,15 @@ def combine(name: str, a: Any, b: Any) -> Scalar:
 
 
 def _methods(name: str) -> tuple:
-    fn, compares, shift = INTEGER.get(name), name in COMPARE, name == "rshift"
+    fn, compares = INTEGER.get(name), name in COMPARE
 
     def forward(a: Any, b: Any) -> Any:
         kind = type(b)
-        if fn is not None and a.ty is I32 and (kind is IntScalar and b.ty is I32 or kind is int and -0x80000000 <= b <= 0x7FFFFFFF):
+        if fn is not None and a.ty is I32 and (kind is IntScalar and b.ty is I32 or kind is int and -_TOP <= b < _TOP):
             r = fn(a.v, b if kind is int else b.v)
             if compares:
                 return IntScalar(1 if r else 0, I1)
-            return IntScalar(r if -0x80000000 <= r <= 0x7FFFFFFF else wrap(r, info(I32)), I32)
+            return IntScalar(r if -_TOP <= r < _TOP else wrap(r, info(I32)), I32)
         if kind in _NUMBERS:
             return combine(name, a, b)
         return NotImplemented

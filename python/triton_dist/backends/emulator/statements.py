@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 """What rebuilt functions call in place of Python's own semantics: assignment, conditions, loops, builtins.
 
-The code generator of Triton makes a typed runtime value of everything that a plain assignment or a return names, evaluates
-both sides of a runtime `and`, and unrolls constexpr loops. These helpers do the same on the values of the emulator.
+The code generator of Triton makes a typed runtime value of everything that a plain assignment or a return names,
+evaluates both sides of a runtime `and`, and unrolls constexpr loops. These helpers do the same on the values of the
+emulator.
 """
 import builtins
 from typing import Any, Iterator
@@ -159,12 +160,15 @@ twin("core.device_assert")(check)
 
 def forbidden(name: str) -> None:
     """A global that compiled kernels cannot read."""
-    raise invalid(f"global variable {name!r} is not a constexpr: make it tl.constexpr({name}), or pass it as an argument")
+    raise invalid(
+        f"global variable {name!r} is not a constexpr: make it tl.constexpr({name}), or pass it as an argument")
 
 
 # -- Python builtins that kernels may call -----------------------------------------------------------------------------
-_KINDS = {core.tensor: (Scalar, Tensor), core.base_value: RUNTIME, core.tuple: tuple, core.tensor_descriptor: Descriptor,
-          core.tensor_descriptor_base: Descriptor, tuple_of: tuple, builtins.list: tuple}
+_KINDS = {
+    core.tensor: (Scalar, Tensor), core.base_value: RUNTIME, core.tuple: tuple, core.tensor_descriptor: Descriptor,
+    core.tensor_descriptor_base: Descriptor, tuple_of: tuple, builtins.list: tuple
+}
 
 
 def is_instance(x: Any, kinds: Any) -> bool:
@@ -220,7 +224,9 @@ def static_assert(test: Any, message: str = "", **_: Any) -> None:
         raise CompileTimeAssertionFailure(site(), None, str(message))
 
 
-BUILTINS = {"range": loop, "len": len, "list": tuple_of, "float": static(float), "int": static(int), "isinstance": is_instance,
-            "getattr": getattr, "hasattr": hasattr, "print": device_print, "min": extreme("min"), "max": extreme("max")}
+BUILTINS = {
+    "range": loop, "len": len, "list": tuple_of, "float": static(float), "int": static(int), "isinstance": is_instance,
+    "getattr": getattr, "hasattr": hasattr, "print": device_print, "min": extreme("min"), "max": extreme("max")
+}
 twin("core.builtin_min")(BUILTINS["min"])
 twin("core.builtin_max")(BUILTINS["max"])

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Tensor values: a torch tensor with a Triton element type, or a formula for one.
 
-Index arithmetic is kept as a formula as long as it is one: `line` = (base, steps) means base + sum of steps[k] * index[k];
-`box` = ((lo, hi), ...) is a mask that is true inside a box. Loads and stores then know their addresses and bounds without
-touching an element, which is what makes a 64 x 64 tile cost microseconds. Anything else is made into elements first.
+Index arithmetic is kept as a formula as long as it is one: `line` = (base, steps) means base + sum of steps[k] *
+index[k]; `box` = ((lo, hi), ...) is a mask that is true inside a box. Loads and stores then know their addresses and
+bounds without touching an element, which is what makes a 64 x 64 tile cost microseconds. Anything else is made into
+elements first.
 """
 import functools
 from typing import Any, Callable, Optional
@@ -201,7 +202,8 @@ def _box_of(name: str, gap: int, steps: tuple, shape: Tup) -> Optional[tuple]:
 
 def _box_and(a: Tensor, b: Tensor) -> Tensor:
     shape = broadcast_shape(a.shape, b.shape)
-    return Tensor(None, I1, shape, box=_intersection(expand_box(a.box, a.shape, shape), expand_box(b.box, b.shape, shape)))
+    p, q = expand_box(a.box, a.shape, shape), expand_box(b.box, b.shape, shape)
+    return Tensor(None, I1, shape, box=_intersection(p, q))
 
 
 @functools.lru_cache(4096)
@@ -249,10 +251,11 @@ def is_const(x: Any) -> bool:
 
 def binary(name: str, a: Any, b: Any) -> Tensor:
     """`a op b`, where one at least is a Tensor."""
-    if type(a) is Tensor is type(b) and a.ty is b.ty and a.line is not None and b.line is not None and name in ("add", "sub"):
-        found = _line_binary(name, a, b, a.ty)       # the common case of index arithmetic
-        if found is not None and not info(a.ty).pointer:
-            return found
+    if type(a) is Tensor is type(b) and a.ty is b.ty and name in ("add", "sub"):       # mostly index arithmetic
+        if a.line is not None and b.line is not None and not info(a.ty).pointer:
+            found = _line_binary(name, a, b, a.ty)
+            if found is not None:
+                return found
     a_ty, b_ty = scalar_type(a), scalar_type(b)
     if info(a_ty).pointer or info(b_ty).pointer:
         return _offset(name, a, b, a_ty, b_ty)
@@ -346,7 +349,8 @@ def filled(x: Any, shape: Any) -> Tensor:
     shape, known = Tup(shape), info(x.ty)
     if known.pointer or known.kind == "int" and known.lo <= x.v <= known.hi:
         return Tensor(None, x.ty, shape, (x.v, (0, ) * len(shape)))
-    return Tensor(torch.full((1, ) * len(shape), carried(x.v, known), dtype=torch_dtype(x.ty)).expand(shape), x.ty, shape)
+    d = torch.full((1, ) * len(shape), carried(x.v, known), dtype=torch_dtype(x.ty))
+    return Tensor(d.expand(shape), x.ty, shape)
 
 
 def item(x: Tensor) -> Scalar:

@@ -73,7 +73,7 @@ def full(shape: Any, value: Any, dtype: Any) -> Any:
 
 # -- selection ---------------------------------------------------------------------------------------------------------
 def unify(a: Any, b: Any) -> tuple:
-    """Two operands in their common type and shape: (torch or number, torch or number, type, shape); scalars have shape ()."""
+    """The common (type, shape) of two operands; scalars have shape ()."""
     a_ty, b_ty = scalar_type(a), scalar_type(b)
     if info(a_ty).pointer or info(b_ty).pointer:
         if a_ty is not b_ty:
@@ -105,7 +105,9 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def _extreme(name: str) -> None:
-    plain, nan_free, all_nan = {"minimum": ("lt", torch.fmin, torch.minimum), "maximum": ("gt", torch.fmax, torch.maximum)}[name]
+    less = name == "minimum"
+    plain, nan_free = ("lt", torch.fmin) if less else ("gt", torch.fmax)
+    all_nan = torch.minimum if less else torch.maximum
 
     def pick(x: Any, y: Any, propagate_nan: Any = None) -> Any:
         ty, shape = unify(x, y)
@@ -114,10 +116,12 @@ def _extreme(name: str) -> None:
         if not shape:
             a, b = (convert(v, ty, is_const(v)) for v in (x, y))
             if known.integer:
-                return IntScalar(min(a, b) if name == "minimum" else max(a, b), ty)
+                return IntScalar(min(a, b) if less else max(a, b), ty)
             fn = all_nan if strict else nan_free
-            return FloatScalar(fn(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)).item(), ty)
-        a, b = (v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=known.torch) for v in (operand(x, ty), operand(y, ty)))
+            a, b = (torch.tensor(v, dtype=torch.float64) for v in (a, b))
+            return FloatScalar(fn(a, b).item(), ty)
+        a, b = (v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=known.torch)
+                for v in (operand(x, ty), operand(y, ty)))
         if known.integer:
             return Tensor(torch.where(apply(plain, a, b, known, ty), a, b), ty, shape)
         return Tensor((all_nan if strict else nan_free)(a, b), ty, shape)
@@ -214,12 +218,14 @@ def debug_barrier(*_: Any, **__: Any) -> None:
 
 @twin("core.inline_asm_elementwise")
 def inline_asm_elementwise(asm: Any, *_: Any, **__: Any) -> None:
-    raise unsupported(f"inline assembly cannot be emulated: {str(asm).strip()[:60]!r}; put it behind a triton_dist primitive, "
-                      "which has a CPU twin")
+    raise unsupported(
+        f"inline assembly cannot be emulated: {str(asm).strip()[:60]!r}; put it behind a triton_dist primitive, "
+        "which has a CPU twin")
 
 
 @twin("core.extern_elementwise")
-def extern_elementwise(lib_name: Any, lib_path: Any, args: Any, arg_type_symbol_dict: Any, is_pure: bool = False) -> Any:
+def extern_elementwise(lib_name: Any, lib_path: Any, args: Any, arg_type_symbol_dict: Any,
+                       is_pure: bool = False) -> Any:
     from triton_dist.backends.emulator import primitives
     symbol = next(iter(arg_type_symbol_dict.values()))[0]
     return primitives.call(symbol, list(args))

@@ -37,12 +37,14 @@ def _unary(name: str, fn: Callable, *keys: str, kinds: tuple = _FLOATS) -> None:
 for _name in ("exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "rsqrt", "erf", "floor", "ceil"):
     _unary(_name, getattr(torch, _name))
 _unary("sqrt_rn", torch.sqrt, kinds=("fp32", ))
-for _name in ("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "cos", "sin", "tan", "acos", "asin", "atan", "cosh", "sinh",
-              "tanh", "acosh", "asinh", "atanh", "sqrt", "rsqrt", "erf", "erfc", "erfinv", "floor", "ceil", "trunc", "lgamma"):
+for _name in ("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "cos", "sin", "tan", "acos", "asin", "atan",
+              "cosh", "sinh", "tanh", "acosh", "asinh", "atanh", "sqrt", "rsqrt", "erf", "erfc", "erfinv", "floor",
+              "ceil", "trunc", "lgamma"):
     _unary(_name, getattr(torch, _name), f"libdevice.{_name}")
-for _name, _fn in (("fast_expf", torch.exp), ("fast_logf", torch.log), ("fast_log2f", torch.log2), ("fast_sinf", torch.sin),
-                   ("fast_cosf", torch.cos), ("fast_tanf", torch.tan), ("rint", torch.round), ("nearbyint", torch.round),
-                   ("tgamma", lambda x: torch.exp(torch.lgamma(x))), ("cbrt", lambda x: torch.sign(x) * x.abs() ** (1 / 3))):
+for _name, _fn in (("fast_expf", torch.exp), ("fast_logf", torch.log), ("fast_log2f", torch.log2),
+                   ("fast_sinf", torch.sin), ("fast_cosf", torch.cos), ("fast_tanf", torch.tan), ("rint", torch.round),
+                   ("nearbyint", torch.round), ("tgamma", lambda x: torch.exp(torch.lgamma(x))),
+                   ("cbrt", lambda x: torch.sign(x) * x.abs()**(1 / 3))):
     _unary(_name, _fn, f"libdevice.{_name}")
 
 
@@ -135,7 +137,7 @@ def _high(parts: list, known: Info) -> torch.Tensor:
 
 @twin("math.umulhi")
 def umulhi(x: Any, y: Any) -> Any:
-    """The high half of the product. Philox calls it with a constexpr on the left: that one takes the type of the other."""
+    """The high half of the product; a constexpr takes the type of the other operand."""
     return together((x, y), _high, ("int32", "int64", "uint32", "uint64"), "umulhi")
 
 

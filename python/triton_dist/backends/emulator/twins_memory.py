@@ -180,9 +180,8 @@ def spin(address: int, known: Info) -> None:
         return
     mem.watch(words)
     try:
-        running.block(address, lambda: any(mem.peek(a, bits) != v for a, (v, _, bits) in words.items()),
-                      scheduler.Waiting(kind="flag", address=address, wanted=value, cmp="ne",
-                                        seen=lambda: mem.peek(address, known.bits), site=site()))
+        waiting = scheduler.Waiting("flag", address, value, "ne", lambda: mem.peek(address, known.bits), site())
+        running.block(address, lambda: any(mem.peek(a, bits) != v for a, (v, _, bits) in words.items()), waiting)
     finally:
         mem.unwatch(words)
         actor.polled = None
@@ -191,7 +190,8 @@ def spin(address: int, known: Info) -> None:
 def _check(sem: Optional[str], scope: Optional[str]) -> tuple:
     sem, scope = sem or "acq_rel", scope or "gpu"
     if sem not in SEMANTICS or scope not in SCOPES:
-        raise invalid(f"sem={sem!r}, scope={scope!r}: expected one of {', '.join(SEMANTICS)} and of {', '.join(SCOPES)}")
+        raise invalid(
+            f"sem={sem!r}, scope={scope!r}: expected one of {', '.join(SEMANTICS)} and of {', '.join(SCOPES)}")
     return sem, scope
 
 
@@ -215,7 +215,7 @@ def _word_update(pointer: Pointer, known: Info, fn: Callable, sem: str, scope: s
 def _atomic(name: str, on_numbers: Callable, on_tensors: Callable) -> None:
     def op(pointer: Any, val: Any, mask: Any = None, sem: Optional[str] = None, scope: Optional[str] = None) -> Any:
         known = element_info(pointer)
-        if known.bits < 16 or known.integer and known.bits == 16 or known.kind == "float" and known.bits == 16 and name != "add":
+        if known.bits < 16 or known.bits == 16 and (known.integer or name != "add"):
             raise invalid(f"atomic_{name} of {known.ty}")
         if known.kind == "float" and name in ("and", "or", "xor"):
             raise invalid(f"atomic_{name} of {known.ty}")
@@ -293,7 +293,8 @@ def atomic_load(pointer: Any, mask: Any = None, sem: Optional[str] = None, scope
 
 
 @twin("core.atomic_store")
-def atomic_store(pointer: Any, val: Any, mask: Any = None, sem: Optional[str] = None, scope: Optional[str] = None) -> None:
+def atomic_store(pointer: Any, val: Any, mask: Any = None, sem: Optional[str] = None,
+                 scope: Optional[str] = None) -> None:
     known = element_info(pointer)
     sem, scope = _check(sem or "release", scope)
     running = scheduler.active()
@@ -335,7 +336,7 @@ def wait_word(address: int, bits: int, cmp: str, reached: Callable, wanted: Any)
     mem = memory.active()
     mem.watch((address, ))
     try:
-        scheduler.active().block(address, reached, scheduler.Waiting(kind="flag", address=address, wanted=wanted, cmp=cmp,
-                                                                     seen=lambda: mem.peek(address, bits), site=site()))
+        waiting = scheduler.Waiting("flag", address, wanted, cmp, lambda: mem.peek(address, bits), site())
+        scheduler.active().block(address, reached, waiting)
     finally:
         mem.unwatch((address, ))

@@ -1,20 +1,21 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Twins of tl.reduce, tl.associative_scan and their relatives; tl.sum, tl.max, tl.sort, ... are rebuilt from Triton's source.
+"""Twins of tl.reduce and tl.associative_scan; tl.sum, tl.max, tl.sort, ... are rebuilt from Triton's source.
 
-A combine function is called on halves of the tensor, so a reduction is a tree of log2(n) element-wise steps with a rounding
-at each, as on the GPU. Well-known combine functions take one torch call where that gives the same result.
+A combine function is called on halves of the tensor, so a reduction is a tree of log2(n) element-wise steps with a
+rounding at each, as on the GPU. Well-known combine functions take one torch call where that gives the same result.
 """
 from typing import Any, Callable, Optional
 
 import torch
+from triton.language import core
 
 from triton_dist.backends.emulator import rebuild
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import I32, info
 from triton_dist.backends.emulator.registry import Tup, invalid, twin, unsupported
 from triton_dist.backends.emulator.scalars import Scalar
-from triton_dist.backends.emulator.tensors import Tensor, as_tensor, item
+from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, item
 from triton_dist.backends.emulator.twins_shape import wrap_axis
 
 
@@ -22,8 +23,7 @@ def _combiner(fn: Any) -> tuple:
     """(name if it is one of Triton's own, callable on values)."""
     if rebuild.is_jit(fn):
         fn = rebuild.convert(fn)
-    name = fn.__qualname__ if getattr(fn, "__module__", "") in ("", None, "triton.language.standard") else ""
-    return name if fn.__globals__.get("__name__") == "triton.language.standard" else "", fn
+    return fn.__qualname__ if fn.__globals__.get("__name__") == "triton.language.standard" else "", fn
 
 
 def _fast(name: str, x: Tensor, axis: int) -> Optional[torch.Tensor]:
@@ -87,7 +87,6 @@ def reduce_with_indices(input: Tensor, axis: Any, combine_fn: Any, keep_dims: bo
 
 @twin("core._promote_bfloat16_to_float32")
 def promote_bfloat16(x: Any) -> Any:
-    from triton.language import core
     return cast(x, core.float32) if x.ty.name == "bf16" else x
 
 
@@ -122,12 +121,14 @@ def map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1) -> Any:
     if pack != 1:
         raise unsupported("map_elementwise with pack > 1 has no twin")
     fn = rebuild.convert(scalar_fn) if rebuild.is_jit(scalar_fn) else scalar_fn
-    from triton_dist.backends.emulator.tensors import broadcast_shape
     shape = Tup()
     for x in args:
         shape = broadcast_shape(shape, x.shape)
     columns = [as_tensor(x, shape) for x in args]
     rows = [[item(Tensor(c.d.reshape(-1)[i], c.ty)) for c in columns] for i in range(columns[0].numel)]
     out = [r if isinstance(r, tuple) else (r, ) for r in (fn(*row) for row in rows)]
-    made = [Tensor(torch.stack([as_tensor(r[j], (1, )).d for r in out]).reshape(shape), out[0][j].ty) for j in range(len(out[0]))]
+    made = [
+        Tensor(torch.stack([as_tensor(r[j], (1, )).d for r in out]).reshape(shape), out[0][j].ty)
+        for j in range(len(out[0]))
+    ]
     return made[0] if len(made) == 1 else Tup(made)
