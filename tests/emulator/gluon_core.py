@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Host scripts that drive the Hopper core in a virtual world: small tiles, poisoned slots, K from nothing to many stages."""
+"""Host scripts that drive the Hopper core in a virtual world: small tiles, poisoned slots, any depth of K."""
 import contextlib
 from unittest import mock
 
@@ -22,7 +22,7 @@ STEPS = (0, 1, 2, 3, 5, 8)                     # blocks of K: below, at and abov
 
 @contextlib.contextmanager
 def small_tiles():
-    """64 x 32 x 16 tiles (64 x 16 x 16 where partial sums travel in fp32), also for K = 0, which no op gives the core."""
+    """64 x 32 x 16 tiles (64 x 16 x 16 where sums travel in fp32), also for K = 0, which no op gives the core."""
     describe = cores._descriptor
 
     def descriptor(t, *block):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The Hopper core, unedited, in virtual worlds of the emulator: values in every mode, in calls with no barrier between."""
+"""The Hopper core, unedited, in virtual worlds: values in every mode, in calls with no barrier between."""
 from importlib import import_module
 
 import pytest
@@ -43,7 +43,7 @@ def test_gemm_rs(world, mode):
 def test_ag_gemm(world, mode):
     calls = [AG([130, 64, 72][i % 3], [40, 24, 32][i % 3], depth(steps), [BF16, F16][i % 2], bias=i % 2 == 0)
              for i, steps in enumerate(STEPS[1:])]
-    for seed in range(2):
+    for seed in range(2 if world < 4 else 1):
         run_ranks(back_to_back, world, calls[seed:] + calls[:seed], mode=mode, seed=seed, num_sms=2)
 
 
@@ -82,4 +82,4 @@ def test_ws_and_portable_ranks_in_one_call():
     from triton_dist.backends.nvidia import cores
     with mock.patch.object(cores, "_tma_can_read", lambda *tensors: all(t.numel() for t in tensors)):
         for mode in MODES:
-            run_ranks(back_to_back, 3, [RS(70, 40, lambda rank: 48 * (rank != 1))] * 3, mode=mode, seed=2)
+            run_ranks(back_to_back, 2, [RS(70, 40, lambda rank: 48 * rank)] * 3, mode=mode, seed=2)
