@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Streams, events and the copy engine, in the four delivery modes."""
+"""Streams, events and the copy engine, in every delivery mode."""
 import pytest
 import torch
 from machine_helpers import MODES, launch, set_flag, step, wait_flag

@@ -3,14 +3,8 @@
 """The emulator's scheduler: actors take turns on one hub, in an order fixed by (seed, mode).
 
 A program, a stream or a warp-specialised partition is a greenlet; an asynchronous copy is a list of steps that the hub
-runs itself. Nothing runs in parallel, so between two calls of point() or block() an actor is alone. Delivery modes:
-
-    eager   copies land when issued, rare preemption
-    random  any ready actor may be next
-    late    streams and copies move only when somebody waits for them, or when nothing else can run
-    skew    late, and one rank runs ahead of the others
-    priority  the ready actor of the highest priority runs; priorities are random and change at random moments, so that
-            single programs and copies are left far behind (probabilistic concurrency testing)
+runs itself. Nothing runs in parallel, so between two calls of point() or block() an actor is alone. The modes are in
+order.py.
 """
 import collections
 import contextlib
@@ -22,16 +16,12 @@ import greenlet
 import torch
 
 from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
+from triton_dist.backends.emulator.order import MODES, PREEMPT, Ready
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized
 
 __all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "context_of",
            "is_active"]
 
-MODES = ("eager", "random", "late", "skew", "priority")
-_PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8, "priority": 8}     # points between two preemptions, at most
-_ESCAPE = 0.005      # late modes: how often any actor may run, so that a spinning program cannot starve a copy
-_DEMOTE = 0.01       # priority: how often the leading actor becomes the last
-_AHEAD = 0.9         # skew: how often the leading rank goes first
 _CHECK = 1024        # turns between two looks at the wait bounds
 _POLL = 64           # turns between two looks at memory that other processes write
 _stack: list = []    # of active schedulers; the last one runs
@@ -89,16 +79,13 @@ class Scheduler:
         self.machine: Any = None                     # memory, devices and arenas that go with it
         self.writers: dict = {}                      # flag address -> (rank, name) of its last writer
         self._hub: Any = None
-        self._late = mode in ("late", "skew")
         self._credit = 0
-        self._ready: list = []
-        self._asleep: list = []                      # ready streams and copies
+        self._ready = Ready(mode, self.rng)
         self._waiters: dict = {}                     # key -> blocked actors
         self._queued = collections.defaultdict(collections.deque)    # rank -> programs that wait for an SM
         self._resident = collections.defaultdict(int)
         self._doomed: list = []
         self._contexts: dict = {}
-        self._priority: dict = {}
 
     # -- what actors call ----------------------------------------------------------------------------------
     def point(self) -> None:
@@ -109,11 +96,13 @@ class Scheduler:
 
     def pause(self) -> None:
         """Gives up the turn."""
-        self._credit = int(self.rng.random() * _PREEMPT[self.mode])
+        self._credit = int(self.rng.random() * PREEMPT[self.mode])
         actor = self.current
-        if actor.greenlet is None or actor.killed or not (self._ready or self._asleep or self.polls):
+        if actor.greenlet is None or actor.killed:
             return
-        self._admit(actor)
+        if not (self._ready or self.polls or self.wait_timeout):
+            return                           # nobody else can run, and the hub has nothing to look at
+        self._ready.add(actor)
         actor.leave(self._hub)
 
     def block(self, key: Any, predicate: Callable[[], bool], waiting: Waiting) -> None:
@@ -144,7 +133,7 @@ class Scheduler:
         if type(key) is int:
             self.writers[key] = self.current.rank, self.current.name
         for actor in self._waiters.pop(key, ()):
-            self._admit(actor)
+            self._ready.add(actor)
 
     def spawn(self, actor: Actor, fn: Callable, *args: Any) -> Actor:
         """Starts an actor as a greenlet. A program waits until its rank has a free SM; order of spawn is kept.
@@ -158,7 +147,7 @@ class Scheduler:
             self._queued[actor.rank].append(actor)
             self._fill(actor.rank)
         else:
-            self._admit(actor)
+            self._ready.add(actor)
         return actor
 
     def issue(self, actor: Actor, *steps: Callable[[], Any]) -> Actor:
@@ -173,7 +162,7 @@ class Scheduler:
         if actor.error:
             raise actor.error
         if not actor.done:
-            self._admit(actor)
+            self._ready.add(actor)
             self.point()
         return actor
 
@@ -224,11 +213,11 @@ class Scheduler:
 
     def runnable(self) -> bool:
         """True where some actor could take a turn now."""
-        return bool(self._ready or self._asleep)
+        return bool(self._ready)
 
     def shutdown(self) -> None:
         """Ends every actor but the hosts."""
-        everyone = [*self.blocked(), *self.queued(), *self._ready, *self._asleep]
+        everyone = [*self.blocked(), *self.queued(), *self._ready.all()]
         self._doomed.append([actor for actor in everyone if actor.kind != "host"])
         self._reap()
 
@@ -263,7 +252,7 @@ class Scheduler:
                     raise owner.errors.pop(0)
                 if predicate():
                     return
-                actor = self._pick()
+                actor = self._ready.take(self._waiters)
                 if actor is None:
                     self.idle()
                     continue
@@ -285,7 +274,7 @@ class Scheduler:
         if actor.steps:
             self._step(actor)
             if not actor.done:
-                self._admit(actor)
+                self._ready.add(actor)
         else:
             self.current = actor
             actor.enter(self._hub)
@@ -307,49 +296,7 @@ class Scheduler:
             actor.done = True
             self._finish(actor)
 
-    def _pick(self) -> Optional[Actor]:
-        ready, asleep, rng = self._ready, self._asleep, self.rng
-        if self.mode == "priority":
-            return self._pick_by_priority()
-        if not self._late or rng.random() < _ESCAPE:
-            n = int(rng.random() * (len(ready) + len(asleep)))
-            if n < len(ready):
-                return _take(ready, n)
-            return _take(asleep, n - len(ready)) if asleep else None
-        if ready:
-            if self.mode == "skew" and rng.random() < _AHEAD:
-                top = max(map(self._lead, ready))
-                places = [i for i, actor in enumerate(ready) if self._lead(actor) == top]
-                return _take(ready, places[int(rng.random() * len(places))])
-            return _take(ready, int(rng.random() * len(ready)))
-        if not asleep:
-            return None
-        wanted = [i for i, actor in enumerate(asleep) if any(key in self._waiters for key in actor.serves)]
-        return _take(asleep, wanted[int(rng.random() * len(wanted))] if wanted else int(rng.random() * len(asleep)))
-
-    def _pick_by_priority(self) -> Optional[Actor]:
-        actors = max((self._ready, self._asleep), key=lambda pool: max(map(self._urgency, pool), default=-1e9))
-        if not actors:
-            return None
-        index = max(range(len(actors)), key=lambda i: self._urgency(actors[i]))
-        if self.rng.random() < _DEMOTE:
-            actors[index].priority = -self.rng.random()
-        return _take(actors, index)
-
-    def _urgency(self, actor: Actor) -> float:
-        if actor.priority is None:
-            actor.priority = self.rng.random()
-        return actor.priority
-
-    def _lead(self, actor: Actor) -> float:
-        if actor.rank not in self._priority:
-            self._priority[actor.rank] = self.rng.random()
-        return self._priority[actor.rank]
-
     # -- bookkeeping ---------------------------------------------------------------------------------------
-    def _admit(self, actor: Actor) -> None:
-        (self._asleep if actor.lazy else self._ready).append(actor)
-
     def _enlist(self, actor: Actor) -> None:
         if actor.crew is None:
             actor.crew = self.current.crew
@@ -362,7 +309,7 @@ class Scheduler:
             self._resident[rank] += 1
             actor = queue.popleft()
             actor.resident = True
-            self._admit(actor)
+            self._ready.add(actor)
 
     def _finish(self, actor: Actor) -> None:
         if actor.resident:
@@ -401,9 +348,9 @@ class Scheduler:
         self._finish(actor)
 
     def _forget(self, actor: Actor) -> None:
-        for queue in (self._ready, self._asleep, self._queued[actor.rank]):
-            if actor in queue:
-                queue.remove(actor)
+        self._ready.remove(actor)
+        if actor in self._queued[actor.rank]:
+            self._queued[actor.rank].remove(actor)
         for key in [key for key, queue in self._waiters.items() if actor in queue]:
             self._waiters[key].remove(actor)
             if not self._waiters[key]:
@@ -414,14 +361,8 @@ class Scheduler:
         found = [actor for queue in self._waiters.values() for actor in queue if actor.predicate()]
         for actor in found:
             self._forget(actor)
-            self._admit(actor)
+            self._ready.add(actor)
         return bool(found)
-
-
-def _take(actors: list, index: int) -> Actor:
-    """Removes and returns one actor, in constant time."""
-    actors[index], actors[-1] = actors[-1], actors[index]
-    return actors.pop()
 
 
 def _noted(error: BaseException, actor: Actor) -> BaseException:

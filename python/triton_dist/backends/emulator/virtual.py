@@ -70,7 +70,7 @@ class World(Scheduler):
 
     def start(self, rank: int, script: Callable[[], Any]) -> None:
         self.hosts[rank] = host = _Host(rank, script)
-        self._admit(host)
+        self._ready.add(host)
 
     def over(self) -> bool:
         return all(host.done for host in self.hosts.values())
@@ -95,14 +95,14 @@ class World(Scheduler):
         for host in self.hosts.values():
             if not host.done:
                 self.throw(host, Cancelled())
-        everyone = [*self.blocked(), *self.queued(), *self._ready, *self._asleep]
+        everyone = [*self.blocked(), *self.queued(), *self._ready.all()]
         self._doomed.append([actor for actor in everyone if not isinstance(actor, _Host)])
 
     def throw(self, host: Actor, error: BaseException) -> None:
         host.errors[:] = [error]
         if host.predicate is not None:
             self._forget(host)
-            self._admit(host)
+            self._ready.add(host)
 
     def collapse(self, error: Exception) -> None:
         self.shutdown()
