@@ -437,14 +437,14 @@ def _count(flag, out):
 def _count_first(flag, out):
     _count(flag, out)
     number = gl.num_warps() + 100
-    return number
+    return (number, )
 
 
 @gluon_jit
 def warps(flags, out):
     result = gl.warp_specialize([(_count_first, (flags, out)), (_count, (flags + 1, out + 1)),
                                  (_count, (flags + 2, out + 2))], [1, 2], [24, 24])
-    gl.store(out + 3, result)
+    gl.store(out + 3, result[0])
 
 
 def test_notify_warp_fires_once_a_warp_of_the_partition():
@@ -456,6 +456,12 @@ def test_notify_warp_fires_once_a_warp_of_the_partition():
 @gluon.jit
 def _nested(bar):
     gl.warp_specialize([(_arrive, (bar, 1)), (_arrive, (bar, 1))], [1], [24])
+
+
+@gluon.jit
+def _returns(bar):
+    _arrive(bar, 1)
+    return gl.program_id(0)
 
 
 @gluon.jit
@@ -473,6 +479,8 @@ def partitions(WHAT: gl.constexpr):
         gl.warp_specialize([(_arrive, (bar, 1)), (_arrive, (bar, 1))], [1, 1], [24, 24])
     if WHAT == "warps":
         gl.warp_specialize([(_arrive, (bar, 1)), (_arrive, (bar, 1))], [3], [24])
+    if WHAT == "result":
+        gl.warp_specialize([(_returns, (bar, )), (_arrive, (bar, 1))], [1], [24])
     if WHAT == "worker":
         gl.warp_specialize([(_arrive, (bar, 1)), (_fails, (bar, ))], [1], [24])
 
@@ -481,6 +489,7 @@ def partitions(WHAT: gl.constexpr):
     ("nested", InvalidArgument, "inside a partition"),
     ("count", InvalidArgument, "one entry for each"),
     ("warps", InvalidArgument, "powers of two"),
+    ("result", InvalidArgument, "_returns must return a tuple"),
     ("worker", DeviceFault, r"arrivals in one phase.*\(_fails\)"),
 ])
 def test_partitions_that_cannot_be(what, kind, text):

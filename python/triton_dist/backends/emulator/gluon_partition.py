@@ -29,7 +29,7 @@ def _leave_partition(actor: Actor) -> None:
 
 @twin("gluon_core.warp_specialize")
 def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_regs: Any = None) -> Any:
-    """Runs all partitions to their end; what the default one returns."""
+    """Runs all partitions to their end; what the default one returns, a tuple or nothing."""
     running = scheduler.active()
     program, workers = running.current, list(functions_and_args[1:])
     warps = [gluon_smem.static(n, "warp_specialize") for n in worker_num_warps]
@@ -41,6 +41,9 @@ def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_r
     if any(n < 1 or n & n - 1 for n in warps) or program.cta.num_warps + -(-sum(warps) // 4) * 4 > _MAX_WARPS:
         raise invalid(f"warp_specialize: {program.cta.num_warps} warps and workers of {list(warps)}: expected powers of "
                       f"two, {_MAX_WARPS} in all")
+    for fn, args in functions_and_args:
+        if not isinstance(args, tuple):
+            raise invalid(f"warp_specialize: the arguments of {fn.__name__} must be a tuple, found {args!r}")
     shared, started = gluon_smem.block(), []
     for (fn, args), n in zip(workers, warps):
         if any(isinstance(x, Tensor) for x in args):
@@ -50,6 +53,8 @@ def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_r
         started.append(running.spawn(worker, _partition, fn, args))
     fn, args = functions_and_args[0]
     result = fn(*args)
+    if result is not None and not isinstance(result, tuple):
+        raise invalid(f"{fn.__name__} must return a tuple or nothing: it is the default partition")
     where = site()
     for worker in started:
         running.block(worker, lambda: worker.done, Waiting("partition", site=where, text=f"partition {worker.name}"))
