@@ -15,6 +15,7 @@ from typing import Any, Collection, Optional
 from triton_dist.backends.emulator.actors import Actor
 
 MODES = ("eager", "random", "late", "skew", "priority")
+LATE = ("late", "skew")
 PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8, "priority": 8}      # points between two preemptions, at most
 _ESCAPE = 0.005      # late modes: how often any actor may run, so that a spinning program cannot starve a copy
 _AHEAD = 0.9         # skew: how often the leading rank goes first
@@ -26,7 +27,7 @@ class Ready:
 
     def __init__(self, mode: str, rng: random.Random):
         self._mode, self._rng = mode, rng
-        self._late = mode in ("late", "skew")
+        self._late = mode in LATE
         self._awake: list = []
         self._asleep: list = []              # streams and copies
         self._leads: dict = {}               # rank -> how far ahead it likes to be

@@ -20,7 +20,7 @@ from triton_dist.backends.emulator import scheduler as scheduling
 from triton_dist.backends.emulator.arena import shared
 from triton_dist.backends.emulator.machine import Machine
 from triton_dist.backends.emulator.scheduler import Scheduler
-from triton_dist.runtime.errors import HangError, UnsupportedFeature
+from triton_dist.runtime.errors import UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
 _SPINS = 20                   # polls that only give up the CPU
@@ -121,7 +121,7 @@ class ProcessScheduler(Scheduler):
         records = [control.unpack(block) for block in self._blocks]
         states = [self._state(rank, record) for rank, record in enumerate(records)]
         counts = [record.progress for record in records]
-        if counts != self._before or "running" in states:
+        if counts != self._before or "running" in states or any(map(self._changed, records)):
             self._before, self._still = counts, now
         # With a rank dead the world cannot end well: whoever waits gives up, whatever the others still do.
         since = self._since if "dead" in states else max(self._since, self._still)
@@ -130,6 +130,13 @@ class ProcessScheduler(Scheduler):
             if self.main.rank == min((r for r, s in enumerate(states) if s in ("blocked", "failed")), default=self.main.rank):
                 print(error, file=sys.stderr, flush=True)
             self.collapse(error)
+
+    def _changed(self, record: control.Record) -> bool:
+        """Whether the flag a rank waits for has another value than it saw: then its process is only slow to look."""
+        if record.state != control.BLOCKED or record.flag_owner < 0 or not record.cmp or not self.machine.arenas:
+            return False
+        address = self.machine.arenas[-1].bases[record.flag_owner] + record.flag_offset
+        return (self.machine.memory.peek(address, 32) - record.seen) % 2**32 != 0
 
     def _state(self, rank: int, record: control.Record) -> str:
         if rank == self.main.rank:
@@ -201,8 +208,6 @@ def start() -> Machine:
 
 def _at_exit(machine: Machine) -> None:
     """Lets side streams finish what peers may wait for, then says so; whatever fails here has been told already."""
-    try:
+    with contextlib.suppress(Exception):
         machine.device().settle()
-    except (HangError, Exception):
-        pass
     machine.scheduler.leave()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional
 
 from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
+from triton_dist.backends.emulator.order import LATE
 from triton_dist.runtime.errors import InvalidArgument
 
 _PIECES = 3
@@ -143,7 +144,10 @@ class Stream:
         if self._actor is None or self._actor.done:
             self._actor = Actor(self.name, self.device.rank, "stream", serves=(self, ))
             self.device.scheduler.spawn(self._actor, self._perform, self._actor)
-        return self.issued
+        ticket = self.issued
+        if self is not self.device.default:
+            self.device.settle(issuing=True)
+        return ticket
 
     def _perform(self, actor: Actor) -> None:
         scheduler = self.device.scheduler
@@ -231,9 +235,12 @@ class Device:
         for stream in [self.default, *self._streams.values()]:
             stream.wait_host(stream.issued)
 
-    def settle(self) -> None:
-        """In a process of its own: lets side streams go as far as they can, since nobody runs them during host code."""
+    def settle(self, issuing: bool = False) -> None:
+        """In a process of its own: lets side streams go as far as they can, since nobody runs them during host code.
+
+        The late modes do so at waits and launches only, not when work is issued.
+        """
         scheduler = self.scheduler
-        if scheduler.polls and scheduler.current is scheduler.main:
+        if scheduler.polls and scheduler.current is scheduler.main and not (issuing and scheduler.mode in LATE):
             end = scheduler.turns + _SETTLE
             scheduler.run_until(lambda: scheduler.turns >= end or not scheduler.runnable())
