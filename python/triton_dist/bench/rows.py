@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""From times a round to a row of a result file."""
+from typing import Any
+
+from triton_dist.bench import stats
+from triton_dist.bench.measure import Measurement, Settings
+
+
+class NoResult(Exception):
+    """A shape has no row: none of our methods, or not the baseline, could be timed. The message says why."""
+
+
+def build(facts: dict, found: Measurement, settings: Settings) -> dict:
+    """The row of one shape. `facts`: op, shape, dtype, world, device, m, n, k (global), commit, date.
+
+    `ms`, `efficiency` and the ratios speak of the first of our methods that was timed; `ours` has them all.
+    efficiency = T* / T with T* = max(matmul alone, collective alone); a ratio is the other's time over ours.
+    """
+    rounds = found.milliseconds
+    methods = [name for name in settings.methods if name in rounds]
+    missing = [name for name in ("gemm", "comm", "seq") if name not in rounds]
+    if missing or not methods:
+        names = missing or settings.methods
+        raise NoResult("; ".join(f"{name}: {found.skipped.get(name, 'not timed')}" for name in names))
+    limit = stats.largest(rounds["gemm"], rounds["comm"])
+    peers = [peer for peer in settings.peers if peer in rounds]
+    rivals = {"seq": rounds["seq"], **{peer: rounds[peer] for peer in peers}}
+    rivals["best_peer"] = stats.smallest(*rivals.values())
+    ours = {name: _ours(name, found, limit, rivals) for name in methods}
+    first = ours[methods[0]]
+    return {
+        **facts,
+        "ms_gemm": _median(rounds["gemm"]),
+        "ms_comm": _median(rounds["comm"]),
+        "ms_seq": _median(rounds["seq"]),
+        "ms_peers": {peer: _median(rounds[peer]) if peer in rounds else None for peer in settings.peers},
+        "ms": first["ms"],
+        "ms_limit": _median(limit),
+        "efficiency": first["efficiency"],
+        "ci95": first["ci95"],
+        "method": found.chosen if methods[0] == "auto" else methods[0],
+        "graph": False,
+        "rounds": settings.rounds,
+        "ratios": first["ratios"],
+        "ours": ours,
+        "all_ms": {name: _figures(stats.estimate(samples), "ms") for name, samples in rounds.items()},
+        "all_efficiency": {name: _figures(stats.ratio(limit, mine), "efficiency") for name, mine in rounds.items()},
+        "host_us": {name: _short(us) for name, us in found.host_us.items() if name in rounds},
+        "iterations": {name: count for name, count in found.iterations.items() if name in rounds},
+        "skipped": found.skipped,
+    }
+
+
+def _ours(name: str, found: Measurement, limit: list, rivals: dict) -> dict:
+    mine = found.milliseconds[name]
+    return {
+        "ms": _median(mine),
+        **_figures(stats.ratio(limit, mine), "efficiency"),
+        "ratios": {rival: _figures(stats.ratio(samples, mine), "ratio") for rival, samples in rivals.items()},
+        "relative_error": _short(found.errors[name]),
+        "bitwise_repeat": True,                         # a method that does not repeat is never timed
+    }
+
+
+def _figures(found: stats.Estimate, name: str) -> dict[str, Any]:
+    return {name: _short(found.value), "ci95": [_short(found.low), _short(found.high)]}
+
+
+def _median(samples: list) -> float:
+    return _short(stats.estimate(samples).value)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")

@@ -1,0 +1,63 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The shapes that figures are given for. M, N and K are global; a rank holds its share of M and N, or of K."""
+import re
+from dataclasses import dataclass
+
+OPS = ("ag_gemm", "gemm_rs")
+_MODELS = {  # model: {op: (N, K)} of its MLP, up and down projection
+    "8B": {"ag_gemm": (28672, 4096), "gemm_rs": (4096, 14336)},
+    "70B": {"ag_gemm": (57344, 8192), "gemm_rs": (8192, 28672)},
+    "GPT3": {"ag_gemm": (49152, 12288), "gemm_rs": (12288, 49152)},
+    "405B": {"ag_gemm": (106496, 16384), "gemm_rs": (16384, 53248)},
+}
+_SMALL_M = tuple(2**i for i in range(10))
+_SETS = {
+    "default": [(model, 8192) for model in _MODELS] + [("8B", 2048), ("70B", 2048)],
+    "large": [(model, m) for m in (8192, 16384) for model in _MODELS],
+    "medium": [(model, m) for m in (2048, 4096) for model in _MODELS],
+    "small": [(model, m) for m in _SMALL_M for model in ("8B", "70B")],
+}
+_TINY = {"tiny": (48, 64, 64), "tiny-ragged": (72, 88, 136)}      # what the emulator runs in a moment
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A problem by its global sizes."""
+    name: str
+    m: int
+    n: int
+    k: int
+
+
+def parse(words: list, op: str, world: int, emulated: bool) -> list[Shape]:
+    """The shapes behind the words of --shapes: MODEL, MODEL@M, a set (default, large, medium, small, tiny) or M,N,K.
+
+    M must divide by the world size; of a set, shapes whose M does not are left out. Raises ValueError.
+    """
+    shapes: list = []
+    for word in words or ["tiny" if emulated else "default"]:
+        found = [shape for shape in _expand(word, op) if shape.m % world == 0]
+        if not found:
+            raise ValueError(f"--shapes {word}: M must divide by the {world} ranks; found "
+                             + ", ".join(str(shape.m) for shape in _expand(word, op)))
+        shapes += [shape for shape in found if shape not in shapes]
+    return shapes
+
+
+def _expand(word: str, op: str) -> list[Shape]:
+    if word in _SETS:
+        return [_of_model(model, m, op) for model, m in _SETS[word]]
+    if word == "tiny":
+        return [Shape(name, *sizes) for name, sizes in _TINY.items()]
+    model, _, rows = word.partition("@")
+    if model in _MODELS and (not rows or rows.isdigit() and int(rows) > 0):
+        return [_of_model(model, int(rows or 8192), op)]
+    if re.fullmatch(r"\d+,\d+,\d+", word) and all(int(size) > 0 for size in word.split(",")):
+        return [Shape(word, *map(int, word.split(",")))]
+    raise ValueError(f"--shapes {word}: expected {', '.join(_MODELS)} (M = 8192), one of these with @M, a set ("
+                     f"{', '.join([*_SETS, 'tiny'])}), or M,N,K")
+
+
+def _of_model(model: str, m: int, op: str) -> Shape:
+    return Shape(f"{model}@{m}", m, *_MODELS[model][op])

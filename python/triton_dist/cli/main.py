@@ -1,0 +1,26 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The `triton-dist` command. Each tool is imported when it is asked for."""
+import sys
+
+
+def main() -> None:
+    """Entry point of the console script and of `python -m triton_dist`."""
+    try:
+        import click
+    except ImportError:
+        sys.exit("triton-dist: needs click: pip install click")
+
+    @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+    def tools() -> None:
+        """Tools for overlap kernels."""
+
+    # The tool parses its own words: ranks under torchrun read the same command line, on machines without click.
+    @tools.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def bench(words: tuple) -> None:
+        """Time an op beside its baselines, or draw pictures of results."""
+        from triton_dist.bench.command import main as run
+        sys.exit(run(list(words)))
+
+    tools(prog_name="triton-dist")

@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Benchmark and stress test on emulated ranks: started as a user does, and with ops that are wrong on purpose."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.bench import problems, rows
+from triton_dist.bench.measure import Settings, measure
+from triton_dist.bench.shapes import Shape
+from triton_dist.runtime.groups import resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = Settings(rounds=2, iterations=1, methods=("portable",), peers=("torch",))
+
+
+def started(*command: str) -> str:
+    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable,
+                       OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT / "python"))
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_bench_starts_its_ranks_and_writes_a_result(tmp_path):
+    printed = started(sys.executable, "-m", "triton_dist.bench", "ag_gemm", "--nproc_per_node", "2", "--shapes",
+                      "48,40,64", "--rounds", "2", "--iters", "1", "--out", str(tmp_path))
+    folder, = tmp_path.iterdir()
+    row, = json.loads((folder / "ag_gemm.json").read_text())
+    assert folder.name.endswith("-2xemulator") and "emulated" in printed
+    assert (row["m"], row["n"], row["k"], row["world"], row["rounds"], row["method"]) == (48, 40, 64, 2, 2, "portable")
+    assert set(row["ours"]) == {"auto", "ws", "portable"} and row["ms_peers"] == {"torch": None}
+    assert all(found["relative_error"] < 1e-2 for found in row["ours"].values())
+    assert json.loads((folder / "host.json").read_text())["comparable"] is False
+
+
+def test_bench_as_a_script_of_the_launcher():
+    printed = started("bash", "launch.sh", "--nproc_per_node", "2", "benchmarks/bench.py", "gemm_rs", "--shapes",
+                      "24,40,50", "--methods", "portable", "--rounds", "1", "--iters", "1", "--dtype", "float16")
+    assert "gemm_rs float16 on 2 x emulator" in printed
+
+
+def test_stress_as_a_script_of_the_launcher(tmp_path):
+    log = tmp_path / "stress.txt"
+    printed = started("bash", "launch.sh", "--nproc_per_node", "2", "tests/nvidia/stress.py", "--calls", "40", "--seed",
+                      "5", "--log-file", str(log))
+    assert "✅ stress passed" in printed and "40 calls, seed 5" in printed
+    assert log.read_text().rstrip().endswith("passed")
+
+
+class Wrong(problems.GemmRs):
+    """gemm_rs with one wrong element on the last rank."""
+
+    def ours(self, s: int, method: str) -> torch.Tensor:
+        out = super().ours(s, method)
+        if self.group.rank == self.group.size - 1:
+            out.view(-1)[0] += 100
+        return out
+
+
+class Fickle(problems.AgGemm):
+    """ag_gemm whose result changes in its last bits from the `after`-th call on."""
+
+    calls, after = 0, 1
+
+    def ours(self, s: int, method: str) -> torch.Tensor:
+        self.calls += 1
+        out = super().ours(s, method)
+        return out.mul_(1 + 2**-7) if self.calls > self.after else out
+
+
+def measured(kind: type, after: int = 0):
+    def script():
+        problem = kind(Shape("x", 16, 24, 32), torch.bfloat16, resolve())
+        problem.after = after
+        return measure(problem, QUICK)
+    return run_ranks(script, 2)
+
+
+def test_a_wrong_result_on_one_rank_is_dropped_on_all_and_gives_no_row():
+    for found in measured(Wrong):
+        assert found.failed == ["portable"] and "rank 1: AssertionError: element 0" in found.skipped["portable"]
+        assert set(found.milliseconds) == {"gemm", "comm", "seq"}
+        with pytest.raises(rows.NoResult, match="portable: rank 1"):
+            rows.build({}, found, QUICK)
+
+
+@pytest.mark.parametrize("after", [1, 4])                # at once, or only while it is timed
+def test_a_result_that_does_not_repeat_gives_no_row(after):
+    for found in measured(Fickle, after):
+        assert found.failed == ["portable"] and "differ from the first" in found.skipped["portable"]
+        assert "portable" not in found.milliseconds
+
+
+def test_a_method_that_this_device_lacks_is_skipped_without_being_a_failure():
+    def script():
+        problem = problems.AgGemm(Shape("x", 16, 24, 32), torch.float32, resolve())
+        return measure(problem, Settings(rounds=1, iterations=1, methods=("ws", "portable"), peers=()))
+    for found in run_ranks(script, 2):
+        assert "ws" in found.skipped and not found.failed and "portable" in found.milliseconds
