@@ -27,8 +27,8 @@ def parser() -> argparse.ArgumentParser:
     for op in OPS:
         sub = commands.add_parser(op, help=f"time {op} beside its baselines")
         sub.add_argument("--shapes", nargs="+", default=[], metavar="NAME|M,N,K",
-                         help="8B, 70B, GPT3, 405B (M = 8192), 8B@2048 and so on, global sizes, or a set: default, large, "
-                              "medium, small, tiny")
+                         help="8B, 70B, GPT3, 405B (M = 8192), 8B@2048 and so on, global sizes, or a set: default, "
+                              "large, medium, small, tiny")
         sub.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
         sub.add_argument("--methods", type=_names(_METHODS), default=("auto", "ws", "portable"), metavar="A,B",
                          help=f"of {', '.join(_METHODS)}; figures speak of the first (default: auto,ws,portable)")

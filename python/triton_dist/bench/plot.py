@@ -59,7 +59,7 @@ def _panel(axis, rows: list) -> None:
                   [max(0.0, high - value) for _, (value, _, high) in here]]
         axis.bar([x + (i - (len(labels) - 1) / 2) * width for x, _ in here], heights, width, yerr=spread, label=label,
                  error_kw={"elinewidth": 0.8})
-    axis.axhline(1.0, color="black", linewidth=1, linestyle="--", label="limit T* = max(matmul, collective), each alone")
+    axis.axhline(1.0, color="black", lw=1, linestyle="--", label="limit T* = max(matmul, collective), each alone")
     names = [f"{row['shape']}\n{row['m']}, {row['n']}, {row['k']}" for row in rows]
     axis.set_xticks(range(len(rows)), names, fontsize=8)
     axis.set_ylabel("T* / T, higher is faster")

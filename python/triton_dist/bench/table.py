@@ -5,7 +5,7 @@ from typing import Any
 
 from triton_dist.bench.stats import geomean
 
-_LEGEND = ("Milliseconds, median over rounds. matmul and comm alone, T* = max of both. T*/T with its 95 % interval and the "
+_LEGEND = ("Milliseconds, median over rounds. matmul and comm alone, T* = max of both. T*/T, its 95 % interval and the "
            "ratios are formed per round, for the first of our methods.")
 
 
