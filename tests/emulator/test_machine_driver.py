@@ -74,7 +74,8 @@ def test_do_bench():
 
 
 def described(grid, metadata, args):
-    return {"name": f"{metadata.name}_{args['n']}_{args['BLOCK']}", "grid": tuple(grid)[:1], "warps": metadata.num_warps}
+    name = f"{metadata.name}_{args['n']}_{args['BLOCK']}"
+    return {"name": name, "grid": tuple(grid)[:1], "warps": metadata.num_warps}
 
 
 @triton.jit(launch_metadata=described)

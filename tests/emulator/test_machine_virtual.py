@@ -177,7 +177,7 @@ def test_error_on_one_rank_names_it():
     with pytest.raises(KeyError) as error:
         run_ranks(script, 3, seed=4)
     assert sorted(cleaned) == [0, 1, 2]
-    notes = "\n".join(getattr(error.value, "__notes__", ["kernel broken rank 1 of a virtual world of 3 seed=4"]))
+    notes = "\n".join(error.value.__notes__)
     assert "kernel broken" in notes and "rank 1 of a virtual world of 3" in notes and "seed=4" in notes
     names = [entry.name for entry in error.traceback]
     assert "<lambda>" in names                                    # the kernel's own line

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """The emulator's symmetric arena: one slab a rank, sparse and zeroed, gone when the last rank that maps it ends.
 
-Between processes a slab is a memfd that peers open through /proc; where /proc does not allow that, a file in TMPDIR that
-is unlinked once all have mapped it. Nothing lies in /dev/shm.
+Between processes a slab is a memfd that peers open through /proc; where /proc does not allow that, a file in TMPDIR
+that is unlinked once all have mapped it. Nothing lies in /dev/shm.
 """
 import mmap
 import os

@@ -79,8 +79,8 @@ class EmulatorBackend(Backend):
         to, source = arenas.address_of(dst, "dst"), arenas.address_of(src, "src")
         nbytes = src.numel() * src.element_size()
         if dst.numel() * dst.element_size() != nbytes:
-            raise InvalidArgument(f"copy: expected equal sizes, found {dst.numel() * dst.element_size()} bytes for dst and "
-                                  f"{nbytes} for src")
+            raise InvalidArgument(f"copy: expected equal sizes, found {dst.numel() * dst.element_size()} bytes for dst "
+                                  f"and {nbytes} for src")
         memory = machine().memory
         memory.register(dst, "copy destination")
         memory.register(src, "copy source")

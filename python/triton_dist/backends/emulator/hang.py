@@ -128,5 +128,5 @@ def expired(scheduler: Any) -> Optional[WaitTimeout]:
             and now - a.waiting.since > scheduler.wait_timeout]
     if not late:
         return None
-    return WaitTimeout(f"a device wait lasted longer than TRITON_DIST_WAIT_TIMEOUT={scheduler.wait_timeout:g} seconds:\n"
-                       f"{table(rows_of(scheduler))}")
+    return WaitTimeout(f"a device wait lasted longer than TRITON_DIST_WAIT_TIMEOUT={scheduler.wait_timeout:g} "
+                       f"seconds:\n{table(rows_of(scheduler))}")

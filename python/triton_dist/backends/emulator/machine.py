@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What goes with a scheduler: memory, one device a rank, the arenas, and names for addresses."""
-from typing import Any, Optional
+from typing import Optional
 
 from triton_dist.backends.emulator import memory
 from triton_dist.backends.emulator.scheduler import Scheduler, active

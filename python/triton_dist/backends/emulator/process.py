@@ -83,7 +83,8 @@ class ProcessScheduler(Scheduler):
     # -- idling --------------------------------------------------------------------------------------------
     def block(self, key: Any, predicate: Any, waiting: Any) -> None:
         if self.current is self.main and threading.get_ident() != self._thread:
-            raise UnsupportedFeature("the emulator runs kernels on the thread that used it first; launch from that thread")
+            raise UnsupportedFeature("the emulator runs kernels on the thread that used it first, found a launch from "
+                                     "another; launch from that thread")
         super().block(key, predicate, waiting)
 
     def idle(self) -> None:
@@ -127,7 +128,7 @@ class ProcessScheduler(Scheduler):
         since = self._since if "dead" in states else max(self._since, self._still)
         if ("dead" in states or "running" not in states) and now - since >= self.patience:
             error = hang.stuck(self, states)
-            if self.main.rank == min((r for r, s in enumerate(states) if s in ("blocked", "failed")), default=self.main.rank):
+            if self.main.rank == min(r for r, s in enumerate(states) if s in ("blocked", "failed")):
                 print(error, file=sys.stderr, flush=True)
             self.collapse(error)
 

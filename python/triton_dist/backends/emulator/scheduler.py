@@ -32,8 +32,8 @@ def active() -> "Scheduler":
     try:
         return _stack[-1]
     except IndexError:
-        raise NotInitialized("no emulator is running here: call triton_dist.initialize_distributed(), or run the code in "
-                             "a virtual world") from None
+        raise NotInitialized("no emulator is running here: call triton_dist.initialize_distributed(), or run the code "
+                             "in a virtual world") from None
 
 
 def is_active() -> bool:
@@ -366,6 +366,6 @@ class Scheduler:
 
 
 def _noted(error: BaseException, actor: Actor) -> BaseException:
-    if hasattr(error, "add_note") and actor.cta is not None:
+    if actor.cta is not None:
         error.add_note(f"in kernel {actor.cta.kernel}, program {actor.cta.pid}, on rank {actor.rank} of the emulator")
     return error

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Streams, events and the copy engine of an emulated device.
 
-A stream with work is an actor that performs its operations in order: kernel launches, copies, flag writes, waits. A copy
-lands in pieces, in any order, with other actors running in between.
+A stream with work is an actor that performs its operations in order: kernel launches, copies, flag writes, waits. A
+copy lands in pieces, in any order, with other actors running in between. A tensor that is freed before its copy has run
+is a DeviceFault: on a GPU its memory would belong to somebody else by then.
 """
 import itertools
 import weakref

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Virtual worlds: all ranks in one process, in an order fixed by (seed, mode).
 
-Each rank's host script is a thread, of which one runs at a time under the hub's token: torch keeps grad mode, autocast and
-the autograd engine per thread, so host scripts do not see each other's. Kernels run on the hub's own thread.
+Each rank's host script is a thread, of which one runs at a time under the hub's token: torch keeps grad mode, autocast
+and the autograd engine per thread, so host scripts do not see each other's. Kernels run on the hub's own thread.
 """
 import contextvars
 import threading
@@ -162,8 +162,7 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
                 arena.close()
     if world.failure is not None:
         rank, error = world.failure
-        if hasattr(error, "add_note"):
-            error.add_note(f"raised on rank {rank} of a virtual world of {world_size} (mode={mode!r}, seed={seed})")
+        error.add_note(f"raised on rank {rank} of a virtual world of {world_size} (mode={mode!r}, seed={seed})")
         raise error
     return [world.hosts[rank].result for rank in range(world_size)]
 
