@@ -86,7 +86,7 @@ def back_to_back(calls, slow=None):
     `slow`: a rank that dawdles before each call, so that the others run as far ahead as they are let.
     """
     group = resolve()
-    for kind in {call.kind for call in calls}:
+    for kind in sorted({call.kind for call in calls}):
         space = workspace(group, kind)
         space.reserve(1 << 18, 256)
         space.data.fill_(0xFF)
