@@ -86,17 +86,16 @@ def test_a_call_that_fails_after_it_began_poisons_the_workspace():
         op = import_module("triton_dist.ops.gemm_rs.op")
         from triton_dist.runtime.errors import WorkspacePoisoned
         back_to_back([RS(4, 4, 8)])
-        kernel = op.gemm_rs_kernel
+        args = op._Portable.args
 
-        class Broken:
-            def __getitem__(self, grid):
-                raise ValueError("no such launch")
-        op.gemm_rs_kernel = Broken()
+        def broken(*_):
+            raise ValueError("no such launch")
+        op._Portable.args = broken
         try:
             with pytest.raises(ValueError, match="no such launch"):
                 back_to_back([RS(4, 4, 8)])
         finally:
-            op.gemm_rs_kernel = kernel
+            op._Portable.args = args
         with pytest.raises(WorkspacePoisoned, match="no such launch"):
             back_to_back([RS(4, 4, 8)])
         back_to_back([AG(4, 4, 8)])        # another kind of op is not affected

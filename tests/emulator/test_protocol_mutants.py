@@ -7,13 +7,17 @@ import pytest
 from mutants import mutated, replaced
 from scenarios import AG, RS, back_to_back, near_the_wrap, overtaking
 
-import triton_dist.runtime.workspace as workspace_module
+from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.runtime.errors import HangError
+from triton_dist.runtime.workspace import Workspace
 
 ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
 rs_op = import_module("triton_dist.ops.gemm_rs.op")
 AG_KERNEL, RS_KERNEL = "triton_dist.ops.ag_gemm.kernels", "triton_dist.ops.gemm_rs.kernels"
+EMULATOR = "triton_dist.backends.emulator.backend"
+AG_PLACE = ag_op._Portable, "kernel", lambda m: m.ag_gemm_kernel
+RS_PLACE = rs_op._Portable, "kernel", lambda m: m.gemm_rs_kernel
 AG_OP, WORKSPACE = "triton_dist.ops.ag_gemm.op", "triton_dist.runtime.workspace"
 
 
@@ -39,61 +43,61 @@ def no_tiles():
     return overtaking([AG(20, lambda r: 24 * (r == 1), 40), AG(40, lambda r: 24 * (r == 1), 40)], slow=1, repeat=4)
 
 
-# name: (module, old, new, what of the mutant to use in its place, scenario)
+# name: (module, old, new, (object, attribute, what of the mutant to put there), scenario)
 MUTANTS = {
     "ag_gemm does not wait (1)": (
         AG_KERNEL, 'dl.wait(flags + tile_m // piece_tiles * world + chunk, 1, "sys", "acquire", epoch, cmp="ge")', "0",
-        (ag_op, "ag_gemm_kernel"), overtaken(AG)),
+        AG_PLACE, overtaken(AG)),
     "ag_gemm waits for the wrong piece (16)": (
-        AG_KERNEL, "tile_m // piece_tiles * world + chunk, 1,", "0 * world + chunk, 1,", (ag_op, "ag_gemm_kernel"), pieces),
+        AG_KERNEL, "tile_m // piece_tiles * world + chunk, 1,", "0 * world + chunk, 1,", AG_PLACE, pieces),
     "ag_gemm compares unsigned (8)": (
         AG_KERNEL, 'world + chunk, 1, "sys", "acquire", epoch, cmp="ge")',
         'world + chunk, 1 * (epoch > 0), "sys", "acquire", epoch, cmp="ge")',
-        (ag_op, "ag_gemm_kernel"), wrap(AG, "ag_gemm")),
+        AG_PLACE, wrap(AG, "ag_gemm")),
     "ag_gemm without the closing wait (11)": (
-        AG_KERNEL, "if tl.program_id(0) == 0:", "if tl.program_id(0) < 0:", (ag_op, "ag_gemm_kernel"), no_tiles),
+        AG_KERNEL, "if tl.program_id(0) == 0:", "if tl.program_id(0) < 0:", AG_PLACE, no_tiles),
     "ag_gemm writes the flag before the data (1)": (
-        AG_OP, "            backend().copy(to, rows, stream)\n"
-        "            backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)",
-        "            backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)\n"
-        "            backend().copy(to, rows, stream)", (ag_op, "_push"), overtaken(AG)),
+        EMULATOR, "            stream.copy(to, base + offset, nbytes)\n            stream.write_value32(flag, value)",
+        "            stream.write_value32(flag, value)\n            stream.copy(to, base + offset, nbytes)",
+        (EmulatorBackend, "push", lambda m: m.EmulatorBackend.push), overtaken(AG)),
     "ag_gemm pushes before the stream's earlier work is done (15)": (
-        AG_OP, "side.wait_stream(current)", "pass", (ag_op, "_fused"), None),
+        AG_OP, "side.wait_stream(current)", "pass", (ag_op._Fused, "run", lambda m: m._Fused.run), None),
     "gemm_rs does not wait (1)": (
         RS_KERNEL, 'dl.wait(flags + (step - 1) * tiles + tile, 1, "sys", "acquire", epoch, cmp="ge")', "0",
-        (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+        RS_PLACE, overtaken(RS)),
     "gemm_rs waits for equality of an old epoch (7)": (
         RS_KERNEL, '1, "sys", "acquire", epoch, cmp="ge")', '1, "sys", "acquire", 1, cmp="ge")',
-        (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+        RS_PLACE, overtaken(RS)),
     "gemm_rs adds to its flags (7)": (
         RS_KERNEL, "dl.notify(flags + step * tiles + tile, successor, epoch)",
-        'dl.notify(flags + step * tiles + tile, successor, 1, "add")', (rs_op, "gemm_rs_kernel"), shapes(RS)),
+        'dl.notify(flags + step * tiles + tile, successor, 1, "add")', RS_PLACE, shapes(RS)),
     "gemm_rs signals before it stores (1)": (
         RS_KERNEL, "            tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)\n"
         "            dl.notify(flags + step * tiles + tile, successor, epoch)",
         "            dl.notify(flags + step * tiles + tile, successor, epoch)\n"
         "            tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)",
-        (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+        RS_PLACE, overtaken(RS)),
     "gemm_rs takes the half from the shape (10)": (
         RS_KERNEL, "    slots_in = slots + (epoch & 1).to(tl.int64) * half\n"
         "    slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * half",
         "    slots_in = slots + (epoch & 1).to(tl.int64) * (world - 1) * m * n\n"
         "    slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * (world - 1) * m * n",
-        (rs_op, "gemm_rs_kernel"), shapes(RS)),
+        RS_PLACE, shapes(RS)),
     "gemm_rs keeps to one half (10)": (
         RS_KERNEL, "slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * half",
-        "slots_in = slots\n    slots_out = dl.symm_at(slots, successor)", (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+        "slots_in = slots\n    slots_out = dl.symm_at(slots, successor)", RS_PLACE, overtaken(RS)),
     "gemm_rs advances the epoch early (9)": (
-        RS_KERNEL, "== tl.num_programs(0) - 1:", "== 0:", (rs_op, "gemm_rs_kernel"), overtaken(RS)),
+        RS_KERNEL, "== tl.num_programs(0) - 1:", "== 0:", RS_PLACE, overtaken(RS)),
     "the workspace keeps to one half (10)": (
-        WORKSPACE, "self.halves()[self.epoch & 1].view(dtype)", "self.halves()[0].view(dtype)", (workspace_module.Workspace, "half"), overtaken(AG)),
+        WORKSPACE, "return [self.data[:self.half_bytes], self.data[self.half_bytes:]]", "return [self.data[:self.half_bytes]] * 2",
+        (Workspace, "halves", lambda m: m.Workspace.halves), overtaken(AG)),
     "the workspace places halves by the shape (10)": (
         WORKSPACE, "if self.data is None or half_bytes > self.half_bytes:\n"
         "            self.half_bytes = -(-half_bytes // _GRAIN) * _GRAIN",
         "self.half_bytes = half_bytes\n        if self.data is None or 2 * half_bytes > self.data.numel():",
-        (workspace_module.Workspace, "reserve"), shapes(AG)),
+        (Workspace, "reserve", lambda m: m.Workspace.reserve), shapes(AG)),
     "the workspace leaves new flags at zero (8)": (
-        WORKSPACE, "self.flags.fill_(self.epoch)", "pass", (workspace_module.Workspace, "set_epoch"),
+        WORKSPACE, "self.flags.fill_(self.epoch)", "pass", (Workspace, "set_epoch", lambda m: m.Workspace.set_epoch),
         lambda: near_the_wrap([RS(20, 24, 40)], ["gemm_rs"], start=-2**31 + 5)),
 }
 
@@ -137,10 +141,8 @@ def small_pieces(monkeypatch):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name, tmp_path):
-    module, old, new, (target, attribute), scenario = MUTANTS[name]
-    mutant = mutated(module, old, new, tmp_path)
-    value = getattr(mutant, attribute) if not isinstance(target, type) else getattr(mutant.Workspace, attribute)
-    with replaced(target, attribute, value):
+    module, old, new, (target, attribute, find), scenario = MUTANTS[name]
+    with replaced(target, attribute, find(mutated(module, old, new, tmp_path))):
         assert caught(scenario or late_input), f"survived: {name}"
 
 

@@ -3,18 +3,40 @@
 """What the GPU backends share: torch names streams and devices the same for both vendors, only the driver differs."""
 import os
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Callable, Sequence
 
 import torch
+from triton import knobs
 
 from triton_dist.backends.device_runtime import library
 from triton_dist.backends.gpu_context import ContextWriter, timeout_ns
 from triton_dist.backends.gpu_driver import GpuDriver
 from triton_dist.backends.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
-from triton_dist.runtime.backend import Arena, Backend, Stream
+from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
+
+
+class PreparedLaunch:
+    """A compiled kernel with its grid and trailing constexprs: a call costs Triton's launcher and little more."""
+
+    def __init__(self, compiled: Any, device: int, grid: tuple, constants: tuple):
+        compiled._init_handles()                    # loads the module now, hooks included
+        self._compiled, self._device, self._constants = compiled, device, constants
+        self._grid = (*grid, 1, 1)[:3]
+        self._run, self._function, self._packed = compiled.run, compiled.function, compiled.packed_metadata
+        self._hooks = knobs.runtime
+
+    def __call__(self, *args: Any) -> None:
+        values = args + self._constants
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        enter, leave, metadata = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook, None
+        if enter.calls or leave.calls:
+            metadata = self._compiled.launch_metadata(self._grid, stream, *values)
+        else:
+            enter = leave = None
+        self._run(*self._grid, stream, self._function, self._packed, metadata, enter, leave, *values)
 
 
 class GpuBackend(Backend):
@@ -81,6 +103,9 @@ class GpuBackend(Backend):
             self._memory_ops[device] = self._stream_memory_ops(device)
         return self._memory_ops[device]
 
+    def push(self, source: torch.Tensor, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
+        self.driver.push(source.data_ptr(), transfers, value, stream.cuda_stream)
+
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
         nbytes = dst.numel() * dst.element_size()
         if not (dst.is_contiguous() and src.is_contiguous()) or nbytes != src.numel() * src.element_size():
@@ -98,6 +123,11 @@ class GpuBackend(Backend):
         self.driver.write_value32(flags.data_ptr() + 4 * index, value, stream.cuda_stream)
 
     # -- kernels -------------------------------------------------------------------------------------------
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict) -> Callable:
+        compiled = self.compile(kernel, grid, args, kwargs)
+        constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
+        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, constants)
+
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, kwargs, grid, False, self._extern_libs)
 

@@ -4,9 +4,11 @@
 import ctypes
 import functools
 from abc import ABC, abstractmethod
+from typing import Any, Callable, Sequence
 
 import torch
 
+from triton_dist.runtime.backend import Transfer
 from triton_dist.runtime.errors import TritonDistError, UnsupportedFeature
 
 # The two vendors number these alike.
@@ -20,6 +22,7 @@ class GpuDriver(ABC):
     # Names under which the library exports each call.
     module_get_global: str
     copy_to_device_async: str
+    copy_async: str
     stream_write_value32: str
 
     @abstractmethod
@@ -34,9 +37,32 @@ class GpuDriver(ABC):
     def attribute(self, device: int, attribute: int) -> int:
         """Value of a device attribute."""
 
+    @property
     @abstractmethod
+    def _copy(self) -> Callable[[int, int, int, int], int]:
+        """Enqueues a copy (to, from, bytes, stream) between addresses of any device or of pinned host memory; a status."""
+
+    @functools.cached_property
+    def _write(self) -> Callable[[int, int, int, int], int]:
+        return self.bound(self.stream_write_value32, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+
+    def bound(self, function: str, *types: Any) -> Callable:
+        """`function` with its argument types declared, so that a call converts plain integers without objects."""
+        found = getattr(self.library, function)
+        found.argtypes, found.restype = types, ctypes.c_int
+        return found
+
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Enqueues a copy between two addresses of any device or of pinned host memory."""
+        self._check(self.copy_async, self._retried(self._copy, dst, src, nbytes, stream))
+
+    def push(self, base: int, transfers: Sequence[Transfer], value: int, stream: int) -> None:
+        """Enqueues every transfer: its bytes, then the value to its flag."""
+        copy, write, word = self._copy, self._write, value & 0xFFFFFFFF
+        for to, offset, nbytes, flag in transfers:
+            if copy(to, base + offset, nbytes, stream) or write(stream, flag, word, 0):
+                self._check(self.copy_async, self._retried(copy, to, base + offset, nbytes, stream))
+                self._check(self.stream_write_value32, self._retried(write, stream, flag, word, 0))
 
     @functools.cached_property
     def library(self) -> ctypes.CDLL:
@@ -52,16 +78,21 @@ class GpuDriver(ABC):
 
     def call(self, function: str, *args) -> None:
         """Calls `function`, whose arguments are ctypes values; raises TritonDistError unless it returns 0."""
-        code = self._status(function, *args)
+        self._check(function, self._status(function, *args))
+
+    def _check(self, function: str, code: int) -> None:
         if code:
             raise TritonDistError(f"{function} failed with {code}: {self.error_text(code)}")
 
     def _status(self, function: str, *args) -> int:
+        return self._retried(getattr(self.library, function), *args)
+
+    def _retried(self, function: Callable, *args) -> int:
         """Status of a call. A thread that has not yet used the device is bound to its context first."""
-        code = getattr(self.library, function)(*args)
+        code = function(*args)
         if code == _INVALID_CONTEXT:
             torch.cuda.set_device(torch.cuda.current_device())
-            code = getattr(self.library, function)(*args)
+            code = function(*args)
         return code
 
     def module_global(self, module: int, name: str) -> tuple[int, int] | None:
@@ -82,5 +113,4 @@ class GpuDriver(ABC):
 
     def write_value32(self, address: int, value: int, stream: int) -> None:
         """Enqueues a 4-byte store behind everything on `stream`, with a system-scope fence before it."""
-        self.call(self.stream_write_value32, ctypes.c_void_p(stream), ctypes.c_uint64(address),
-                  ctypes.c_uint32(value & 0xFFFFFFFF), ctypes.c_uint(0))
+        self._check(self.stream_write_value32, self._retried(self._write, stream, address, value & 0xFFFFFFFF, 0))

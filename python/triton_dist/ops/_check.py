@@ -35,16 +35,15 @@ def vector(name: str, t: torch.Tensor | None, size: int, like: torch.Tensor) -> 
     _placed(name, t)
 
 
-def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor) -> torch.Tensor:
-    """The caller's `out`, checked, or a new tensor of `shape`."""
+def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor) -> None:
+    """None, or a contiguous tensor of `shape` to write to."""
     if t is None:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
+        return
     matrix(name, t, like)
     if tuple(t.shape) != tuple(shape):
         raise InvalidArgument(f"{name}: expected shape {list(shape)}, found {list(t.shape)}")
     if not t.is_contiguous():
         raise InvalidArgument(f"{name}: expected a contiguous tensor, found strides {list(t.stride())}")
-    return t
 
 
 def no_overlap(name: str, out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
@@ -58,7 +57,7 @@ def no_grad(**tensors: torch.Tensor | None) -> None:
     """Refuses tensors that autograd would have to follow."""
     if torch.is_grad_enabled():
         for name, t in tensors.items():
-            if t is not None and t.requires_grad:
+            if isinstance(t, torch.Tensor) and t.requires_grad:
                 raise InvalidArgument(f"{name}: requires grad, and this op has no backward pass yet; call it under "
                                       "torch.no_grad() or pass a detached tensor")
 

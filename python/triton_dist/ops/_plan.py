@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Choosing a method, and the first use of a kernel, the same on every rank (protocol rules 13 and 17)."""
 import warnings
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 
@@ -12,7 +12,27 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.state import state
 
+_MAX_PLANS = 4096
+
 METHODS = ("auto", "portable", "ws", "unfused")
+
+
+def signature(*tensors: Any) -> tuple:
+    """What of the tensors decides whether a call is valid and which code serves it. None and non-tensors included."""
+    return tuple((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16) if isinstance(t, torch.Tensor) else type(t)
+                 for t in tensors)
+
+
+def planned(op: str, group: Group, key: tuple, make: Callable[[], Any]) -> Any:
+    """The plan of a call: made once for `key`, and again when the buffers it points into have moved."""
+    plans = state().plans
+    plan = plans.get((op, group.key, key))
+    if plan is None or not plan.valid():
+        plan = make()
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
+        plans[(op, group.key, key)] = plan
+    return plan
 
 
 def choose(op: str, method: str, group: Group, core_serves: bool, needs_stream_memory_ops: bool = False) -> str:
@@ -50,17 +70,15 @@ def _obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
     return None
 
 
-def agree_once(op: str, group: Group, shape: dict, launch: Callable[[], tuple]) -> None:
-    """Collective at the first use of a shape: compiles, checks that all ranks pass the same, and meets before launch.
+def agree_once(op: str, group: Group, shape: dict) -> None:
+    """Collective at the first use of a shape, after compiling and before launching: all ranks must pass the same `shape`.
 
-    `shape` holds what must be equal on all ranks; `launch()` gives the (kernel, grid, args, kwargs) to compile.
+    It is also where they meet, so that one rank's compilation does not look like a hang to the others.
     """
     key = (op, group.key, tuple(sorted(shape.items())))
-    if key in state().first_uses:
-        return
-    backend().compile(*launch())
-    require_agreement(group, op, {k: str(v) for k, v in shape.items()})
-    state().first_uses.add(key)
+    if key not in state().first_uses:
+        require_agreement(group, op, {k: str(v) for k, v in shape.items()})
+        state().first_uses.add(key)
 
 
 def precision(dtype: torch.dtype) -> str:

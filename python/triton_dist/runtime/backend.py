@@ -10,7 +10,7 @@ import importlib
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, Sequence
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -35,6 +35,14 @@ class GemmConfig:
         """Launch options of a kernel that takes these as constexprs."""
         return dict(BLOCK_M=self.block_m, BLOCK_N=self.block_n, BLOCK_K=self.block_k, GROUP_M=self.group_m,
                     num_warps=self.num_warps, num_stages=self.num_stages)
+
+
+class Transfer(NamedTuple):
+    """A copy-engine put with a signal: `nbytes` from `offset` of the source to address `to`, then a value to address `flag`."""
+    to: int
+    offset: int
+    nbytes: int
+    flag: int
 
 
 class Stream(Protocol):
@@ -109,6 +117,10 @@ class Backend(ABC):
     def has_stream_memory_ops(self) -> bool: ...
 
     @abstractmethod
+    def push(self, source: Any, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
+        """On `stream`, for each transfer: its bytes of the contiguous `source` to a peer, then int32 `value` to its flag."""
+
+    @abstractmethod
     def copy(self, dst: Any, src: Any, stream: Stream) -> None:
         """Contiguous copy of equal bytes on `stream`, by a copy engine, peers included."""
 
@@ -117,6 +129,15 @@ class Backend(ABC):
         """Stores int32 `value` to `flags[index]` (maybe a peer's) on `stream`, after everything before it, system scope."""
 
     # -- kernels -------------------------------------------------------------------------------------------
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict) -> Callable:
+        """Compiles `kernel` and returns a launcher that takes its positional arguments.
+
+        The launcher may be called with other tensors of the same dtype and alignment, descriptors of the same kind, and
+        other integers for parameters that the kernel does not specialise. Nothing is looked up again.
+        """
+        self.compile(kernel, grid, args, kwargs)
+        return lambda *values: self.launch(kernel, grid, values, kwargs)
+
     @abstractmethod
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         """Runs `kernel` (a DistJITFunction) on the current stream."""

@@ -17,6 +17,7 @@ class RankState:
     groups: dict = field(default_factory=dict)          # id(user's group) -> (user's group, Group)
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
+    plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan
     first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
     warned: set = field(default_factory=set)
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)

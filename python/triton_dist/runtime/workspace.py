@@ -8,11 +8,11 @@ ticket. All layers share it. A rank that starts call n knows that every peer has
 before it has acquired epoch n from every peer.
 """
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator
+from typing import Iterator
 
 import torch
 
-from triton_dist.runtime.backend import backend
+from triton_dist.runtime.backend import Stream, backend
 from triton_dist.runtime.errors import UnsupportedFeature, WorkspacePoisoned
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, heap
@@ -21,7 +21,6 @@ from triton_dist.runtime.state import state
 # A flag that no call has written for 2^31 calls would compare as new; all flags are renewed well before that.
 RENEW_EVERY = 1 << 29
 _GRAIN = 1 << 16
-_MAX_VIEWS = 1024
 
 
 def to_int32(value: int) -> int:
@@ -39,7 +38,7 @@ class Workspace:
         self.control = torch.zeros(2, dtype=torch.int32, device=backend().device())
         self.data: torch.Tensor | None = None       # uint8 [2 * half_bytes], symmetric
         self.flags: torch.Tensor | None = None      # int32 [num_flags], symmetric
-        self._views: dict = {}
+        self.generation = 0                         # changes whenever data or flags move
         self._calls = 0
         self._poison: str | None = None
 
@@ -53,21 +52,9 @@ class Workspace:
             self.flags = self._renew(self.flags, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
             self.set_epoch(self.epoch)
 
-    def half(self, dtype: torch.dtype) -> torch.Tensor:
-        """This epoch's half of the data, as a flat tensor of `dtype`."""
-        return self.halves()[self.epoch & 1].view(dtype)
-
     def halves(self) -> list[torch.Tensor]:
         """Both halves as uint8 [half_bytes], that of even epochs first."""
         return [self.data[:self.half_bytes], self.data[self.half_bytes:]]
-
-    def view(self, key: Any, make: Callable[[], Any]) -> Any:
-        """`make()` once for `key`: what an op derives from the buffers' addresses, until they move."""
-        if key not in self._views:
-            if len(self._views) >= _MAX_VIEWS:
-                self._views.clear()
-            self._views[key] = make()
-        return self._views[key]
 
     def set_epoch(self, epoch: int) -> None:
         """Collective: restarts the count at `epoch`, with every flag as old as that. No call may be in flight."""
@@ -80,10 +67,10 @@ class Workspace:
         self.group.barrier()
 
     @contextmanager
-    def call(self) -> Iterator[int]:
-        """One call on the current stream: takes the next epoch and yields it. An error inside poisons the workspace."""
+    def call(self, stream: Stream) -> Iterator[int]:
+        """One call on `stream`: takes the next epoch and yields it. An error inside poisons the workspace."""
         self._check_usable()
-        follow_last_op()
+        follow_last_op(stream)
         self._calls += 1
         if self._calls % RENEW_EVERY == 0:
             self.set_epoch(self.epoch)
@@ -104,7 +91,7 @@ class Workspace:
         if backend().is_capturing():
             raise UnsupportedFeature(f"{self.kind}: its workspace would have to grow inside graph capture; run the op once "
                                      "with the largest shape before capturing")
-        self._views.clear()
+        self.generation += 1
         if old is not None:
             free_symm_tensor(old)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")
@@ -127,9 +114,8 @@ def team(group: Group) -> torch.Tensor:
     return state().teams[group.key]
 
 
-def follow_last_op() -> None:
-    """Orders the current stream after the last communicating op of this device (protocol rule 14)."""
-    stream = backend().current_stream()
+def follow_last_op(stream: Stream) -> None:
+    """Orders `stream` after the last communicating op of this device (protocol rule 14)."""
     last = state().last_stream
     if last is not None and last != stream:
         stream.wait_stream(last)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: MIT
 """libamdhip64.so, the copy that torch has loaded. Written to HIP's headers; not yet run on an AMD machine."""
 import ctypes
+import functools
+from typing import Callable
 
 from triton_dist.backends.gpu_driver import GpuDriver
 
@@ -14,6 +16,7 @@ class HipDriver(GpuDriver):
 
     module_get_global = "hipModuleGetGlobal"
     copy_to_device_async = "hipMemcpyHtoDAsync"
+    copy_async = "hipMemcpyAsync"
     stream_write_value32 = "hipStreamWriteValue32"
 
     def _load(self) -> ctypes.CDLL:
@@ -35,6 +38,7 @@ class HipDriver(GpuDriver):
         self.call("hipDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), ctypes.c_int(device))
         return value.value
 
-    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        self.call("hipMemcpyAsync", ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(nbytes),
-                  ctypes.c_int(_DEVICE_TO_DEVICE_NO_CU), ctypes.c_void_p(stream))
+    @functools.cached_property
+    def _copy(self) -> Callable[[int, int, int, int], int]:
+        memcpy = self.bound(self.copy_async, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+        return lambda to, source, nbytes, stream: memcpy(to, source, nbytes, _DEVICE_TO_DEVICE_NO_CU, stream)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The emulator as a backend of the runtime: a CPU that behaves like a machine of GPUs."""
 import os
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from triton_dist.backends.emulator.launching import launch
 from triton_dist.backends.emulator.machine import Machine
 from triton_dist.backends.emulator.meeting import VirtualGroup
 from triton_dist.backends.emulator.streams import Stream
-from triton_dist.runtime.backend import Arena, Backend, GemmConfig
+from triton_dist.runtime.backend import Arena, Backend, GemmConfig, Transfer
 from triton_dist.runtime.errors import InvalidArgument
 
 _SMS = "TRITON_DIST_EMULATOR_SMS"
@@ -74,6 +74,13 @@ class EmulatorBackend(Backend):
     # -- copy engine ---------------------------------------------------------------------------------------
     def has_stream_memory_ops(self) -> bool:
         return True
+
+    def push(self, source: torch.Tensor, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
+        base = arenas.address_of(source, "source")
+        machine().memory.register(source, "push source")
+        for to, offset, nbytes, flag in transfers:
+            stream.copy(to, base + offset, nbytes)
+            stream.write_value32(flag, value)
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
         to, source = arenas.address_of(dst, "dst"), arenas.address_of(src, "src")

@@ -14,9 +14,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_ws_kernel
 from triton_dist.backends.nvidia.gemm_rs_ws import gemm_rs_ws_kernel
 from triton_dist.runtime.backend import GemmConfig
-from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import peer_tensor
-from triton_dist.runtime.workspace import Workspace, team
+from triton_dist.runtime.workspace import team
 
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
@@ -36,78 +35,91 @@ def _tma_can_read(*tensors: torch.Tensor) -> bool:
 
 
 class _Core:
-    """`tiles(dtype, m)` gives the tiling for chunks of m rows; `preferred` says whether `auto` takes the core."""
+    """`tiles(dtype, m)` gives the tiling for chunks of m rows; `preferred` says whether `auto` takes the core.
+
+    `serves` and `config` depend on what all ranks agree on. A rank whose own tensors `accepts` refuses runs the portable
+    kernel in the same call: buffers, flags and tiling are the same. `bind` makes the arguments of a plan's calls.
+    """
+
+    bind: type                          # (plan, has_bias) -> an object with kernel, options and args(...)
 
     def __init__(self, tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool):
         self.tiles, self.preferred = tiles, preferred
 
-    def options(self, config: GemmConfig, bias: torch.Tensor | None) -> dict:
-        return dict(HAS_BIAS=bias is not None, STAGES=config.num_stages, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-                    BLOCK_K=config.block_k, GROUP_M=config.group_m, num_warps=config.num_warps)
+    def serves(self, dtype: torch.dtype, row: int) -> bool:
+        """Whether calls whose symmetric buffers have rows of `row` elements can use the core."""
+        return dtype.itemsize == 2 and row * dtype.itemsize % 16 == 0
+
+    def accepts(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
+        """Whether this rank's tensors can be read and written by TMA."""
+        return _tma_can_read(x, weight, out)
+
+
+class _Bound:
+    """Arguments of a core's kernel for the calls of a plan."""
+
+    def __init__(self, plan: Any, has_bias: bool):
+        self.plan, c = plan, plan.config
+        self.blocks = c.block_m, c.block_n, c.block_k
+        self.options = dict(HAS_BIAS=has_bias, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k,
+                            GROUP_M=c.group_m, num_warps=c.num_warps)
+
+
+class _AgGemm(_Bound):
+    kernel = ag_gemm_ws_kernel
+
+    def __init__(self, plan: Any, has_bias: bool):
+        super().__init__(plan, has_bias)
+        bm, bn, bk = self.blocks
+        self.options["STAGING"] = _layout(plan.dtype, bm, bn)
+        self.gathered = [_descriptor(half.view(-1, plan.k), bm, bk) for half in plan.halves]
+
+    def args(self, x, weight, bias, out, epoch) -> tuple:
+        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
+        p, (bm, bn, bk) = self.plan, self.blocks
+        return (_descriptor(x, bm, bk), self.gathered[epoch & 1], _descriptor(weight, bn, bk),
+                _descriptor(out.view(p.group.size, p.m, p.n), 1, bm, bn), weight if bias is None else bias, p.space.flags,
+                epoch, p.group.rank, p.group.size, p.m, p.n, p.k, p.pieces, p.piece_tiles)
+
+
+class _GemmRs(_Bound):
+    kernel = gemm_rs_ws_kernel
+
+    def __init__(self, plan: Any, has_bias: bool):
+        super().__init__(plan, has_bias)
+        bm, bn, _ = self.blocks
+        rows, successor = plan.hops * plan.pitch, plan.group.world_ranks[(plan.group.rank + 1) % plan.group.size]
+        mine = [half.view(plan.hop_dtype)[:rows * plan.n].view(rows, plan.n) for half in plan.space.halves()]
+        self.slots = [_descriptor(t, bm, bn) for t in mine + [peer_tensor(half, successor) for half in mine]]
+        self.team = team(plan.group)
+
+    def args(self, x, weight, bias, out) -> tuple:
+        """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
+        p, (bm, bn, bk) = self.plan, self.blocks
+        return (_descriptor(x, bm, bk), _descriptor(weight, bn, bk), _descriptor(out, bm, bn), *self.slots,
+                weight if bias is None else bias, p.space.flags, p.space.control, self.team, p.m, p.n, p.k)
 
 
 class AgGemmCore(_Core):
-    """AG-GEMM. Ranks on which `accepts` is false run the portable kernel in the same call."""
+    """AG-GEMM. Rows of the gather buffer have k elements."""
 
-    def serves(self, dtype: torch.dtype, k: int) -> bool:
-        """Whether calls of this kind can use the core. Equal on all ranks."""
-        return dtype.itemsize == 2 and k * dtype.itemsize % 16 == 0
+    bind = _AgGemm
 
     def config(self, dtype: torch.dtype, m: int) -> GemmConfig:
-        """Tiling for shards of m rows. Equal on all ranks."""
+        """Tiling for shards of m rows."""
         return self.tiles(dtype, m)
-
-    def accepts(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
-        """Whether this rank's tensors can be read and written by TMA."""
-        return _tma_can_read(x, weight, out)
-
-    def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, space: Workspace,
-               group: Group, epoch: int, pitch: int, pieces: int, piece_tiles: int, config: GemmConfig) -> tuple:
-        """(kernel, args, options) of one call."""
-        m, k = x.shape
-        n = weight.shape[0]
-        bm, bn, bk = config.block_m, config.block_n, config.block_k
-        gathered = space.view((space.epoch & 1, "gathered", group.size * pitch, k, x.dtype, bm, bk),
-                              lambda: _descriptor(space.half(x.dtype)[:group.size * pitch * k].view(-1, k), bm, bk))
-        args = (_descriptor(x, bm, bk), gathered, _descriptor(weight, bn, bk),
-                _descriptor(out.view(group.size, m, n), 1, bm, bn), bias if bias is not None else weight, space.flags, epoch,
-                group.rank, group.size, m, n, k, pieces, piece_tiles)
-        return ag_gemm_ws_kernel, args, dict(self.options(config, bias), STAGING=_layout(out.dtype, bm, bn))
 
 
 class GemmRsCore(_Core):
-    """GEMM-RS. Ranks on which `accepts` is false run the portable kernel in the same call, with the same slots and flags."""
+    """GEMM-RS. Rows of the slots have n elements."""
 
-    def serves(self, dtype: torch.dtype, n: int) -> bool:
-        """Whether calls of this kind can use the core. Equal on all ranks."""
-        return dtype.itemsize == 2 and n * dtype.itemsize % 16 == 0
+    bind = _GemmRs
 
     def config(self, dtype: torch.dtype, m: int, hop_dtype: torch.dtype) -> GemmConfig:
-        """Tiling for chunks of m rows. Equal on all ranks. fp32 staging leaves room for half the columns."""
+        """Tiling for chunks of m rows. fp32 staging leaves room for half the columns."""
         c = self.tiles(dtype, m)
         columns = c.block_n // 2 if hop_dtype == torch.float32 else c.block_n
         return GemmConfig(c.block_m, columns, c.block_k, c.group_m, c.num_warps, c.num_stages)
-
-    def accepts(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
-        """Whether this rank's tensors can be read and written by TMA."""
-        return _tma_can_read(x, weight, out)
-
-    def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, space: Workspace,
-               group: Group, pitch: int, hop_dtype: torch.dtype, config: GemmConfig) -> tuple:
-        """(kernel, args, options) of one call."""
-        m, n = out.shape
-        bm, bn, bk = config.block_m, config.block_n, config.block_k
-        rows = max(1, group.size - 1) * pitch
-
-        def slots() -> list:
-            successor = group.world_ranks[(group.rank + 1) % group.size]
-            halves = [half.view(hop_dtype)[:rows * n].view(rows, n) for half in space.halves()]
-            return [_descriptor(t, bm, bn) for t in halves + [peer_tensor(half, successor) for half in halves]]
-
-        args = (_descriptor(x, bm, bk), _descriptor(weight, bn, bk), _descriptor(out, bm, bn),
-                *space.view(("slots", rows, n, hop_dtype, bm, bn), slots), bias if bias is not None else weight, space.flags,
-                space.control, team(group), m, n, x.shape[1])
-        return gemm_rs_ws_kernel, args, self.options(config, bias)
 
 
 def cores(tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool) -> dict:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: MIT
 """libcuda.so.1: the part that every machine with an NVIDIA driver has. No CUDA toolkit, no bindings package."""
 import ctypes
+import functools
+from typing import Callable
 
 from triton_dist.backends.gpu_driver import GpuDriver
 
@@ -13,6 +15,7 @@ class CudaDriver(GpuDriver):
 
     module_get_global = "cuModuleGetGlobal_v2"
     copy_to_device_async = "cuMemcpyHtoDAsync_v2"
+    copy_async = "cuMemcpyAsync"
     stream_write_value32 = "cuStreamWriteValue32_v2"
 
     def _load(self) -> ctypes.CDLL:
@@ -30,6 +33,6 @@ class CudaDriver(GpuDriver):
         self.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), handle)
         return value.value
 
-    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        self.call("cuMemcpyAsync", ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(nbytes),
-                  ctypes.c_void_p(stream))
+    @functools.cached_property
+    def _copy(self) -> Callable[[int, int, int, int], int]:
+        return self.bound(self.copy_async, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)

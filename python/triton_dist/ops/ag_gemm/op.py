@@ -8,11 +8,11 @@ import torch
 from triton_dist.ops import _check, _plan
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
-from triton_dist.runtime.backend import backend
+from triton_dist.runtime.backend import Transfer, backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.heap import peer_tensor
-from triton_dist.runtime.workspace import Workspace, side_stream, workspace
+from triton_dist.runtime.workspace import side_stream, workspace
 
 # A copy of this many bytes runs at the link's full rate; a shard is pushed in pieces no smaller.
 _PIECE_BYTES = 8 << 20
@@ -38,6 +38,20 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
     members = resolve(group)
+    _check.no_grad(x=x, weight=weight, bias=bias)
+    key = (_plan.signature(x, weight, bias, out), method)
+    plan = _plan.planned("ag_gemm", members, key, lambda: _make_plan(x, weight, members, bias, out, method))
+    if out is None:
+        out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
+    else:
+        _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
+    gathered = plan.run(x, weight, bias, out, return_gathered)
+    return (out, gathered) if return_gathered else out
+
+
+def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+               method: str) -> Any:
+    """Checks the arguments and decides how calls like this one run."""
     _check.matrix("x", x)
     _check.matrix("weight", weight, like=x)
     m, k = x.shape
@@ -45,83 +59,129 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     if weight.shape[1] != k:
         raise InvalidArgument(f"weight: expected [N_local, {k}] to match x {list(x.shape)}, found {list(weight.shape)}")
     _check.vector("bias", bias, n, like=x)
-    _check.no_grad(x=x, weight=weight, bias=bias)
-    result = _check.output("out", out, (m * members.size, n), like=x)
-    _check.no_overlap("out", result, x=x, weight=weight, bias=bias)
+    _check.output("out", out, (m * group.size, n), like=x)
     if m == 0 or k == 0:                                # the same on every rank: nothing to send
-        result.copy_(bias.expand_as(result)) if bias is not None else result.zero_()
-        gathered = x.new_empty((m * members.size, k))
-    else:
-        core = backend().core("ag_gemm")
-        serves = core is not None and core.serves(x.dtype, k)
-        chosen = _plan.choose("ag_gemm", method, members, serves, needs_stream_memory_ops=True)
-        if chosen == "unfused":
-            gathered = ag_gemm_reference(x, weight, members, bias, result)[1]
+        return _Empty(x, n, group)
+    core = backend().core("ag_gemm")
+    serves = core is not None and core.serves(x.dtype, k)
+    chosen = _plan.choose("ag_gemm", method, group, serves, needs_stream_memory_ops=True)
+    if chosen == "unfused":
+        return _Unfused(x, n, group)
+    return _Fused(x, weight, bias, group, core if chosen == "ws" else None)
+
+
+class _Empty:
+    """No rows, or sums of no terms."""
+
+    def __init__(self, x: torch.Tensor, n: int, group: Group):
+        self.rows, self.out_shape = x.shape[0] * group.size, (x.shape[0] * group.size, n)
+
+    def valid(self) -> bool:
+        return True
+
+    def run(self, x, weight, bias, out, return_gathered):
+        if bias is None:
+            out.zero_()
         else:
-            gathered = _fused(x.contiguous(), _check.rows_contiguous(weight), members, bias, result, return_gathered,
-                              core if chosen == "ws" else None)
-    return (result, gathered) if return_gathered else result
+            out.copy_(bias.expand_as(out))
+        return x.new_empty((self.rows, x.shape[1])) if return_gathered else None
 
 
-def _fused(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor,
-           return_gathered: bool, core: Any) -> torch.Tensor | None:
-    m, k = x.shape
-    n = weight.shape[0]
-    config = core.config(x.dtype, m) if core else backend().gemm_config(x.dtype, m)
-    pitch = -(-m // config.block_m) * config.block_m
-    pieces, piece_tiles = _pieces(x, config.block_m)
-    space = workspace(group, "ag_gemm")
-    space.reserve(group.size * pitch * k * x.element_size(), group.size * _MAX_PIECES)
-    tiles = pitch // config.block_m * -(-n // config.block_n) * group.size
-    grid = (max(1, min(tiles, backend().num_sms())),)
+class _Unfused:
+    """A collective, then a matmul."""
 
-    def launch(epoch: int) -> tuple:
-        if core and core.accepts(x, weight, out):
-            kernel, args, options = core.launch(x, weight, bias, out, space, group, epoch, pitch, pieces, piece_tiles, config)
-            return kernel, grid, args, options
-        args = (x, space.half(x.dtype), weight, bias if bias is not None else weight, out, space.flags, epoch, group.rank,
-                group.size, m, n, k, pitch, weight.stride(0), pieces, piece_tiles)
-        options = dict(config.options(), HAS_BIAS=bias is not None, EVEN_K=k % config.block_k == 0,
-                       PRECISION=_plan.precision(x.dtype))
-        return ag_gemm_kernel, grid, args, options
+    def __init__(self, x: torch.Tensor, n: int, group: Group):
+        self.group, self.out_shape = group, (x.shape[0] * group.size, n)
+        self.capturing = backend().is_capturing()
 
-    _plan.agree_once("ag_gemm", group, dict(m=m, k=k, dtype=x.dtype, ws=core is not None), lambda: launch(space.epoch))
-    with space.call() as epoch:
+    def valid(self) -> bool:
+        return self.capturing == backend().is_capturing()        # capture is a reason to be unfused
+
+    def run(self, x, weight, bias, out, return_gathered):
+        return ag_gemm_reference(x, weight, self.group, bias, out)[1]
+
+
+class _Fused:
+    """Copy-engine pushes beside one kernel. Holds all that does not change from call to call.
+
+    m, k, n: sizes of x [m, k] and weight [n, k]. pitch: rows from one chunk of the gather buffer to the next, whole tiles.
+    A shard is pushed in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag.
+    """
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: Group, core: Any):
+        x, weight = x.contiguous(), _check.rows_contiguous(weight)
+        self.group, self.dtype = group, x.dtype
+        (self.m, self.k), self.n = x.shape, weight.shape[0]
+        self.config = core.config(x.dtype, self.m) if core else backend().gemm_config(x.dtype, self.m)
+        tiles_m = -(-self.m // self.config.block_m)
+        self.pitch, self.out_shape = tiles_m * self.config.block_m, (self.m * group.size, self.n)
+        self.pieces, self.piece_tiles = _pieces(tiles_m, x.numel() * x.element_size())
+        self.space = space = workspace(group, "ag_gemm")
+        space.reserve(group.size * self.pitch * self.k * x.element_size(), group.size * _MAX_PIECES)
+        self.generation = space.generation
+        self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
+        self.transfers = [self._transfers(half) for half in self.halves]
+        out = x.new_empty(self.out_shape)
+        accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
+        self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
+        tiles = tiles_m * -(-self.n // self.config.block_n) * group.size
+        self.launch = backend().prepare(self.call.kernel, (max(1, min(tiles, backend().num_sms())),),
+                                        self.call.args(x, weight, bias, out, 0), self.call.options)
+        _plan.agree_once("ag_gemm", group, dict(m=self.m, k=self.k, dtype=x.dtype, ws=core is not None))
+
+    def valid(self) -> bool:
+        return self.generation == self.space.generation and not backend().is_capturing()
+
+    def run(self, x, weight, bias, out, return_gathered):
+        x, weight = x.contiguous(), _check.rows_contiguous(weight)
         current, side = backend().current_stream(), side_stream()
-        side.wait_stream(current)
-        _push(x, space, group, pitch, piece_tiles * config.block_m, side)
-        kernel, grid, args, options = launch(epoch)
-        kernel[grid](*args, **options)
-        current.wait_stream(side)
-    return _gathered(x, space, group, pitch) if return_gathered else None
+        with self.space.call(current) as epoch:
+            side.wait_stream(current)
+            backend().push(x, self.transfers[epoch & 1], epoch, side)
+            self.launch(*self.call.args(x, weight, bias, out, epoch))
+            current.wait_stream(side)
+        return self._gathered(x, epoch) if return_gathered else None
+
+    def _transfers(self, half: torch.Tensor) -> list[Transfer]:
+        """x to every peer's half, the epoch behind each piece; each rank in a rotation of its own."""
+        group, row = self.group, self.k * half.element_size()
+        piece_rows = self.piece_tiles * self.config.block_m
+        found = []
+        for hop in range(1, group.size):
+            peer = group.world_ranks[(group.rank - hop) % group.size]
+            to = peer_tensor(half, peer).data_ptr() + group.rank * self.pitch * row
+            flags = peer_tensor(self.space.flags, peer).data_ptr()
+            for piece in range(self.pieces):
+                start = piece * piece_rows
+                found.append(Transfer(to + start * row, start * row, (min(self.m, start + piece_rows) - start) * row,
+                                      flags + 4 * (piece * group.size + group.rank)))
+        return found
+
+    def _gathered(self, x: torch.Tensor, epoch: int) -> torch.Tensor:
+        size = self.group.size
+        gathered = self.halves[epoch & 1].view(size, self.pitch, self.k)[:, :self.m].contiguous()
+        gathered[self.group.rank].copy_(x)              # the own shard never goes through the workspace
+        return gathered.view(size * self.m, self.k)
 
 
-def _pieces(x: torch.Tensor, block_m: int) -> tuple[int, int]:
-    """(pieces a shard is pushed in, tiles of block_m rows in each): whole tiles, so that a tile waits for one flag."""
-    tiles = -(-x.shape[0] // block_m)
-    wanted = min(_MAX_PIECES, max(1, x.numel() * x.element_size() // _PIECE_BYTES), tiles)
+class _Portable:
+    """Arguments of the portable kernel for the calls of a plan."""
+
+    kernel = ag_gemm_kernel
+
+    def __init__(self, plan: _Fused, has_bias: bool):
+        self.plan = plan
+        self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
+                            PRECISION=_plan.precision(plan.dtype))
+
+    def args(self, x, weight, bias, out, epoch) -> tuple:
+        p = self.plan
+        return (x, p.halves[epoch & 1], weight, weight if bias is None else bias, out, p.space.flags, epoch, p.group.rank,
+                p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), p.pieces, p.piece_tiles)
+
+
+def _pieces(tiles: int, nbytes: int) -> tuple[int, int]:
+    """(pieces of a shard of `tiles` tiles and `nbytes`, tiles in each)."""
+    wanted = min(_MAX_PIECES, max(1, nbytes // _PIECE_BYTES), tiles)
     piece_tiles = -(-tiles // wanted)
     return -(-tiles // piece_tiles), piece_tiles
-
-
-def _push(x: torch.Tensor, space: Workspace, group: Group, pitch: int, piece_rows: int, stream: Any) -> None:
-    """Copies x into every peer's half and stores the epoch behind each piece; each rank in a rotation of its own."""
-    m, k = x.shape
-
-    def targets() -> list:
-        half = space.half(x.dtype)
-        mine = half[group.rank * pitch * k:][:m * k].view(m, k)
-        peers = [group.world_ranks[(group.rank - hop) % group.size] for hop in range(1, group.size)]
-        return [(peer_tensor(mine, peer).split(piece_rows), peer_tensor(space.flags, peer)) for peer in peers]
-
-    for theirs, flags in space.view(("push", space.epoch & 1, m, k, x.dtype, pitch, piece_rows), targets):
-        for piece, (to, rows) in enumerate(zip(theirs, x.split(piece_rows))):
-            backend().copy(to, rows, stream)
-            backend().write_value32(flags, piece * group.size + group.rank, space.epoch, stream)
-
-
-def _gathered(x: torch.Tensor, space: Workspace, group: Group, pitch: int) -> torch.Tensor:
-    m, k = x.shape
-    gathered = space.half(x.dtype)[:group.size * pitch * k].view(group.size, pitch, k)[:, :m].contiguous()
-    gathered[group.rank].copy_(x)                       # the own shard never goes through the workspace
-    return gathered.view(group.size * m, k)

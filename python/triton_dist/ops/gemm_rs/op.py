@@ -34,57 +34,117 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Raises InvalidArgument before anything is sent.
     """
     members = resolve(group)
+    _check.no_grad(x=x, weight=weight, bias=bias)
+    key = (_plan.signature(x, weight, bias, out), hop_dtype, method)
+    plan = _plan.planned("gemm_rs", members, key, lambda: _make_plan(x, weight, members, bias, out, hop_dtype, method))
+    if out is None:
+        out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
+    else:
+        _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
+    plan.run(x, weight, bias, out)
+    return out
+
+
+def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+               hop_dtype: torch.dtype | None, method: str) -> Any:
+    """Checks the arguments and decides how calls like this one run."""
     _check.matrix("x", x)
     _check.matrix("weight", weight, like=x)
     if weight.shape[1] != x.shape[1]:
         raise InvalidArgument(
             f"weight: expected [N, {x.shape[1]}] to match x {list(x.shape)}, found {list(weight.shape)}")
-    if x.shape[0] % members.size:
-        raise InvalidArgument(f"x: expected a number of rows that divides by the group size {members.size}, "
+    if x.shape[0] % group.size:
+        raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, "
                               f"found {x.shape[0]}; pad the rows")
     if hop_dtype not in (None, x.dtype, torch.float32):
         raise InvalidArgument(f"hop_dtype: expected None, {x.dtype} or torch.float32, found {hop_dtype}")
-    m, n = x.shape[0] // members.size, weight.shape[0]
+    m, n = x.shape[0] // group.size, weight.shape[0]
     _check.vector("bias", bias, n, like=x)
-    _check.no_grad(x=x, weight=weight, bias=bias)
-    result = _check.output("out", out, (m, n), like=x)
-    _check.no_overlap("out", result, x=x, weight=weight, bias=bias)
+    _check.output("out", out, (m, n), like=x)
     if m == 0 or n == 0:                                # the same on every rank: nothing to send
-        return result
+        return _Empty((m, n))
     core = backend().core("gemm_rs")
-    chosen = _plan.choose("gemm_rs", method, members, core is not None and core.serves(x.dtype, n))
+    chosen = _plan.choose("gemm_rs", method, group, core is not None and core.serves(x.dtype, n))
     if chosen == "unfused":
-        return gemm_rs_reference(x, weight, members, bias, result)
-    _fused(_check.rows_contiguous(x), _check.rows_contiguous(weight), members, bias, result, hop_dtype or x.dtype,
-           core if chosen == "ws" else None)
-    return result
+        return _Unfused((m, n), group)
+    return _Fused(x, weight, bias, group, hop_dtype or x.dtype, core if chosen == "ws" else None)
 
 
-def _fused(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor,
-           hop_dtype: torch.dtype, core: Any) -> None:
-    m, n = out.shape
-    k = x.shape[1]
-    config = core.config(x.dtype, m, hop_dtype) if core else backend().gemm_config(x.dtype, m)
-    pitch = -(-m // config.block_m) * config.block_m
-    tiles = pitch // config.block_m * -(-n // config.block_n)
-    grid = (min(tiles * group.size, backend().num_sms()),)
-    space = workspace(group, "gemm_rs")
-    space.reserve(max(1, group.size - 1) * pitch * n * hop_dtype.itemsize, max(1, group.size - 1) * tiles)
+class _Empty:
+    """No rows or no columns."""
 
-    def launch() -> tuple:
-        if core and core.accepts(x, weight, out):
-            kernel, args, options = core.launch(x, weight, bias, out, space, group, pitch, hop_dtype, config)
-        else:
-            kernel = gemm_rs_kernel
-            args = (x, weight, bias if bias is not None else weight, out, space.data.view(hop_dtype), space.flags,
-                    space.control, team(group), space.half_bytes // hop_dtype.itemsize, m, n, k, pitch, x.stride(0),
-                    weight.stride(0))
-            options = dict(config.options(), HAS_BIAS=bias is not None, EVEN_K=k % config.block_k == 0,
-                           PRECISION=_plan.precision(x.dtype))
-        return kernel, grid, args, dict(options, launch_cooperative_grid=True)
+    def __init__(self, out_shape: tuple):
+        self.out_shape = out_shape
 
-    agreed = dict(m=m, n=n, dtype=x.dtype, hop_dtype=hop_dtype, ws=core is not None)
-    _plan.agree_once("gemm_rs", group, agreed, launch)
-    with space.call():
-        kernel, grid, args, options = launch()
-        kernel[grid](*args, **options)
+    def valid(self) -> bool:
+        return True
+
+    def run(self, x, weight, bias, out):
+        pass
+
+
+class _Unfused:
+    """A matmul, then a collective."""
+
+    def __init__(self, out_shape: tuple, group: Group):
+        self.out_shape, self.group = out_shape, group
+        self.capturing = backend().is_capturing()
+
+    def valid(self) -> bool:
+        return self.capturing == backend().is_capturing()        # capture is a reason to be unfused
+
+    def run(self, x, weight, bias, out):
+        gemm_rs_reference(x, weight, self.group, bias, out)
+
+
+class _Fused:
+    """The ring inside one kernel. Holds all that does not change from call to call.
+
+    m, n, k: sizes of out [m, n] and weight [n, k]. pitch: rows from one chunk of the slots to the next, whole tiles.
+    """
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: Group, hop_dtype: torch.dtype,
+                 core: Any):
+        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+        self.group, self.dtype, self.hop_dtype = group, x.dtype, hop_dtype
+        self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
+        self.out_shape = (self.m, self.n)
+        self.config = core.config(x.dtype, self.m, hop_dtype) if core else backend().gemm_config(x.dtype, self.m)
+        tiles_m = -(-self.m // self.config.block_m)
+        tiles = tiles_m * -(-self.n // self.config.block_n)
+        self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
+        self.space = workspace(group, "gemm_rs")
+        self.space.reserve(self.hops * self.pitch * self.n * hop_dtype.itemsize, self.hops * tiles)
+        self.generation = self.space.generation
+        out = x.new_empty(self.out_shape)
+        accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
+        self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
+        self.launch = backend().prepare(self.call.kernel, (min(tiles * group.size, backend().num_sms()),),
+                                        self.call.args(x, weight, bias, out),
+                                        dict(self.call.options, launch_cooperative_grid=True))
+        _plan.agree_once("gemm_rs", group, dict(m=self.m, n=self.n, dtype=x.dtype, hop_dtype=hop_dtype, ws=core is not None))
+
+    def valid(self) -> bool:
+        return self.generation == self.space.generation and not backend().is_capturing()
+
+    def run(self, x, weight, bias, out):
+        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+        with self.space.call(backend().current_stream()):
+            self.launch(*self.call.args(x, weight, bias, out))
+
+
+class _Portable:
+    """Arguments of the portable kernel for the calls of a plan."""
+
+    kernel = gemm_rs_kernel
+
+    def __init__(self, plan: _Fused, has_bias: bool):
+        self.plan, self.slots, self.team = plan, plan.space.data.view(plan.hop_dtype), team(plan.group)
+        self.half = plan.space.half_bytes // plan.hop_dtype.itemsize
+        self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
+                            PRECISION=_plan.precision(plan.dtype))
+
+    def args(self, x, weight, bias, out) -> tuple:
+        p = self.plan
+        return (x, weight, weight if bias is None else bias, out, self.slots, p.space.flags, p.space.control, self.team,
+                self.half, p.m, p.n, p.k, p.pitch, x.stride(0), weight.stride(0))
