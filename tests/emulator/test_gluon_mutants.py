@@ -20,6 +20,7 @@ from triton_dist.runtime.errors import TritonDistError
 
 ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
 NVIDIA = "triton_dist.backends.nvidia"
+PLACES = {"ag_gemm_ws": cores._AgGemm, "gemm_rs_ws": cores._GemmRs}
 KERNELS = {"ag_gemm_ws": "ag_gemm_ws_kernel", "gemm_rs_ws": "gemm_rs_ws_kernel"}
 
 # name: (file, [(old, new), ...], calls)
@@ -155,7 +156,7 @@ def tiles(monkeypatch):
 def test_mutant_is_caught(name, tmp_path):
     file, edits, calls = MUTANTS[name]
     shown_by = {AG: "ag_gemm_ws", RS: "gemm_rs_ws"}[type(calls[0])]
-    with replaced(cores, KERNELS[shown_by], kernel_of(file, edits, tmp_path, shown_by)):
+    with replaced(PLACES[shown_by], "kernel", kernel_of(file, edits, tmp_path, shown_by)):
         assert any(end != "right" for end in outcomes(calls, ATTEMPTS)), f"survived: {name}"
 
 
@@ -163,13 +164,13 @@ def test_mutant_is_caught(name, tmp_path):
 def test_the_core_itself_is_right(calls, tmp_path):
     """The same harness over unchanged source."""
     shown_by = {AG: "ag_gemm_ws", RS: "gemm_rs_ws"}[type(calls[0])]
-    with replaced(cores, KERNELS[shown_by], kernel_of("gemm_ws", [], tmp_path, shown_by)):
+    with replaced(PLACES[shown_by], "kernel", kernel_of("gemm_ws", [], tmp_path, shown_by)):
         assert set(outcomes(calls, ATTEMPTS[:8])) == {"right"}
 
 
 def test_the_bug_of_the_prototype(tmp_path):
     """Parity lapped: with few blocks of K the loader passes a lap early, and values are wrong or nothing moves."""
     kernel = kernel_of("gemm_ws", PROTOTYPE, tmp_path, "gemm_rs_ws")
-    with replaced(cores, "gemm_rs_ws_kernel", kernel):
+    with replaced(cores._GemmRs, "kernel", kernel):
         ends = list(outcomes(SHALLOW, ATTEMPTS[:8]))
         assert {"HangError", "AssertionError"} & set(ends) and ends.count("right") <= len(ends) // 2, ends
