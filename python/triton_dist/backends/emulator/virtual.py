@@ -38,6 +38,8 @@ class _Host(Actor):
     def enter(self, hub: Any) -> None:
         self._go.release()
         self._back.acquire()
+        if self.done:                # what the thread still lets go of must not race with the hub
+            self._thread.join()
 
     def leave(self, hub: Any) -> None:
         self._rng = torch.get_rng_state()
