@@ -9,8 +9,7 @@ import torch
 
 from triton_dist.bench.host import l2_bytes
 from triton_dist.bench.shapes import Shape
-from triton_dist.ops import _plan, ag_gemm, gemm_rs
-from triton_dist.runtime.backend import backend
+from triton_dist.ops import ag_gemm, explain, gemm_rs
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
 from triton_dist.testing import ag_gemm_float64, gemm_rs_float64, random_tensor
@@ -72,17 +71,12 @@ class Problem(ABC):
     def roundings(self) -> int:
         """How often a partial sum may be rounded to the dtype on its way."""
 
-    @abstractmethod
     def chosen(self) -> str:
         """The method behind method="auto"."""
+        return explain(self.op, self.shape.m, self.shape.n, self.shape.k, group=self.group, dtype=self.dtype).chosen
 
     def _share(self, total: int) -> int:
         return total // self.group.size + (self.group.rank < total % self.group.size)
-
-    def _choose(self, row_length: int, **needs: bool) -> str:
-        core = backend().core(self.op)
-        serves = core is not None and core.serves(self.dtype, row_length)
-        return _plan.choose(self.op, "auto", self.group, serves, **needs)
 
 
 class AgGemm(Problem):
@@ -120,10 +114,6 @@ class AgGemm(Problem):
     def roundings(self) -> int:
         return 1
 
-    def chosen(self) -> str:
-        return self._choose(self.shape.k, needs_stream_memory_ops=True)
-
-
 class GemmRs(Problem):
     """reduce_scatter(x [M, K / W] @ weight [N, K / W]^T); full is the unreduced product."""
 
@@ -159,10 +149,6 @@ class GemmRs(Problem):
 
     def roundings(self) -> int:
         return self.group.size + 1                      # NCCL and torch round the product, then each partial sum
-
-    def chosen(self) -> str:
-        return self._choose(self.shape.n)
-
 
 PROBLEMS = {cls.op: cls for cls in (AgGemm, GemmRs)}
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Overlap operators. One op, one folder: reference.py says what it computes, kernels.py how, op.py plans and dispatches."""
 from triton_dist.ops.ag_gemm.op import ag_gemm
+from triton_dist.ops.explain import explain
 from triton_dist.ops.gemm_rs.op import gemm_rs
 
-__all__ = ["ag_gemm", "gemm_rs"]
+__all__ = ["ag_gemm", "explain", "gemm_rs"]

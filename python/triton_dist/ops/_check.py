@@ -48,9 +48,12 @@ def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor) 
 
 def no_overlap(name: str, out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
     """`out` shares no memory with an input."""
+    first, last = _span(out)
     for other, t in inputs.items():
-        if t is not None and t.numel() and out.numel() and _span(t)[0] < _span(out)[1] and _span(out)[0] < _span(t)[1]:
-            raise InvalidArgument(f"{name}: must not overlap {other} in memory; pass a tensor of its own")
+        if t is not None and t.numel() and first < last:
+            start, end = _span(t)
+            if start < last and first < end:
+                raise InvalidArgument(f"{name}: must not overlap {other} in memory; pass a tensor of its own")
 
 
 def no_grad(**tensors: torch.Tensor | None) -> None:
@@ -74,5 +77,8 @@ def _placed(name: str, t: torch.Tensor) -> None:
 
 
 def _span(t: torch.Tensor) -> tuple[int, int]:
+    start = t.data_ptr()
+    if t.is_contiguous():
+        return start, start + t.numel() * t.element_size()
     last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
-    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+    return start, start + (last + 1) * t.element_size()

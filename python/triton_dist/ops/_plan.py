@@ -35,10 +35,11 @@ def planned(op: str, group: Group, key: tuple, make: Callable[[], Any]) -> Any:
     return plan
 
 
-def choose(op: str, method: str, group: Group, core_serves: bool, needs_stream_memory_ops: bool = False) -> str:
+def choose(op: str, method: str, group: Group, core_serves: bool, bytes_in: int, needs_stream_memory_ops: bool = False) -> str:
     """The method of a call: "ws" (the device's warp-specialised core), "portable" or "unfused".
 
-    Every argument is equal on all ranks, so the answer is. Warns once where auto has to be unfused.
+    Every argument is equal on all ranks, so the answer is. `bytes_in`: what the collective brings to each rank. Warns once
+    where auto has to be unfused.
     """
     if method not in METHODS:
         raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}")
@@ -50,14 +51,25 @@ def choose(op: str, method: str, group: Group, core_serves: bool, needs_stream_m
     if reason is not None:
         if (op, reason) not in state().warned:
             state().warned.add((op, reason))
-            warnings.warn(f"triton_dist.{op} runs unfused: {reason}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"triton_dist.{op} runs unfused: {reason}", RuntimeWarning, stacklevel=5)
         return "unfused"
     if method == "ws" and not core_serves:
         raise InvalidArgument(f"method: 'ws' needs a device with a warp-specialised core for {op}, 2-byte operands and rows of "
                               "a multiple of 16 bytes; use 'auto' or 'portable'")
-    if method == "auto":
-        return "ws" if core_serves and backend().core(op).preferred else "portable"
-    return method
+    if method != "auto":
+        return method
+    if not pays(op, group.size, bytes_in):
+        return "unfused"
+    return "ws" if core_serves and backend().core(op).preferred else "portable"
+
+
+def pays(op: str, world: int, bytes_in: int) -> bool:
+    """Whether hiding a collective of `bytes_in` bytes a rank has been measured to pay for the fused op's longer host path.
+
+    Only what all ranks agree on enters: the size of the other operand may differ between them.
+    """
+    machine = backend().machine_model()
+    return machine is None or world == 1 or bytes_in >= machine.fuse_bytes[op]
 
 
 def _obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:

@@ -37,6 +37,29 @@ class GemmConfig:
                     num_warps=self.num_warps, num_stages=self.num_stages)
 
 
+@dataclass(frozen=True)
+class MachineModel:
+    """Measured rates of a device and its links, from which ops predict times.
+
+    gemm_tflops: dense rate of the vendor library at large 2-byte shapes; core_ratio, portable_ratio: the fused kernels' rate
+    relative to it; link_gbs: copy engine to a peer, GB/s one way; collective_gbs, collective_us: a library all-gather or
+    reduce-scatter takes collective_us plus the bytes into a device at collective_gbs; launch_us, fused_us: host time of a
+    library call and of a fused op's call; signal_us: store to poll between devices; fuse_bytes: from how many bytes into a
+    device on fusing has paid, by op.
+    """
+    sms: int
+    gemm_tflops: float
+    core_ratio: float
+    portable_ratio: float
+    link_gbs: float
+    collective_gbs: float
+    collective_us: float
+    launch_us: float
+    fused_us: float
+    signal_us: float
+    fuse_bytes: dict
+
+
 class Transfer(NamedTuple):
     """A copy-engine put with a signal: `nbytes` from `offset` of the source to address `to`, then a value to address `flag`."""
     to: int
@@ -151,6 +174,10 @@ class Backend(ABC):
 
     def core(self, op: str) -> Any:
         """A faster core for `op` ("ag_gemm", "gemm_rs") that this device has, or None."""
+        return None
+
+    def machine_model(self) -> MachineModel | None:
+        """Measured rates of this kind of device; None where nothing has been measured."""
         return None
 
     @abstractmethod

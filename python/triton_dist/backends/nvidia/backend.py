@@ -7,7 +7,13 @@ import torch
 
 from triton_dist.backends.gpu import GpuBackend
 from triton_dist.backends.nvidia.driver import CAN_USE_64_BIT_STREAM_MEM_OPS, CudaDriver
-from triton_dist.runtime.backend import GemmConfig
+from triton_dist.runtime.backend import GemmConfig, MachineModel
+
+
+# Fitted to benchmarks/results of 2 and 4 x H100 80GB SXM, NVLink without multicast.
+H100 = MachineModel(sms=132, gemm_tflops=700.0, core_ratio=0.97, portable_ratio=0.77, link_gbs=370.0, collective_gbs=295.0,
+                    collective_us=38.0, launch_us=35.0, fused_us=110.0, signal_us=3.0,
+                    fuse_bytes={"ag_gemm": 4 << 20, "gemm_rs": 16 << 20})
 
 
 class NvidiaBackend(GpuBackend):
@@ -32,6 +38,9 @@ class NvidiaBackend(GpuBackend):
                 from triton_dist.backends.nvidia.cores import cores, hopper_tiles
                 self._cores = cores(hopper_tiles, preferred=True)
         return self._cores.get(op)
+
+    def machine_model(self) -> MachineModel | None:
+        return H100 if torch.cuda.get_device_capability(self.device()) == (9, 0) else None
 
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         if dtype.itemsize > 2:

@@ -64,7 +64,8 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
         return _Empty(x, n, group)
     core = backend().core("ag_gemm")
     serves = core is not None and core.serves(x.dtype, k)
-    chosen = _plan.choose("ag_gemm", method, group, serves, needs_stream_memory_ops=True)
+    chosen = _plan.choose("ag_gemm", method, group, serves, (group.size - 1) * m * k * x.element_size(),
+                          needs_stream_memory_ops=True)
     if chosen == "unfused":
         return _Unfused(x, n, group)
     return _Fused(x, weight, bias, group, core if chosen == "ws" else None)

@@ -64,7 +64,8 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
     if m == 0 or n == 0:                                # the same on every rank: nothing to send
         return _Empty((m, n))
     core = backend().core("gemm_rs")
-    chosen = _plan.choose("gemm_rs", method, group, core is not None and core.serves(x.dtype, n))
+    chosen = _plan.choose("gemm_rs", method, group, core is not None and core.serves(x.dtype, n),
+                          (group.size - 1) * m * n * x.element_size())
     if chosen == "unfused":
         return _Unfused((m, n), group)
     return _Fused(x, weight, bias, group, hop_dtype or x.dtype, core if chosen == "ws" else None)
