@@ -67,8 +67,7 @@ class Memory:
 
     def drop_segment(self, segment: Segment) -> None:
         """Makes a range inaccessible: later accesses fault. Idempotent."""
-        kept = [s for s in self._map[1] if s is not segment]
-        self._map = [s.base for s in kept], kept
+        self._replace(lambda segments: [s for s in segments if s is not segment])
         if self._last is segment:
             self._last = None
 
@@ -95,8 +94,19 @@ class Memory:
         self._insert(segment)
 
     def _insert(self, segment: Segment) -> None:
-        every = sorted((*self._map[1], segment), key=lambda s: s.base)
-        self._map = [s.base for s in every], every
+        self._replace(lambda segments: sorted((*segments, segment), key=lambda s: s.base))
+
+    def _replace(self, change: Callable) -> None:
+        """Applies `change` to the segments; again where the collector has dropped one meanwhile."""
+        while True:
+            before = self._map
+            segments = change(before[1])
+            if len(segments) == len(before[1]):
+                return                           # dropped before
+            after = [s.base for s in segments], segments
+            if self._map is before:              # nothing is allocated, hence collected, up to the assignment
+                self._map = after
+                return
 
     def at(self, address: int) -> Optional[Segment]:
         """The segment that holds an address."""
