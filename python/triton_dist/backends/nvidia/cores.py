@@ -15,7 +15,6 @@ from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_ws_kernel
 from triton_dist.backends.nvidia.gemm_rs_ws import gemm_rs_ws_kernel
 from triton_dist.runtime.backend import GemmConfig
 from triton_dist.runtime.heap import peer_tensor
-from triton_dist.runtime.workspace import team
 
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
@@ -91,13 +90,14 @@ class _GemmRs(_Bound):
         rows, successor = plan.hops * plan.pitch, plan.group.world_ranks[(plan.group.rank + 1) % plan.group.size]
         mine = [half.view(plan.hop_dtype)[:rows * plan.n].view(rows, plan.n) for half in plan.space.halves()]
         self.slots = [_descriptor(t, bm, bn) for t in mine + [peer_tensor(half, successor) for half in mine]]
-        self.team = team(plan.group)
+        self.next_flags = peer_tensor(plan.space.flags, successor)
 
     def args(self, x, weight, bias, out) -> tuple:
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
         p, (bm, bn, bk) = self.plan, self.blocks
         return (_descriptor(x, bm, bk), _descriptor(weight, bn, bk), _descriptor(out, bm, bn), *self.slots,
-                weight if bias is None else bias, p.space.flags, p.space.control, self.team, p.m, p.n, p.k)
+                weight if bias is None else bias, p.space.flags, self.next_flags, p.space.control,
+                p.group.rank, p.group.size, p.m, p.n, p.k)
 
 
 class AgGemmCore(_Core):

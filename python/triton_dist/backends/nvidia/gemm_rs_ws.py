@@ -126,17 +126,14 @@ class Ring:
         return staging._reinterpret(self.out.dtype, [self.BLOCK_M, self.BLOCK_N], self.out.layout)
 
 
-@gluon_jit(do_not_specialize=["m", "n", "k"])
-def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even, next_odd, bias, flags, control, team, m, n, k,
-                      HAS_BIAS: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                      BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr):
+@gluon_jit(do_not_specialize=["index", "world", "m", "n", "k"])
+def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even, next_odd, bias, flags, next_flags, control,
+                      index, world, m, n, k, HAS_BIAS: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr,
+                      BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr):
     """out [m, n] = this rank's rows of the sum of x [world * m, k] @ weight [n, k]^T, plus bias; as gemm_rs_kernel.
 
     A chunk of the slots starts at a multiple of cdiv(m, BLOCK_M) * BLOCK_M rows, so that a store never crosses one.
     """
-    index = dl.team_rank(team)
-    world = dl.team_size(team)
-    next_flags = dl.symm_at(flags, dl.team_world_rank(team, (index + 1) % world))
     epoch = gl.load(control) + 1
     tiles_m = gl.cdiv(m, BLOCK_M)
     tiles_n = gl.cdiv(n, BLOCK_N)

@@ -22,6 +22,8 @@ from triton_dist.backends.nvidia.hopper_prims import tma_load
 
 NUM_WARPS = gl.constexpr(8)    # of the mma role; with the other two, padded to four warps, a CTA has 12
 
+HANDOVER = gl.constexpr(8)     # blocks of K before the end of a tile at which the loader sees to the staging buffer
+
 
 @aggregate
 class Stages:
@@ -90,7 +92,8 @@ def grouped(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 def _loader(hooks, w_desc, s):
     it = 0
     lap = 0
-    handover = gl.maximum(s.steps // 2, 1) - 1
+    # Late, so that few loads are held up if the addend is not there yet; early enough to hide the time it takes to load.
+    handover = gl.maximum(s.steps - HANDOVER, 0)
     for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):
         tile = hooks.tile(t)
         hooks.acquire(tile)
