@@ -36,7 +36,7 @@ _python3() {
 
 _make_venv() {
     local venv="$TRITON_DIST_ROOT/.venv" base want marker
-    want="torch triton numpy greenlet${TRITON_DIST_DEV:+ pytest hypothesis}"
+    want="torch triton numpy greenlet${TRITON_DIST_DEV:+ pytest hypothesis click matplotlib}"
     marker="$venv/.ready-$( { cat "$TRITON_DIST_ROOT/scripts/constraints.txt"; echo "$want"; } | cksum | cut -d' ' -f1)"
     PYTHON="$venv/bin/python"
     [ -e "$marker" ] && return

@@ -62,7 +62,7 @@ def test_several_nodes():
 
 def test_unknown_options_before_the_script_go_to_torchrun():
     argv, _ = planned("--max_restarts", "0", "--log-dir=logs", "test_gemm_rs.py", "64")
-    assert argv[-5:-2] == ["--max_restarts", "0", "--log-dir=logs"] and argv[-1] == "64"
+    assert argv[-6:-3] == ["--max_restarts", "0", "--log-dir=logs"] and argv[-3] == "--" and argv[-1] == "64"
 
 
 @pytest.mark.parametrize("argv, says", [

@@ -144,7 +144,8 @@ def plan(command: Command, environ: dict) -> tuple[list, dict]:
                  f"--master-port={_number(options, 'master_port', 29500)}"]
     else:
         argv.append("--standalone")             # a free port: two launches do not meet
-    return argv + command.torchrun + [str(command.script), *command.script_args], env
+    # Behind "--" torchrun leaves options alone that look like short forms of its own.
+    return argv + command.torchrun + ["--", str(command.script), *command.script_args], env
 
 
 def _number(options: dict, name: str, default: int, least: int = 1) -> int:
