@@ -222,7 +222,7 @@ def test_outside_torchrun_it_starts_its_ranks(monkeypatch):
     command.main(["ag_gemm", "--shapes", "8B", "--nproc_per_node", "2"])
     words = started[0][1]
     assert "--nproc-per-node=2" in words and words[words.index("-m", 3):] == [
-        "-m", "triton_dist.bench", "ag_gemm", "--shapes", "8B", "--nproc_per_node", "2"]
+        "-m", "--", "triton_dist.bench", "ag_gemm", "--shapes", "8B", "--nproc_per_node", "2"]
 
 
 def test_plot_of_an_empty_folder_says_what_is_missing(tmp_path, capsys):

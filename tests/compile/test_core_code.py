@@ -1,0 +1,89 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The Hopper core compiled for sm_90: the order of its synchronisation, and what it costs."""
+import re
+
+import pytest
+from compile_util import compile_kernel, instructions, position
+from triton.experimental.gluon import language as gl
+
+from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_ws_kernel
+from triton_dist.backends.nvidia.gemm_rs_ws import gemm_rs_ws_kernel
+
+TMA_LOAD, TMA_STORE = r"cp\.async\.bulk\.tensor\.\dd\.shared", r"cp\.async\.bulk\.tensor\.\dd\.global"
+_DTYPES = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}
+
+
+def layout(dtype: str, *block: int):
+    return gl.NVMMASharedLayout.get_default_for(list(block), _DTYPES[dtype])
+
+
+def descriptor(dtype: str, *block: int) -> str:
+    return f"tensordesc<{dtype}[{','.join(map(str, block))}],{layout(dtype, *block)!r}>"
+
+
+def compiled(kernel, dtype: str = "bf16", hop: str | None = None):
+    """The core as on H100: 128 x 256 x 64, or 128 x 128 x 64 where sums travel in fp32."""
+    hop = hop or dtype
+    m, n, k = 128, 128 if hop == "fp32" else 256, 64
+    constants = dict(HAS_BIAS=True, STAGES=3, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
+    types = dict(x_desc=descriptor(dtype, m, k), gathered_desc=descriptor(dtype, m, k), w_desc=descriptor(dtype, n, k),
+                 out_desc=descriptor(dtype, m, n), bias=f"*{dtype}", flags="*i32", next_flags="*i32", control="*i32")
+    types.update({name: descriptor(hop, m, n) for name in ("slots_even", "slots_odd", "next_even", "next_odd")})
+    if kernel is ag_gemm_ws_kernel:
+        types["out_desc"] = descriptor(dtype, 1, m, n)
+        constants["STAGING"] = layout(dtype, m, n)
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    return compile_kernel(kernel, signature, constants, "sm_90", num_warps=8)
+
+
+@pytest.fixture(scope="module")
+def ring():
+    return instructions(compiled(gemm_rs_ws_kernel))
+
+
+@pytest.fixture(scope="module")
+def gather():
+    return instructions(compiled(ag_gemm_ws_kernel))
+
+
+@pytest.mark.parametrize("which", ["ring", "gather"])
+def test_a_peers_data_is_loaded_behind_acquire_and_proxy_fence(which, request):
+    """Protocol rule 2, in the loader warp: poll, acquire at system scope, async-proxy fence, TMA load."""
+    lines = request.getfixturevalue(which)
+    fences = [i for i, line in enumerate(lines) if "fence.proxy.async.global" in line]
+    after_wait = [i for i in fences if any("fence.acquire.sys" in lines[j] or "ld.acquire.sys" in lines[j]
+                                           for j in range(max(0, i - 12), i))]
+    assert after_wait, "no proxy fence behind an acquire"
+    assert sum(bool(re.search(r"ld\.(relaxed|acquire)\.sys", line)) for line in lines) >= len(after_wait), "who polls?"
+    for fence in after_wait:
+        acquire = max(j for j in range(fence) if "fence.acquire.sys" in lines[j] or "ld.acquire.sys" in lines[j])
+        position(lines, TMA_LOAD, fence)
+        assert not any(re.search(TMA_LOAD, lines[j]) for j in range(acquire, fence)), "a TMA load before the proxy fence"
+
+
+def test_a_tile_is_signalled_behind_its_completed_store(ring):
+    """Protocol rule 1, in the storer warp: TMA store, wait for completion (not just .read), proxy fence, release."""
+    release = position(ring, r"st\.release\.sys\.global|red\.release\.sys\.global")
+    wait = max(i for i in range(release) if re.search(r"cp\.async\.bulk\.wait_group 0", ring[i]))
+    store = max(i for i in range(wait) if re.search(TMA_STORE, ring[i]))
+    read = max(i for i in range(wait) if "wait_group.read" in ring[i])
+    fence = position(ring, r"fence\.proxy\.async\.global", wait)
+    assert store < read < wait < fence < release
+    free = position(ring, r"mbarrier\.arrive", read)
+    assert free < wait, "the staging buffer is freed after the read, before the write is complete"
+
+
+@pytest.mark.parametrize("which", ["ring", "gather"])
+def test_roles_keep_their_registers_and_tensor_cores(which, request):
+    text = "\n".join(request.getfixturevalue(which))
+    assert "wgmma.mma_async.sync.aligned.m64n256k16" in text
+    assert re.search(r"setmaxnreg\.inc\S*\s+240", text) and re.search(r"setmaxnreg\.dec\S*\s+24", text)
+    assert "bar.sync 0" not in text.split("fence.proxy.async.global")[1], "a CTA barrier inside a role"
+
+
+@pytest.mark.parametrize("kernel, dtype, hop", [(ag_gemm_ws_kernel, "fp16", None), (gemm_rs_ws_kernel, "fp16", None),
+                                                (gemm_rs_ws_kernel, "bf16", "fp32")])
+def test_other_types_fit(kernel, dtype, hop):
+    built = compiled(kernel, dtype, hop)
+    assert built.metadata.num_warps == 12 and built.metadata.shared <= 227 * 1024
