@@ -3,8 +3,7 @@
 """The scheduler by itself: turns, waits, SMs, failures, replay."""
 import pytest
 
-from triton_dist.backends.emulator.scheduler import (MODES, Actor, Crew, Cta, Scheduler, Waiting, activated, active,
-                                                     context_of)
+from triton_dist.backends.emulator.scheduler import MODES, Actor, Crew, Cta, Scheduler, Waiting, activated, active
 from triton_dist.runtime.errors import HangError, InvalidArgument, NotInitialized, WaitTimeout
 
 
@@ -164,8 +163,8 @@ def test_active_and_context():
     with activated(Scheduler()) as engine:
         assert active() is engine
         with pytest.raises(NotInitialized, match="rank 3"):
-            context_of(3)
+            active().context_of(3)
         engine.set_context(3, "context")
-        assert context_of(3) == "context"
+        assert active().context_of(3) == "context"
     with pytest.raises(InvalidArgument, match="eager, random, late, skew"):
         Scheduler(mode="fast")

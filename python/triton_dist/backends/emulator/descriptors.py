@@ -4,11 +4,12 @@
 from typing import Any, Callable, Optional
 
 import torch
+from triton.language import core
 
 from triton_dist.backends.emulator import memory, scheduler
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import I32, canonical, from_torch, info, pointer_to, wrap
-from triton_dist.backends.emulator.registry import Tup, fault, invalid, twin
+from triton_dist.backends.emulator.registry import TWINS, Tup, fault, invalid, twin
 from triton_dist.backends.emulator.scalars import IntScalar, Pointer
 from triton_dist.backends.emulator.tensors import Tensor, as_tensor
 
@@ -91,7 +92,6 @@ class Descriptor(Box):
 
     @property
     def type(self) -> Any:
-        from triton.language import core
         return core.block_type(self.ty, list(self.block_shape))
 
     block_type = type
@@ -120,7 +120,6 @@ class Descriptor(Box):
             self.write([int(x), y], self._all, Tensor(d[i:i + 1], self.ty))
 
     def _update(self, name: str, offsets: Any, value: Any) -> None:
-        from triton_dist.backends.emulator.registry import TWINS
         address, shape, inside = self.window(self._offsets(offsets), self._all)
         if 0 not in shape:
             pointers = Tensor(None, pointer_to(self.ty), Tup(shape), (address, tuple(self.steps)))
@@ -179,7 +178,6 @@ class BlockPointer(Box):
 
     @property
     def type(self) -> Any:
-        from triton.language import core
         return core.pointer_type(core.block_type(self.ty, list(self.block_shape)))
 
     dtype = type

@@ -82,4 +82,3 @@ def thread_barrier(*, cluster: bool = False) -> None:
     if cluster:
         raise unsupported("barrier(cluster=True): the emulator has no clusters")
     scheduler.active().point()
-

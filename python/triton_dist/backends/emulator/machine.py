@@ -4,7 +4,7 @@
 from typing import Optional
 
 from triton_dist.backends.emulator import memory
-from triton_dist.backends.emulator.scheduler import Scheduler, active
+from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.backends.emulator.streams import Device
 from triton_dist.runtime.state import RankState, state
 
@@ -60,8 +60,3 @@ class Machine:
         rank_state: RankState = self.states.get(owner) or self.states.get(reader) or state()
         name = rank_state.heap.name_of(rank_state.heap.base + offset) if rank_state.heap is not None else None
         return f"{name or f'heap + {offset}'}, of rank {owner}"
-
-
-def machine() -> Machine:
-    """The machine of the active scheduler."""
-    return active().machine

@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Global memory as kernels see it: real addresses, checked. One method per kind of access; everything goes through
-here.
+"""Global memory as kernels see it: real addresses, checked. Every access goes through here, one method per kind.
 
 A segment is a range that may be touched: a symmetric slab, or the storage of a kernel argument. An access outside all
 of them, or one that is not aligned, is a DeviceFault that names the segment and the kernel's line. `observe` is called

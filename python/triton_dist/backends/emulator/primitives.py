@@ -10,6 +10,7 @@ from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.registry import invalid, unsupported
 from triton_dist.backends.emulator.scalars import Scalar, constant
 from triton_dist.backends.emulator.tensors import Tensor
+from triton_dist.language._call import SELECT
 from triton_dist.language.abi import ROWS
 
 SYMBOLS: dict = {}        # ABI symbol -> twin; filled by twins_dist
@@ -34,7 +35,7 @@ def call(symbol: str, args: Any) -> Any:
 
 def caller(primitive: Any) -> Callable:
     """A primitive of triton_dist.language as rebuilt code calls it."""
-    select = primitive.__tdist_select__
+    select = getattr(primitive, SELECT)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         kwargs.pop("_semantic", None)

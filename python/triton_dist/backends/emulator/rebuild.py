@@ -20,6 +20,7 @@ from triton.runtime.jit import ConstexprFunction, JITCallable
 
 from triton_dist.backends.emulator import primitives, statements
 from triton_dist.backends.emulator.registry import MARK, TWINS, twin, unsupported
+from triton_dist.language._call import SELECT
 from triton_dist.runtime.errors import UnsupportedFeature
 
 _built: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()      # Python function -> rebuilt function
@@ -188,7 +189,7 @@ def _readable(name: str, value: Any) -> bool:
         return True
     if isinstance(value, (types.ModuleType, JITCallable, core.constexpr, core.dtype)):
         return True
-    if any(hasattr(value, mark) for mark in ("__triton_builtin__", "__triton_aggregate__", "__tdist_select__")):
+    if any(hasattr(value, mark) for mark in ("__triton_builtin__", "__triton_aggregate__", SELECT)):
         return True
     if str(getattr(value, "__module__", "")).startswith(("triton.language", "triton.experimental.gluon.language")):
         return True
@@ -236,7 +237,7 @@ def convert(value: Any) -> Any:
         return value.value
     if id(value) in _BY_IDENTITY:
         return _BY_IDENTITY[id(value)]
-    if hasattr(value, "__tdist_select__"):
+    if hasattr(value, SELECT):
         return primitives.caller(value)
     if getattr(value, "__triton_aggregate__", False):
         from triton_dist.backends.emulator import gluon_aggregate

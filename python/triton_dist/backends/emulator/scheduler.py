@@ -15,12 +15,12 @@ from typing import Any, Callable, Iterator, Optional
 import greenlet
 import torch
 
+from triton_dist.backends.emulator import hang
 from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
 from triton_dist.backends.emulator.order import MODES, PREEMPT, Ready
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized
 
-__all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "context_of",
-           "is_active"]
+__all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "is_active"]
 
 _CHECK = 1024        # turns between two looks at the wait bounds
 _POLL = 64           # turns between two looks at memory that other processes write
@@ -37,6 +37,7 @@ def active() -> "Scheduler":
 
 
 def is_active() -> bool:
+    """Whether a scheduler runs, in this process or as a virtual world."""
     return bool(_stack)
 
 
@@ -49,11 +50,6 @@ def activated(scheduler: "Scheduler") -> Iterator["Scheduler"]:
     finally:
         scheduler.shutdown()
         _stack.remove(scheduler)
-
-
-def context_of(rank: int) -> Any:
-    """The runtime.context.Context last set for a rank of the active world."""
-    return active().context_of(rank)
 
 
 class Scheduler:
@@ -175,6 +171,7 @@ class Scheduler:
         self._contexts[rank] = context
 
     def context_of(self, rank: int) -> Any:
+        """The runtime.context.Context last set for a rank."""
         try:
             return self._contexts[rank]
         except KeyError:
@@ -224,13 +221,11 @@ class Scheduler:
     # -- the hub -------------------------------------------------------------------------------------------
     def idle(self) -> None:
         """Nothing can run and the hub's owner still waits. Raises, or returns after something may have changed."""
-        from triton_dist.backends.emulator import hang
         self.collapse(hang.deadlock(self))
 
     def check_bounds(self) -> None:
         """Ends everything with a WaitTimeout when a device wait has lasted longer than `wait_timeout`."""
         if self.wait_timeout:
-            from triton_dist.backends.emulator import hang
             error = hang.expired(self)
             if error is not None:
                 self.collapse(error)

@@ -12,6 +12,7 @@ from typing import Any, Iterator
 from triton.compiler.code_generator import CodeGenerator
 from triton.language import core
 
+from triton_dist.backends.emulator import scheduler
 from triton_dist.backends.emulator.descriptors import Box, Descriptor
 from triton_dist.backends.emulator.gluon_smem import View
 from triton_dist.backends.emulator.promotion import I1, I32, info, promote, wrap
@@ -208,7 +209,6 @@ def static_print(*values: Any, sep: str = " ", end: str = "\n", **_: Any) -> Non
 
 @twin("core.device_print")
 def device_print(prefix: Any, *args: Any, hex: bool = False) -> None:
-    from triton_dist.backends.emulator import scheduler
     cta = scheduler.active().current.cta
     words = [f"{x.d.tolist()}" if isinstance(x, Tensor) else f"{x.v:#x}" if hex and isinstance(x, IntScalar) else
              str(getattr(x, "v", x)) for x in args]

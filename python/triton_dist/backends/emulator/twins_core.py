@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator import scheduler
+from triton_dist.backends.emulator import primitives, scheduler
 from triton_dist.backends.emulator.casts import cast, cast_tensor
 from triton_dist.backends.emulator.elementwise import apply
 from triton_dist.backends.emulator.promotion import F32, F64, I1, I32, NEWER, canonical, info, promote
@@ -226,7 +226,6 @@ def inline_asm_elementwise(asm: Any, *_: Any, **__: Any) -> None:
 @twin("core.extern_elementwise")
 def extern_elementwise(lib_name: Any, lib_path: Any, args: Any, arg_type_symbol_dict: Any,
                        is_pure: bool = False) -> Any:
-    from triton_dist.backends.emulator import primitives
     symbol = next(iter(arg_type_symbol_dict.values()))[0]
     return primitives.call(symbol, list(args))
 

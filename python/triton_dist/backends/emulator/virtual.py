@@ -121,7 +121,7 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
     """Runs fn(*args, **kwargs) as the host script of every rank of an emulated world.
 
     Args:
-        mode: delivery of copies and stream work: 'eager', 'random', 'late' or 'skew'.
+        mode: who goes next and when copies land: one of order.MODES ('eager', 'random', 'late', 'skew', 'priority').
         seed: with the mode, fixes the order in which everything runs.
         num_sms: programs that can be resident at a time, per rank. Default TRITON_DIST_EMULATOR_SMS, or 8.
         groups: disjoint or overlapping lists of ranks; fn then gets `group=`, the first of them that holds its rank.
