@@ -18,9 +18,10 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 class AG:
     """One ag_gemm call: n may be a function of the rank's index."""
+    kind, method, dtype = "ag_gemm", "portable", F16
 
-    def __init__(self, m, n, k, dtype=F16, bias=False):
-        self.m, self.n, self.k, self.dtype, self.bias = m, n, k, dtype, bias
+    def __init__(self, m, n, k, dtype=None, bias=False):
+        self.m, self.n, self.k, self.dtype, self.bias = m, n, k, dtype or self.dtype, bias
 
     def __call__(self, seed, group, **kwargs):
         n = self.n(group.rank) if callable(self.n) else self.n
@@ -28,7 +29,7 @@ class AG:
         w = random_tensor(n, self.k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
         b = random_tensor(n, dtype=self.dtype, seed=1000 * seed + 200 + group.rank) if self.bias else None
         out = poisoned(self.m * group.size, n, dtype=self.dtype)
-        got = ag_gemm(x, w, group=group, bias=b, out=out, method="portable", **kwargs)
+        got = ag_gemm(x, w, group=group, bias=b, out=out, method=self.method, **kwargs)
 
         def verify():
             gathered = got[1] if kwargs.get("return_gathered") else None
@@ -43,9 +44,10 @@ class AG:
 
 class RS:
     """One gemm_rs call: k may be a function of the rank's index; m is per rank."""
+    kind, method, dtype = "gemm_rs", "portable", F16
 
-    def __init__(self, m, n, k, dtype=F16, bias=False, hop_dtype=None):
-        self.m, self.n, self.k, self.dtype, self.bias, self.hop = m, n, k, dtype, bias, hop_dtype
+    def __init__(self, m, n, k, dtype=None, bias=False, hop_dtype=None):
+        self.m, self.n, self.k, self.dtype, self.bias, self.hop = m, n, k, dtype or self.dtype, bias, hop_dtype
 
     def __call__(self, seed, group, **kwargs):
         k = self.k(group.rank) if callable(self.k) else self.k
@@ -53,7 +55,7 @@ class RS:
         w = random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
         b = random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + 200) if self.bias else None
         out = poisoned(self.m, self.n, dtype=self.dtype)
-        gemm_rs(x, w, group=group, bias=b, out=out, method="portable", hop_dtype=self.hop, **kwargs)
+        gemm_rs(x, w, group=group, bias=b, out=out, method=self.method, hop_dtype=self.hop, **kwargs)
 
         def verify():
             roundings = group.size if self.hop is None else 1

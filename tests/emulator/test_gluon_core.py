@@ -33,7 +33,7 @@ def test_gemm_rs(world, mode):
     calls = []
     for i, steps in enumerate(STEPS):
         dtype, hop = [(BF16, None), (F16, None), (BF16, F32), (F16, F32)][i % 4]
-        calls.append(RS([70, 64, 8][i % 3], [40, 24, 32][i % 3], depth(steps), dtype, bias=i % 2 == 0, hop=hop))
+        calls.append(RS([70, 64, 8][i % 3], [40, 24, 32][i % 3], depth(steps), dtype, bias=i % 2 == 0, hop_dtype=hop))
     for seed in range(2):
         run_ranks(back_to_back, world, calls[seed:] + calls[:seed], mode=mode, seed=seed, num_sms=2)
 
@@ -52,7 +52,7 @@ def test_ag_gemm(world, mode):
 def test_gemm_rs_repeated(steps, mode):
     """Four calls of one shape, one rank slower than the others."""
     for hop in (None, F32):
-        run_ranks(back_to_back, 2, [RS(100, 40, depth(steps), hop=hop)] * 4, slow=1, mode=mode, seed=steps, num_sms=1)
+        run_ranks(back_to_back, 2, [RS(100, 40, depth(steps), hop_dtype=hop)] * 4, slow=1, mode=mode, seed=steps, num_sms=1)
 
 
 @pytest.mark.parametrize("steps", STEPS[1:])

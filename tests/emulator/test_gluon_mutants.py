@@ -4,15 +4,12 @@
 
 Proxy fences and memory orders cannot be shown by values in sequentially consistent memory; a race checker has to.
 """
-import importlib.util
-import re
-import sys
 from importlib import import_module
-from pathlib import Path
+from unittest import mock
 
 import pytest
 from gluon_core import AG, BLOCK_K, RS, back_to_back, small_tiles
-from mutants import replaced
+from mutants import edited, load, source_of
 
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.backends.nvidia import cores
@@ -102,31 +99,12 @@ MUTANTS = {
 }
 
 
-def load(name, source, folder):
-    """A module from source text, in a file of its own."""
-    path = folder / f"{name}_mutant_{abs(hash(source)):x}.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def source_of(name):
-    return Path(import_module(f"{NVIDIA}.{name}").__file__).read_text()
-
-
 def kernel_of(name, edits, folder, shown_by):
     """The kernel `shown_by` (a file's name) with `edits` made in file `name`: itself, or the core under it."""
-    source = source_of(name)
-    for old, new in edits:
-        assert source.count(old) == 1, f"{name}: found {source.count(old)} times, expected once: {old!r}"
-        source = source.replace(old, new)
-    module = load(name, source, folder)
+    module = load(name, edited(source_of(f"{NVIDIA}.{name}"), edits), folder)
     if name == "gemm_ws":
-        over = re.sub(rf"from {NVIDIA}.gemm_ws import", f"from {module.__name__} import", source_of(shown_by))
-        module = load(shown_by, over, folder)
+        over = [(f"from {NVIDIA}.gemm_ws import", f"from {module.__name__} import")]
+        module = load(shown_by, edited(source_of(f"{NVIDIA}.{shown_by}"), over), folder)
     return getattr(module, KERNELS[shown_by])
 
 
@@ -156,7 +134,7 @@ def tiles(monkeypatch):
 def test_mutant_is_caught(name, tmp_path):
     file, edits, calls = MUTANTS[name]
     shown_by = {AG: "ag_gemm_ws", RS: "gemm_rs_ws"}[type(calls[0])]
-    with replaced(PLACES[shown_by], "kernel", kernel_of(file, edits, tmp_path, shown_by)):
+    with mock.patch.object(PLACES[shown_by], "kernel", kernel_of(file, edits, tmp_path, shown_by)):
         assert any(end != "right" for end in outcomes(calls, ATTEMPTS)), f"survived: {name}"
 
 
@@ -164,13 +142,13 @@ def test_mutant_is_caught(name, tmp_path):
 def test_the_core_itself_is_right(calls, tmp_path):
     """The same harness over unchanged source."""
     shown_by = {AG: "ag_gemm_ws", RS: "gemm_rs_ws"}[type(calls[0])]
-    with replaced(PLACES[shown_by], "kernel", kernel_of("gemm_ws", [], tmp_path, shown_by)):
+    with mock.patch.object(PLACES[shown_by], "kernel", kernel_of("gemm_ws", [], tmp_path, shown_by)):
         assert set(outcomes(calls, ATTEMPTS[:8])) == {"right"}
 
 
 def test_the_bug_of_the_prototype(tmp_path):
     """Parity lapped: with few blocks of K the loader passes a lap early, and values are wrong or nothing moves."""
     kernel = kernel_of("gemm_ws", PROTOTYPE, tmp_path, "gemm_rs_ws")
-    with replaced(cores._GemmRs, "kernel", kernel):
+    with mock.patch.object(cores._GemmRs, "kernel", kernel):
         ends = list(outcomes(SHALLOW, ATTEMPTS[:8]))
         assert {"HangError", "AssertionError"} & set(ends) and ends.count("right") <= len(ends) // 2, ends

@@ -6,9 +6,8 @@ from importlib import import_module
 import pytest
 from scenarios import AG, F32, RS, back_to_back, near_the_wrap, overtaking
 
+from triton_dist.backends.emulator.order import MODES
 from triton_dist.backends.emulator.virtual import run_ranks
-
-MODES = ["eager", "random", "late", "skew", "priority"]
 
 
 @pytest.mark.parametrize("mode", MODES)

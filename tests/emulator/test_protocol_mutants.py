@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Each protocol test fails when its rule is broken: one statement of a kernel, an op or the workspace replaced at a time."""
 from importlib import import_module
+from unittest import mock
 
 import pytest
-from mutants import mutated, replaced
+from mutants import mutated
 from scenarios import AG, RS, back_to_back, near_the_wrap, overtaking
 
 from triton_dist.backends.emulator.backend import EmulatorBackend
@@ -22,7 +23,8 @@ AG_OP, WORKSPACE = "triton_dist.ops.ag_gemm.op", "triton_dist.runtime.workspace"
 
 
 def shapes(op):
-    calls = [op(70, 40, 96), op(9, 40, 50), op(40, 72, 64), op(70, 20, 96), op(1, 8, 16)]      # an odd number: each shape meets both halves
+    """An odd number of calls, repeated, so that each shape meets both halves."""
+    calls = [op(70, 40, 96), op(9, 40, 50), op(40, 72, 64), op(70, 20, 96), op(1, 8, 16)]
     return lambda: back_to_back(calls, repeat=2)
 
 
@@ -89,7 +91,8 @@ MUTANTS = {
     "gemm_rs advances the epoch early (9)": (
         RS_KERNEL, "== tl.num_programs(0) - 1:", "== 0:", RS_PLACE, overtaken(RS)),
     "the workspace keeps to one half (10)": (
-        WORKSPACE, "return [self.data[:self.half_bytes], self.data[self.half_bytes:]]", "return [self.data[:self.half_bytes]] * 2",
+        WORKSPACE, "return [self.data[:self.half_bytes], self.data[self.half_bytes:]]",
+        "return [self.data[:self.half_bytes]] * 2",
         (Workspace, "halves", lambda m: m.Workspace.halves), overtaken(AG)),
     "the workspace places halves by the shape (10)": (
         WORKSPACE, "if self.data is None or half_bytes > self.half_bytes:\n"
@@ -142,7 +145,7 @@ def small_pieces(monkeypatch):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name, tmp_path):
     module, old, new, (target, attribute, find), scenario = MUTANTS[name]
-    with replaced(target, attribute, find(mutated(module, old, new, tmp_path))):
+    with mock.patch.object(target, attribute, find(mutated(module, old, new, tmp_path))):
         assert caught(scenario or late_input), f"survived: {name}"
 
 
