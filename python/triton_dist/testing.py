@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What tests and scripts share: random inputs, poisoned outputs, tolerances from dtype and K, timing."""
+"""What tests and scripts share: random inputs, poisoned outputs, tolerances from dtype and K, timing, a command line."""
+import argparse
 import time
 from typing import Callable
 
@@ -47,6 +48,11 @@ def assert_matches(out: torch.Tensor, reference: torch.Tensor, *, k: int, roundi
     return float(error.norm() / reference.norm().clamp_min(1e-30))
 
 
+def share(total: int, group: Group) -> int:
+    """This rank's part of `total`; where it does not divide, the first ranks have one more."""
+    return total // group.size + (group.rank < total % group.size)
+
+
 def ag_gemm_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None) -> torch.Tensor:
     """all_gather(x) @ weight^T + bias in float64."""
     gathered = x.new_empty((x.shape[0] * group.size, x.shape[1]))
@@ -74,3 +80,29 @@ def milliseconds(call: Callable, group: Group, iterations: int, warmup: int = 1)
         call()
     synchronize()
     return max(group.all_gather_object((time.perf_counter() - start) / iterations * 1e3))
+
+
+def gemm_arguments(description: str) -> argparse.Namespace:
+    """The command line of a script that runs a GEMM op: m, n, k (global sizes), dtype (torch's) and method."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", type=int, nargs="*", metavar="M N K", help="global sizes")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16", "float32"])
+    parser.add_argument("--method", default="auto", choices=["auto", "ws", "portable"])
+    args = parser.parse_args()
+    if len(args.shape) not in (0, 3):
+        parser.error("give M, N and K, or none of them")
+    args.m, args.n, args.k = args.shape or ((8192, 8192, 29568) if device().type == "cuda" else (256, 256, 256))
+    args.dtype = getattr(torch, args.dtype)
+    return args
+
+
+def compare_with_unfused(op: Callable, args: argparse.Namespace, group: Group, error: float) -> None:
+    """Times op(method=...) beside the unfused method and prints both, with the relative error that was found."""
+    on_gpu = device().type == "cuda"
+    times = {method: milliseconds(lambda: op(method=method), group, 20 if on_gpu else 2)
+             for method in (args.method, "unfused")}
+    if group.rank == 0:
+        print(f"{op.func.__name__} M={args.m} N={args.n} K={args.k} {str(args.dtype).removeprefix('torch.')} on {group.size} x "
+              f"{device().type}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items())
+              + f", relative error {error:.1e}")
+        print("✅ Triton and Torch match")

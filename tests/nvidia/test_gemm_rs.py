@@ -5,19 +5,15 @@
 M, N and K are global: each rank holds x [M, K / W] and weight [N, K / W]; where K does not divide, the first ranks hold
 one column more.
 """
-import argparse
+from functools import partial
 
 import torch
 
 import triton_dist
 from triton_dist.ops import gemm_rs
-from triton_dist.runtime.groups import Group, resolve
-from triton_dist.testing import assert_matches, gemm_rs_float64, milliseconds, poisoned, random_tensor
-
-
-def share(total: int, group: Group) -> int:
-    """This rank's part of `total`."""
-    return total // group.size + (group.rank < total % group.size)
+from triton_dist.runtime.groups import resolve
+from triton_dist.testing import (assert_matches, compare_with_unfused, gemm_arguments, gemm_rs_float64, poisoned, random_tensor,
+                                 share)
 
 
 def check(m: int, n: int, k: int, dtype: torch.dtype, method: str = "portable", calls: int = 3) -> float:
@@ -36,30 +32,15 @@ def check(m: int, n: int, k: int, dtype: torch.dtype, method: str = "portable", 
 
 
 def main() -> None:
-    on_gpu = triton_dist.device().type == "cuda"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", type=int, nargs="*", metavar="M N K", help="global sizes")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16", "float32"])
-    parser.add_argument("--method", default="auto", choices=["auto", "ws", "portable"])
-    args = parser.parse_args()
-    if len(args.shape) not in (0, 3):
-        parser.error("give M, N and K, or none of them")
-    m, n, k = args.shape or ((8192, 8192, 29568) if on_gpu else (256, 256, 256))
-    dtype = getattr(torch, args.dtype)
+    args = gemm_arguments(__doc__)
     triton_dist.initialize_distributed()
     group = resolve()
-    if m % group.size:
-        parser.error(f"M = {m} must divide by the {group.size} ranks")
-    error = max(group.all_gather_object(check(m, n, k, dtype, args.method)))
-    x = random_tensor(m, share(k, group), dtype=dtype, seed=group.rank)
-    weight = random_tensor(n, x.shape[1], dtype=dtype, seed=100 + group.rank)
-    iterations = 20 if on_gpu else 2
-    times = {method: milliseconds(lambda: gemm_rs(x, weight, method=method), group, iterations)
-             for method in (args.method, "unfused")}
-    if group.rank == 0:
-        print(f"gemm_rs M={m} N={n} K={k} {args.dtype} on {group.size} x {triton_dist.device().type}: "
-              + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items()) + f", relative error {error:.1e}")
-        print("✅ Triton and Torch match")
+    if args.m % group.size:
+        raise SystemExit(f"M = {args.m} must divide by the {group.size} ranks")
+    error = max(group.all_gather_object(check(args.m, args.n, args.k, args.dtype, args.method)))
+    x = random_tensor(args.m, share(args.k, group), dtype=args.dtype, seed=group.rank)
+    weight = random_tensor(args.n, x.shape[1], dtype=args.dtype, seed=100 + group.rank)
+    compare_with_unfused(partial(gemm_rs, x, weight), args, group, error)
     triton_dist.finalize_distributed()
 
 

@@ -2,5 +2,6 @@
 # SPDX-License-Identifier: MIT
 """The benchmark: one measuring method for every figure, tables and pictures from its json.
 
-Ranks measure (measure, problems, peers), rank 0 keeps (results, host) and shows (table, plot).
+Ranks check and measure (problems, checks, measure), rank 0 makes rows (rows, stats), keeps (results, host) and shows them
+(table, plot).
 """

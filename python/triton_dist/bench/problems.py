@@ -12,7 +12,7 @@ from triton_dist.bench.shapes import Shape
 from triton_dist.ops import ag_gemm, explain, gemm_rs
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
-from triton_dist.testing import ag_gemm_float64, gemm_rs_float64, random_tensor
+from triton_dist.testing import ag_gemm_float64, gemm_rs_float64, random_tensor, share
 
 _MAX_SETS = 64
 
@@ -75,9 +75,6 @@ class Problem(ABC):
         """The method behind method="auto"."""
         return explain(self.op, self.shape.m, self.shape.n, self.shape.k, group=self.group, dtype=self.dtype).chosen
 
-    def _share(self, total: int) -> int:
-        return total // self.group.size + (self.group.rank < total % self.group.size)
-
 
 class AgGemm(Problem):
     """all_gather(x [M / W, K]) @ weight [N / W, K]^T; full is the gathered x."""
@@ -85,7 +82,7 @@ class AgGemm(Problem):
     op = "ag_gemm"
 
     def _sizes(self) -> tuple:
-        m, n, k = self.shape.m, self._share(self.shape.n), self.shape.k
+        m, n, k = self.shape.m, share(self.shape.n, self.group), self.shape.k
         return (m // self.group.size, k), (n, k), (m, k), (m, n)
 
     def prepare(self) -> None:
@@ -114,13 +111,14 @@ class AgGemm(Problem):
     def roundings(self) -> int:
         return 1
 
+
 class GemmRs(Problem):
     """reduce_scatter(x [M, K / W] @ weight [N, K / W]^T); full is the unreduced product."""
 
     op = "gemm_rs"
 
     def _sizes(self) -> tuple:
-        m, n, k = self.shape.m, self.shape.n, self._share(self.shape.k)
+        m, n, k = self.shape.m, self.shape.n, share(self.shape.k, self.group)
         return (m, k), (n, k), (m, n), (m // self.group.size, n)
 
     def prepare(self) -> None:
@@ -149,6 +147,7 @@ class GemmRs(Problem):
 
     def roundings(self) -> int:
         return self.group.size + 1                      # NCCL and torch round the product, then each partial sum
+
 
 PROBLEMS = {cls.op: cls for cls in (AgGemm, GemmRs)}
 

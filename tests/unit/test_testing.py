@@ -1,0 +1,63 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What the other tests rely on: that a wrong result is found, and a right one is not called wrong."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from triton_dist.testing import assert_matches, gemm_arguments, poisoned, random_tensor, share
+
+K = 4096
+
+
+def gemm(dtype):
+    x, w = random_tensor(64, K, dtype=dtype, seed=1), random_tensor(48, K, dtype=dtype, seed=2)
+    return (x.double() @ w.double().t()).to(dtype), x.double() @ w.double().t()
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.float16, 1e-3), (torch.bfloat16, 5e-3), (torch.float32, 1e-6)])
+def test_one_rounding_is_right_and_one_wrong_element_is_found(dtype, error):
+    out, reference = gemm(dtype)
+    assert 0 < assert_matches(out, reference, k=K) < error
+    step = 8 * torch.finfo(dtype).eps * float(reference.square().mean().sqrt())
+    out[3, 7] += 64 * step
+    with pytest.raises(AssertionError, match=f"element {3 * 48 + 7}: expected"):
+        assert_matches(out, reference, k=K)
+
+
+def test_a_missing_term_of_the_sum_is_found():
+    x, w = random_tensor(64, K, dtype=torch.bfloat16, seed=1).double(), random_tensor(48, K, dtype=torch.bfloat16, seed=2).double()
+    short = (x[:, 64:] @ w[:, 64:].t()).bfloat16()
+    with pytest.raises(AssertionError, match="allowed error"):
+        assert_matches(short, x @ w.t(), k=K)
+
+
+def test_unwritten_elements_and_wrong_shapes_are_found():
+    out, reference = gemm(torch.float16)
+    with pytest.raises(AssertionError, match="3072 of 3072 elements are NaN"):
+        assert_matches(poisoned(64, 48, dtype=torch.float16), reference, k=K)
+    with pytest.raises(AssertionError, match=r"shape: expected \[64, 48\], found \[48, 64\]"):
+        assert_matches(out.t(), reference, k=K)
+    assert assert_matches(out[:0], reference[:0], k=K) == 0.0
+
+
+def test_inputs_depend_on_the_seed_alone():
+    assert torch.equal(random_tensor(5, 7, dtype=torch.float32, seed=3), random_tensor(5, 7, dtype=torch.float32, seed=3))
+    assert not torch.equal(random_tensor(5, 7, dtype=torch.float32, seed=3), random_tensor(5, 7, dtype=torch.float32, seed=4))
+
+
+def test_shares_add_up():
+    for total in (0, 1, 7, 8):
+        parts = [share(total, SimpleNamespace(size=3, rank=rank)) for rank in range(3)]
+        assert sum(parts) == total and max(parts) - min(parts) <= 1
+
+
+def test_arguments_of_a_gemm_script(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["script", "1", "2", "3", "--dtype", "float16"])
+    args = gemm_arguments("about")
+    assert (args.m, args.n, args.k, args.dtype, args.method) == (1, 2, 3, torch.float16, "auto")
+    monkeypatch.setattr("sys.argv", ["script", "1", "2"])
+    with pytest.raises(SystemExit):
+        gemm_arguments("about")
+    assert "M, N and K, or none" in capsys.readouterr().err
