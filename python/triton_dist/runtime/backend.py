@@ -184,6 +184,11 @@ class Backend(ABC):
     def set_context(self, context: Any) -> None:
         """Makes `context` (runtime.context.Context) visible to every module loaded so far and from now on."""
 
+    # -- collectives of torch.distributed --------------------------------------------------------------------
+    def finish(self, work: Any) -> None:
+        """Waits for a torch.distributed Work as its own wait() does: of the host, or of the current stream."""
+        work.wait()
+
     # -- symmetric memory ----------------------------------------------------------------------------------
     @abstractmethod
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:

@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 import torch
 
+from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized
 from triton_dist.runtime.state import state
 
@@ -78,7 +79,7 @@ class TorchGroup(Group):
         self.size = len(self.world_ranks)
 
     def barrier(self) -> None:
-        self._dist.barrier(self._pg)
+        self._finish(self._dist.barrier(self._pg, async_op=True))
 
     def all_gather_object(self, obj: Any) -> list:
         box = [None] * self.size
@@ -92,11 +93,16 @@ class TorchGroup(Group):
 
     def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
         gather = getattr(self._dist, "all_gather_single", None) or self._dist.all_gather_into_tensor     # torch 2.13's name
-        gather(out, x, group=self._pg)
+        self._finish(gather(out, x, group=self._pg, async_op=True))
 
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
         scatter = getattr(self._dist, "reduce_scatter_single", None) or self._dist.reduce_scatter_tensor
-        scatter(out, x, group=self._pg)
+        self._finish(scatter(out, x, group=self._pg, async_op=True))
+
+    @staticmethod
+    def _finish(work: Any) -> None:
+        if work is not None:
+            backend().finish(work)
 
 
 def resolve(group: Any = None) -> Group:

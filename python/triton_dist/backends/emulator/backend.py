@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The emulator as a backend of the runtime: a CPU that behaves like a machine of GPUs."""
 import os
+import threading
 from typing import Any, Sequence
 
 import torch
@@ -118,6 +119,23 @@ class EmulatorBackend(Backend):
         engine.set_context(context.rank, context)
         if context.wait_timeout_ns:
             engine.wait_timeout = context.wait_timeout_ns / 1e9
+
+    # -- collectives of torch.distributed --------------------------------------------------------------------
+    def finish(self, work: Any) -> None:
+        # Side streams that peers wait for go on meanwhile. Not every Work can tell whether it is done without wait().
+        errors: list = []
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except BaseException as error:       # raised again below, on the thread that asked
+                errors.append(error)
+
+        waiter = threading.Thread(target=wait, daemon=True)     # a daemon: a dead peer must not keep this process
+        waiter.start()
+        machine().scheduler.run_until(lambda: not waiter.is_alive())
+        if errors:
+            raise errors[0]
 
     # -- symmetric memory ----------------------------------------------------------------------------------
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:
