@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 import triton_dist
 from triton_dist.backends.emulator import driver, run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.runtime.errors import DeviceFault, HangError
+from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument
 from triton_dist.runtime.state import state
 
 
@@ -175,3 +175,14 @@ def test_hang_of_a_real_kernel_names_its_line():
         EmulatorBackend().launch(lonely, (1, ), (torch.full((1, ), 4, dtype=torch.int32), ), {})
     with pytest.raises(HangError, match=r"lonely +\(0, 0, 0\) +test_machine_driver.py:\d+ \(lonely\).* 9 +4"):
         run_ranks(script, 1, heap=False)
+
+
+def test_a_cooperative_launch_must_fit():
+    def script():
+        launch, out = EmulatorBackend().launch, torch.zeros(16, dtype=torch.int32)
+        launch(dist_described, (2, ), (out, 5), dict(BLOCK=16, launch_cooperative_grid=True))
+        with pytest.raises(InvalidArgument, match="dist_described: a cooperative launch of 3 programs, of which 2"):
+            launch(dist_described, (3, ), (out, 7), dict(BLOCK=16, launch_cooperative_grid=True))
+        launch(dist_described, (1, 3), (out, 6), dict(BLOCK=16))
+        return out.tolist()
+    assert run_ranks(script, 1, num_sms=2, heap=False) == [[6] * 16]

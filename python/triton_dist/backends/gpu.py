@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What the GPU backends share: torch names streams and devices the same for both vendors, only the driver differs."""
-import os
 from abc import abstractmethod
 from typing import Any, Callable, Sequence
 
@@ -9,12 +8,13 @@ import torch
 from triton import knobs
 
 from triton_dist.backends.device_runtime import library
-from triton_dist.backends.gpu_context import ContextWriter, timeout_ns
+from triton_dist.backends.gpu_context import ContextWriter
 from triton_dist.backends.gpu_driver import GpuDriver
 from triton_dist.backends.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer
 from triton_dist.runtime.context import Context
+from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 
 
@@ -44,7 +44,7 @@ class GpuBackend(Backend):
 
     def __init__(self, driver: GpuDriver):
         self.driver = driver
-        bounded = timeout_ns() > 0
+        bounded = wait_timeout() > 0
         self._extern_libs = {LIBRARY: library(self.name, bounded)}
         self._contexts = ContextWriter(driver, bounded)
         self._memory_ops: dict[int, bool] = {}
@@ -89,8 +89,7 @@ class GpuBackend(Backend):
                 raise
             lines = [f"rank {r.rank}: {self.kernel_name(r.kernel_id)}, program {r.program}, lane {r.lane}: flag "
                      f"{r.flag:#x} (one of {r.n}) wanted {r.wanted}, last seen {r.seen}" for r in records]
-            limit = os.environ.get("TRITON_DIST_WAIT_TIMEOUT")
-            raise WaitTimeout(f"no signal within TRITON_DIST_WAIT_TIMEOUT={limit} seconds; the device context of this "
+            raise WaitTimeout(f"no signal within TRITON_DIST_WAIT_TIMEOUT={wait_timeout():g} seconds; the device context of this "
                               "process is lost, end it\n" + "\n".join(lines)) from error
 
     def is_capturing(self) -> bool:

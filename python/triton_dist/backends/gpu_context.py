@@ -17,6 +17,7 @@ from triton_dist.backends.gpu_driver import GpuDriver
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.context import (DIAG_RECORD_SIZE, DIAG_SLOTS, SIZE, SYMBOL, Context, WaitRecord,
                                          unpack_records)
+from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.errors import NotInitialized, TritonDistError
 
 
@@ -73,7 +74,7 @@ class ContextWriter:
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
                 raise NotInitialized(f"{name}: asks for its rank or for a peer's memory, but this process has not "
                                      "joined a world; call triton_dist.initialize_distributed() first")
-            self._context = self._complete(Context(wait_timeout_ns=timeout_ns()))
+            self._context = self._complete(Context(wait_timeout_ns=int(wait_timeout() * 1e9)))
 
     def _after_load(self, module, function, name, metadata_group, _hash) -> None:
         if not _uses_context(metadata_group):
@@ -108,11 +109,6 @@ class ContextWriter:
             raw = self._context.pack(module.kernel_id)
             self._driver.copy_to_device(module.address, raw, stream.cuda_stream)
             stream.synchronize()                       # `raw` must live until here
-
-
-def timeout_ns() -> int:
-    """TRITON_DIST_WAIT_TIMEOUT in nanoseconds; 0 when waits are unbounded."""
-    return int(float(os.environ.get("TRITON_DIST_WAIT_TIMEOUT") or 0) * 1e9)
 
 
 def _uses_context(metadata_group: dict) -> bool:

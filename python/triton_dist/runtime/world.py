@@ -11,6 +11,7 @@ import torch
 from triton_dist.runtime import heap as heap_module
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.context import MAX_WORLD, Context
+from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, require_agreement
 from triton_dist.runtime.state import RankState, state
@@ -60,9 +61,8 @@ def attach_heap(me: RankState) -> None:
     require_agreement(world, "TRITON_DIST_HEAP_SIZE", nbytes)
     arena = backend().reserve_arena(nbytes, world)
     me.heap = heap_module.SymmetricHeap(arena)
-    timeout = os.environ.get("TRITON_DIST_WAIT_TIMEOUT", "")
     backend().set_context(Context(rank=world.rank, world_size=world.size, bases=list(arena.bases),
-                                  barrier_pad=me.heap.base, wait_timeout_ns=int(float(timeout or 0) * 1e9)))
+                                  barrier_pad=me.heap.base, wait_timeout_ns=int(wait_timeout() * 1e9)))
     world.barrier()
 
 

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """From a call of a kernel to its launch on an emulated stream, with Triton's hooks around it."""
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from triton.compiler.compiler import LazyDict
 
 from triton_dist.backends.emulator import frontend
 from triton_dist.backends.emulator.streams import Device
+from triton_dist.runtime.errors import InvalidArgument
 
 
 def launch(device: Device, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
@@ -16,6 +18,10 @@ def launch(device: Device, kernel: Any, grid: Any, args: tuple, kwargs: dict) ->
     for hook in getattr(kernel, "pre_run_hooks", ()):
         hook(*args, **kwargs)
     bound = frontend.bind(kernel, grid, args, kwargs)
+    programs, most = math.prod(bound.grid), device.scheduler.num_sms
+    if bound.cooperative and programs > most:
+        raise InvalidArgument(f"{bound.name}: a cooperative launch of {programs} programs, of which {most} can be resident at a "
+                              "time; launch at most backend().num_sms()")
     metadata = LazyDict({"name": bound.name, "function": None, "stream": device.current})
     describe = getattr(kernel, "launch_metadata", None)
     if describe is not None:

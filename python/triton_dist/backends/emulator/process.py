@@ -20,6 +20,7 @@ from triton_dist.backends.emulator import scheduler as scheduling
 from triton_dist.backends.emulator.arena import shared
 from triton_dist.backends.emulator.machine import Machine
 from triton_dist.backends.emulator.scheduler import Scheduler
+from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
@@ -48,7 +49,7 @@ class ProcessScheduler(Scheduler):
 
     def __init__(self, seed: int, mode: str, num_sms: int, rank: int):
         super().__init__(seed, mode, num_sms, rank)
-        self.patience = float(os.environ.get("TRITON_DIST_HANG_SECONDS") or 3)
+        self.patience = number("TRITON_DIST_HANG_SECONDS", 3.0, least=0)
         self._thread = threading.get_ident()
         self._blocks: list = []              # control blocks by rank; empty in a world of one
         self._fd = -1
@@ -199,8 +200,8 @@ def start() -> Machine:
     if _machine is None:
         from triton_dist.backends.emulator.backend import default_sms
         rank = int(os.environ.get("RANK", 0))
-        scheduler = ProcessScheduler(int(os.environ.get("TRITON_DIST_EMULATOR_SEED", 0)) + rank,
-                                     os.environ.get("TRITON_DIST_EMULATOR_MODE", "random"), default_sms(), rank)
+        scheduler = ProcessScheduler(number("TRITON_DIST_EMULATOR_SEED", 0, kind=int) + rank,
+                                     os.environ.get("TRITON_DIST_EMULATOR_MODE") or "random", default_sms(), rank)
         _machine = Machine(scheduler)
         scheduling._stack.insert(0, scheduler)
         atexit.register(_at_exit, _machine)

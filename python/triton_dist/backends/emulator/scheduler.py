@@ -8,7 +8,6 @@ order.py.
 """
 import collections
 import contextlib
-import os
 import random
 from typing import Any, Callable, Iterator, Optional
 
@@ -18,6 +17,7 @@ import torch
 from triton_dist.backends.emulator import hang
 from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
 from triton_dist.backends.emulator.order import MODES, PREEMPT, Ready
+from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized
 
 __all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "is_active"]
@@ -71,7 +71,7 @@ class Scheduler:
         self.hosts = {rank: self.main}
         self.lock = contextlib.nullcontext()
         self.turns = 0
-        self.wait_timeout = float(os.environ.get("TRITON_DIST_WAIT_TIMEOUT") or 0)      # seconds; 0 = unbounded
+        self.wait_timeout = wait_timeout()           # seconds; 0 = unbounded
         self.machine: Any = None                     # memory, devices and arenas that go with it
         self.writers: dict = {}                      # flag address -> (rank, name) of its last writer
         self._hub: Any = None

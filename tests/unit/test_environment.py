@@ -1,0 +1,30 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Numbers from the environment."""
+import pytest
+
+from triton_dist.runtime.environment import number, wait_timeout
+from triton_dist.runtime.errors import InvalidArgument
+
+
+def test_numbers_and_defaults(monkeypatch):
+    monkeypatch.delenv("TRITON_DIST_WAIT_TIMEOUT", raising=False)
+    assert wait_timeout() == 0
+    for text, seconds in (("", 0), (" 2 ", 2), ("0.25", 0.25), ("0", 0)):
+        monkeypatch.setenv("TRITON_DIST_WAIT_TIMEOUT", text)
+        assert wait_timeout() == seconds
+    monkeypatch.setenv("TRITON_DIST_EMULATOR_SEED", "-3")
+    assert number("TRITON_DIST_EMULATOR_SEED", 0, kind=int) == -3
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan", "1s"])
+def test_what_is_no_number_is_named(monkeypatch, text):
+    monkeypatch.setenv("TRITON_DIST_WAIT_TIMEOUT", text)
+    with pytest.raises(InvalidArgument, match=f"TRITON_DIST_WAIT_TIMEOUT='{text}': expected a number of at least 0"):
+        wait_timeout()
+
+
+def test_whole_numbers(monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_EMULATOR_SMS", "2.5")
+    with pytest.raises(InvalidArgument, match="expected a whole number of at least 1"):
+        number("TRITON_DIST_EMULATOR_SMS", 8, least=1, kind=int)
