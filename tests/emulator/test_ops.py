@@ -84,3 +84,18 @@ def test_unfused_method_agrees():
         b = random_tensor(20, dtype=F32, seed=77)
         assert_matches(gemm_rs(x, w, bias=b, method="unfused"), gemm_rs_float64(x, w, group, b), k=96, roundings=3)
     run_ranks(script, 3)
+
+
+def test_the_tf32_switch_is_read_at_every_call():
+    from unittest import mock
+
+    from triton_dist.backends.emulator.backend import EmulatorBackend
+    from triton_dist.runtime.state import state
+
+    def script():
+        back_to_back([RS(8, 8, 16, dtype=F32)])
+        with mock.patch.object(EmulatorBackend, "allow_tf32", lambda self: True):
+            back_to_back([RS(8, 8, 16, dtype=F32)])
+        back_to_back([RS(8, 8, 16, dtype=F32)])
+        return sorted(plan.call.options["PRECISION"] for plan in state().plans.values())
+    assert run_ranks(script, 1) == [["ieee", "tf32"]]

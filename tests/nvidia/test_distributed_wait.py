@@ -94,7 +94,8 @@ class Pipe:
         side, current = side_stream(), triton_dist.current_stream()
         side.wait_stream(current)
         with triton_dist.use_stream(side):
-            send_kernel[(self.chunks,)](self.a, self.buffer, self.flags, self.epoch, self.chunk_tiles * self.block * k, BLOCK=1024)
+            send_kernel[(self.chunks,)](self.a, self.buffer, self.flags, self.epoch, self.chunk_tiles * self.block * k,
+                                        BLOCK=1024)
         # Programs that wait must leave room for those that they wait for (the emulator reports it where they do not).
         tiles = self.tiles * -(-n // self.block)
         gemm_kernel[(min(tiles, backend().num_sms() - self.chunks),)](
@@ -133,7 +134,8 @@ def main() -> None:
         pipe = Pipe(m, n, k, torch.float16, False, block)
         text = f", {milliseconds(pipe, group, 20 if on_gpu else 2):.3f} ms a pass, barrier included"
     if group.rank == 0:
-        print(f"{args.case}: M={m} N={n} K={k} float16 on {group.size} x {triton_dist.device().type}, relative error {error:.1e}{text}")
+        print(f"{args.case}: M={m} N={n} K={k} float16 on {group.size} x {triton_dist.device().type}, relative error "
+              f"{error:.1e}{text}")
         print("✅ Triton and Torch match")
     triton_dist.finalize_distributed()
 

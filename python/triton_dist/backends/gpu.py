@@ -133,6 +133,9 @@ class GpuBackend(Backend):
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, kwargs, grid, True, self._extern_libs)
 
+    def allow_tf32(self) -> bool:
+        return torch.backends.cuda.matmul.allow_tf32        # torch's name for it on both vendors
+
     def set_context(self, context: Context) -> None:
         self._contexts.set(context)
 

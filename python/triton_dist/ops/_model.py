@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: MIT
 """A first model of time: what each method of an op should take on a machine, from rates measured on it.
 
-Sources: backends give a Machine from their own measurements (benchmarks/results). Communication is bytes over a link rate
+Sources: a backend gives a MachineModel from their own measurements (benchmarks/results). Communication is bytes over a link rate
 plus a fixed cost; a GEMM is waves of tiles. It is right to about 20 %; `ERROR` says so to whoever compares.
 """
 from dataclasses import dataclass
 
-from triton_dist.runtime.backend import GemmConfig, MachineModel as Machine
+from triton_dist.runtime.backend import GemmConfig, MachineModel
 
 ERROR = 0.20
 
@@ -20,7 +20,8 @@ class Estimate:
     note: str
 
 
-def gemm_us(machine: Machine, m: int, n: int, k: int, itemsize: int, block_m: int, block_n: int, ratio: float) -> float:
+def gemm_us(machine: MachineModel, m: int, n: int, k: int, itemsize: int, block_m: int, block_n: int,
+            ratio: float) -> float:
     """A GEMM [m, k] x [n, k]: whole waves of tiles on all SMs at `ratio` of the library's rate."""
     rate = machine.gemm_tflops * ratio * (1.0 if itemsize == 2 else 0.5) * 1e6      # flop per microsecond
     tiles = -(-m // block_m) * -(-n // block_n)
@@ -29,12 +30,13 @@ def gemm_us(machine: Machine, m: int, n: int, k: int, itemsize: int, block_m: in
     return waves * per_tile
 
 
-def library_gemm_us(machine: Machine, m: int, n: int, k: int, itemsize: int) -> float:
+def library_gemm_us(machine: MachineModel, m: int, n: int, k: int, itemsize: int) -> float:
     """The vendor library picks its tiles: the best of three sizes."""
     return min(gemm_us(machine, m, n, k, itemsize, bm, bn, 1.0) for bm, bn in ((128, 256), (128, 128), (64, 128)))
 
 
-def ag_gemm_estimates(machine: Machine, m: int, n: int, k: int, world: int, itemsize: int, config: GemmConfig, core: bool) -> list[Estimate]:
+def ag_gemm_estimates(machine: MachineModel, m: int, n: int, k: int, world: int, itemsize: int, config: GemmConfig,
+                      core: bool) -> list[Estimate]:
     """Methods of ag_gemm for x [m, k] a rank and weight [n, k], the best first."""
     shard = m * k * itemsize
     gather = machine.collective_us + (world - 1) * shard / (machine.collective_gbs * 1e3) if world > 1 else 0.0
@@ -51,7 +53,8 @@ def ag_gemm_estimates(machine: Machine, m: int, n: int, k: int, world: int, item
     return _sorted(unfused, f"all-gather {gather / 1e3:.3f} + GEMM {library / 1e3:.3f}", fused, "gather behind the GEMM")
 
 
-def gemm_rs_estimates(machine: Machine, m: int, n: int, k: int, world: int, itemsize: int, config: GemmConfig, core: bool) -> list[Estimate]:
+def gemm_rs_estimates(machine: MachineModel, m: int, n: int, k: int, world: int, itemsize: int, config: GemmConfig,
+                      core: bool) -> list[Estimate]:
     """Methods of gemm_rs for x [m * world, k] and weight [n, k] a rank, the best first."""
     chunk = m * n * itemsize
     scatter = machine.collective_us + (world - 1) * chunk / (machine.collective_gbs * 1e3) if world > 1 else 0.0
@@ -70,7 +73,7 @@ def gemm_rs_estimates(machine: Machine, m: int, n: int, k: int, world: int, item
     return _sorted(unfused, f"GEMM {library / 1e3:.3f} + reduce-scatter {scatter / 1e3:.3f}", fused, "ring inside the GEMM")
 
 
-def _fused_methods(machine: Machine, core: bool) -> list:
+def _fused_methods(machine: MachineModel, core: bool) -> list:
     return ([("ws", machine.core_ratio)] if core else []) + [("portable", machine.portable_ratio)]
 
 

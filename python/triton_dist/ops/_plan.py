@@ -18,9 +18,9 @@ METHODS = ("auto", "portable", "ws", "unfused")
 
 
 def signature(*tensors: Any) -> tuple:
-    """What of the tensors decides whether a call is valid and which code serves it. None and non-tensors included."""
-    return tuple((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16) if isinstance(t, torch.Tensor) else type(t)
-                 for t in tensors)
+    """What decides whether a call with these tensors is valid and which code serves it. None and non-tensors included."""
+    return (backend().allow_tf32(), *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16)
+                                      if isinstance(t, torch.Tensor) else type(t) for t in tensors))
 
 
 def planned(op: str, group: Group, key: tuple, make: Callable[[], Any]) -> Any:
@@ -45,7 +45,7 @@ def choose(op: str, method: str, group: Group, core_serves: bool, bytes_in: int,
         raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}")
     if method == "unfused":
         return method
-    reason = _obstacle(group, needs_stream_memory_ops)
+    reason = obstacle(group, needs_stream_memory_ops)
     if reason is not None and method != "auto":
         raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or 'unfused'")
     if reason is not None:
@@ -72,7 +72,8 @@ def pays(op: str, world: int, bytes_in: int) -> bool:
     return machine is None or world == 1 or bytes_in >= machine.fuse_bytes[op]
 
 
-def _obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
+def obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
+    """Why no fused kernel can run here; None where one can."""
     if backend().is_capturing():
         return "graph capture is not supported by the fused kernel yet"
     if group.size > 1 and not heap_module.heap().reachable(group):
@@ -94,5 +95,5 @@ def agree_once(op: str, group: Group, shape: dict) -> None:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """tl.dot's input_precision: fp32 follows torch.backends.cuda.matmul.allow_tf32."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    """tl.dot's input_precision: fp32 follows torch's allow_tf32."""
+    return "tf32" if dtype == torch.float32 and backend().allow_tf32() else "ieee"

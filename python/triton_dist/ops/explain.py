@@ -52,8 +52,8 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
         predict = _model.ag_gemm_estimates if gather else _model.gemm_rs_estimates
         estimates = predict(machine, *shard, world, dtype.itemsize, config, serves)
     if chosen == "unfused":
-        reason = (f"the collective brings only {bytes_in / 1e6:.1f} MB to a rank" if not _plan.pays(op, world, bytes_in)
-                  else "peers cannot be reached from here, or a graph is being captured")
+        reason = (_plan.obstacle(members, needs_stream_memory_ops=gather)
+                  or f"the collective brings only {bytes_in / 1e6:.1f} MB to a rank")
     elif machine is None:
         reason = "the device has not been measured, and fusing is what it usually gains by"
     else:

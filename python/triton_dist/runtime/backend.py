@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """The contract between the runtime and a backend, and the registry that picks one.
 
-Nothing outside `backends/` knows a vendor. A backend supplies devices, streams, the copy engine, the symmetric arena and
-the way a kernel is launched; `runtime` builds heap, groups and workspaces on that.
+Nothing outside `backends/` knows a vendor, but for the registry here. A backend supplies devices, streams, the copy engine,
+the symmetric arena and the way a kernel is launched; `runtime` builds heap, groups and workspaces on that.
 """
 import functools
 import importlib
@@ -71,10 +71,17 @@ class Transfer(NamedTuple):
 class Stream(Protocol):
     """An in-order queue of device work. torch.cuda.Stream satisfies it."""
 
-    def wait_stream(self, other: "Stream") -> None: ...
-    def record_event(self, event: Any = None) -> Any: ...
-    def wait_event(self, event: Any) -> None: ...
-    def synchronize(self) -> None: ...
+    def wait_stream(self, other: "Stream") -> None:
+        """Work put on this stream from now on starts after all that is on `other` now."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has passed once all that is on this stream now has run."""
+
+    def wait_event(self, event: Any) -> None:
+        """Work put on this stream from now on starts after `event`."""
+
+    def synchronize(self) -> None:
+        """Returns once all that is on this stream has run."""
 
 
 class Arena(ABC):
@@ -96,8 +103,8 @@ class Arena(ABC):
 class Backend(ABC):
     """What a vendor, or the emulator, implements."""
 
-    name: str
-    default_heap_size: int
+    name: str                  # "nvidia", "amd" or "emulator"
+    default_heap_size: int     # bytes of symmetric heap a rank, without TRITON_DIST_HEAP_SIZE
 
     # -- devices -------------------------------------------------------------------------------------------
     @abstractmethod
@@ -118,10 +125,12 @@ class Backend(ABC):
 
     # -- streams -------------------------------------------------------------------------------------------
     @abstractmethod
-    def new_stream(self, priority: int = 0) -> Stream: ...
+    def new_stream(self, priority: int = 0) -> Stream:
+        """A new stream of this rank's device; a negative priority is a higher one."""
 
     @abstractmethod
-    def current_stream(self) -> Stream: ...
+    def current_stream(self) -> Stream:
+        """The stream that launches go to."""
 
     @abstractmethod
     def use_stream(self, stream: Stream) -> Any:
@@ -137,7 +146,8 @@ class Backend(ABC):
 
     # -- copy engine (protocol rules 15, 16) ---------------------------------------------------------------
     @abstractmethod
-    def has_stream_memory_ops(self) -> bool: ...
+    def has_stream_memory_ops(self) -> bool:
+        """Whether streams of this rank's device can write flags: `push` and `write_value32` work."""
 
     @abstractmethod
     def push(self, source: Any, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
@@ -168,6 +178,10 @@ class Backend(ABC):
     @abstractmethod
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         """Tiling of the portable GEMM core for chunks of `m` rows. Equal arguments give equal tilings on all ranks."""
+
+    def allow_tf32(self) -> bool:
+        """Whether the user lets fp32 products be rounded to tf32, by torch's own switch for matmuls."""
+        return False
 
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         """Compiles `kernel` for these arguments without running it; None where there is nothing to compile."""

@@ -11,10 +11,11 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 
 
-class _BackendLaunch:
-    """Mixin over a JITFunction: hands launches and warm-ups to the backend."""
+class BackendLaunch:
+    """Mixin over a JITFunction: hands launches and warm-ups to the backend, which links the device runtime."""
 
     def run(self, *args, grid, warmup, **kwargs):
+        """What kernel[grid](...) and kernel.warmup(...) call."""
         if warmup:
             return backend().compile(self, grid, args, kwargs)
         return backend().launch(self, grid, args, kwargs)
@@ -28,7 +29,7 @@ class _BackendLaunch:
         return f"{type(self).__name__}({self.module}:{self.fn.__qualname__})"
 
 
-class DistJITFunction(_BackendLaunch, JITFunction):
+class DistJITFunction(BackendLaunch, JITFunction):
     """A JITFunction that leaves its launch to the backend.
 
     Everything else is Triton's: it can be called from other kernels, wrapped by autotune and heuristics, warmed up, and
@@ -40,7 +41,7 @@ class DistJITFunction(_BackendLaunch, JITFunction):
 def _gluon_class() -> type:
     from triton.experimental.gluon._runtime import GluonJITFunction
 
-    class DistGluonJITFunction(_BackendLaunch, GluonJITFunction):
+    class DistGluonJITFunction(BackendLaunch, GluonJITFunction):
         """The same over a Gluon kernel."""
 
     return DistGluonJITFunction

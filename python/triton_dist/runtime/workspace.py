@@ -122,7 +122,7 @@ def follow_last_op(stream: Stream) -> None:
     state().last_stream = stream
 
 
-def side_stream():
+def side_stream() -> Stream:
     """The stream on which this rank's ops push with the copy engine."""
     if state().side_stream is None:
         state().side_stream = backend().new_stream(priority=-1)

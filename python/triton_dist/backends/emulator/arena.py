@@ -121,13 +121,3 @@ def _open(path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return -1
-
-
-def address_of(tensor: Any, what: str) -> int:
-    """Address of a contiguous CPU tensor's first element."""
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
-        raise InvalidArgument(f"{what}: expected a tensor on triton_dist.device(), found {tensor!r}")
-    if not tensor.is_contiguous():
-        raise InvalidArgument(f"{what}: expected a contiguous tensor, found strides {tensor.stride()} for shape "
-                              f"{tuple(tensor.shape)}")
-    return tensor.data_ptr()

@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The emulator as a backend of the runtime: a CPU that behaves like a machine of GPUs."""
-import os
 import threading
 from typing import Any, Sequence
 
@@ -15,16 +14,6 @@ from triton_dist.backends.emulator.meeting import VirtualGroup
 from triton_dist.backends.emulator.streams import Stream
 from triton_dist.runtime.backend import Arena, Backend, GemmConfig, Transfer
 from triton_dist.runtime.errors import InvalidArgument
-
-_SMS = "TRITON_DIST_EMULATOR_SMS"
-
-
-def default_sms() -> int:
-    """Programs that can be resident at a time on a rank: TRITON_DIST_EMULATOR_SMS, or 8."""
-    text = os.environ.get(_SMS, "8")
-    if not text.isdigit() or int(text) < 1:
-        raise InvalidArgument(f"{_SMS}={text!r}: expected a number of at least 1")
-    return int(text)
 
 
 def machine() -> Machine:
@@ -77,14 +66,14 @@ class EmulatorBackend(Backend):
         return True
 
     def push(self, source: torch.Tensor, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
-        base = arenas.address_of(source, "source")
+        base = _address_of(source, "source")
         machine().memory.register(source, "push source")
         for to, offset, nbytes, flag in transfers:
             stream.copy(to, base + offset, nbytes)
             stream.write_value32(flag, value)
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        to, source = arenas.address_of(dst, "dst"), arenas.address_of(src, "src")
+        to, source = _address_of(dst, "dst"), _address_of(src, "src")
         nbytes = src.numel() * src.element_size()
         if dst.numel() * dst.element_size() != nbytes:
             raise InvalidArgument(f"copy: expected equal sizes, found {dst.numel() * dst.element_size()} bytes for dst "
@@ -95,7 +84,7 @@ class EmulatorBackend(Backend):
         stream.copy(to, source, nbytes)
 
     def write_value32(self, flags: torch.Tensor, index: int, value: int, stream: Stream) -> None:
-        address = arenas.address_of(flags, "flags")
+        address = _address_of(flags, "flags")
         if flags.element_size() != 4 or not 0 <= index < flags.numel():
             raise InvalidArgument(f"write_value32: expected an index into 32-bit flags, found index {index} into "
                                   f"{flags.numel()} elements of {flags.dtype}")
@@ -144,3 +133,13 @@ class EmulatorBackend(Backend):
             here.adopt(world.rank)
             here.scheduler.join(world)
         return arenas.reserve(here, nbytes, world)
+
+
+def _address_of(tensor: Any, what: str) -> int:
+    """Address of a contiguous CPU tensor's first element."""
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        raise InvalidArgument(f"{what}: expected a tensor on triton_dist.device(), found {tensor!r}")
+    if not tensor.is_contiguous():
+        raise InvalidArgument(f"{what}: expected a contiguous tensor, found strides {tensor.stride()} for shape "
+                              f"{tuple(tensor.shape)}")
+    return tensor.data_ptr()

@@ -16,6 +16,7 @@ from triton.backends.driver import DriverBase
 from triton.backends.nvidia.compiler import CUDABackend
 
 from triton_dist.backends.emulator import frontend
+from triton_dist.backends.emulator.backend import machine
 from triton_dist.backends.emulator.launching import perform
 from triton_dist.runtime.errors import UnsupportedFeature
 
@@ -53,7 +54,6 @@ class _Utils:
     """What Triton asks of a driver's native half."""
 
     def get_device_properties(self, device: int) -> dict:
-        from triton_dist.backends.emulator.backend import machine
         return dict(_LIMITS, multiprocessor_count=machine().scheduler.num_sms)
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple:
@@ -82,7 +82,6 @@ class _Interface:
 
     @staticmethod
     def synchronize() -> None:
-        from triton_dist.backends.emulator.backend import machine
         machine().device().synchronize()
 
 
@@ -143,7 +142,6 @@ def _launcher(source: Any, metadata: Any) -> Callable:
 
     def run(x: int, y: int, z: int, stream: Any, function: Any, packed: Any, described: Any, enter: Any, leave: Any,
             *args: Any) -> None:
-        from triton_dist.backends.emulator.backend import machine
         options = dict(num_warps=metadata.num_warps, num_ctas=metadata.num_ctas)
         perform(machine().device(), frontend.bind(kernel, (x, y, z), args, options), described, enter, leave)
     return run

@@ -10,16 +10,19 @@ from typing import Any, Callable
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator import (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition,
-                                           gluon_tma, gluon_wgmma, memory, rebuild, scheduler, twins_core, twins_dist,
+from triton_dist.backends.emulator import (descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma,
+                                           gluon_wgmma, memory, rebuild, scheduler, statements, twins_core, twins_dist,
                                            twins_math, twins_memory, twins_reduce, twins_shape)
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import (F32, I1, I32, I64, U64, canonical, from_torch, info, pointer_to,
                                                      rounded)
 from triton_dist.backends.emulator.registry import Tup
 from triton_dist.backends.emulator.scalars import FloatScalar, IntScalar, Pointer, constant
+from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.jit import BackendLaunch
 
+# Importing them registers their twins.
 TWIN_MODULES = (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma, gluon_wgmma,
                 twins_core, twins_dist, twins_math, twins_memory, twins_reduce, twins_shape)
 _OPTIONS = {
@@ -145,8 +148,7 @@ def _grid(grid: Any, meta: dict) -> tuple:
 
 def _linked(kernel: Any, options: dict) -> bool:
     """Whether the device runtime is linked: a @triton_dist.jit kernel, or one launched with its library."""
-    return "tdist" in dict(options.get("extern_libs") or ()) or any(
-        kind.__module__ == "triton_dist.runtime.jit" for kind in type(kernel).__mro__)
+    return LIBRARY in dict(options.get("extern_libs") or ()) or isinstance(kernel, BackendLaunch)
 
 
 def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
@@ -182,5 +184,3 @@ def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
     return Launch(kernel.__name__, _grid(grid, dict(bound.arguments)), int(options.get("num_warps") or 4), body,
                   int(options.get("num_ctas") or 1), bool(options.get("launch_cooperative_grid")), keep)
 
-
-__all__ = ["Launch", "TWIN_MODULES", "argument", "bind", "compile_options"]

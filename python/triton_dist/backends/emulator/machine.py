@@ -6,7 +6,13 @@ from typing import Optional
 from triton_dist.backends.emulator import memory
 from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.backends.emulator.streams import Device
+from triton_dist.runtime.environment import number
 from triton_dist.runtime.state import RankState, state
+
+
+def default_sms() -> int:
+    """Programs that can be resident at a time on a rank: TRITON_DIST_EMULATOR_SMS, or 8."""
+    return number("TRITON_DIST_EMULATOR_SMS", 8, least=1, kind=int)
 
 
 class Machine:

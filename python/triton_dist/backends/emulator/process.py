@@ -18,7 +18,7 @@ from triton_dist.backends.emulator import control_block as control
 from triton_dist.backends.emulator import hang
 from triton_dist.backends.emulator import scheduler as scheduling
 from triton_dist.backends.emulator.arena import shared
-from triton_dist.backends.emulator.machine import Machine
+from triton_dist.backends.emulator.machine import Machine, default_sms
 from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import UnsupportedFeature
@@ -198,7 +198,6 @@ def start() -> Machine:
     """The machine of this process, made on first use."""
     global _machine
     if _machine is None:
-        from triton_dist.backends.emulator.backend import default_sms
         rank = int(os.environ.get("RANK", 0))
         scheduler = ProcessScheduler(number("TRITON_DIST_EMULATOR_SEED", 0, kind=int) + rank,
                                      os.environ.get("TRITON_DIST_EMULATOR_MODE") or "random", default_sms(), rank)

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Sequence
 import torch
 
 from triton_dist.backends.emulator.actors import Actor, Waiting
-from triton_dist.backends.emulator.machine import Machine
+from triton_dist.backends.emulator.machine import Machine, default_sms
 from triton_dist.backends.emulator.meeting import Meetings, VirtualGroup
 from triton_dist.backends.emulator.scheduler import Scheduler, activated
 from triton_dist.runtime import state as rank_state
@@ -129,10 +129,9 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
     Returns the results by rank. An exception on one rank ends the world and is raised here, with a note of its rank;
     HangError when nothing can run.
     """
-    from triton_dist.backends.emulator import backend as emulator
     if world_size < 1:
         raise InvalidArgument(f"world_size: expected at least 1, found {world_size}")
-    world = World(world_size, seed, mode, num_sms or emulator.default_sms())
+    world = World(world_size, seed, mode, num_sms or default_sms())
     machine, meetings = Machine(world), Meetings(world)
     lists = [tuple(ranks) for ranks in groups or ()]
 

@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The Hopper core: one warp-specialised persistent GEMM, shared by all ops through three hooks.
+"""The Hopper core: one warp-specialised persistent GEMM, shared by all ops through hooks (an aggregate with these methods).
 
-Roles in a CTA of 12 warps:
-    loader (1 warp)   TMA loads of operand tiles into a ring of stages. Hook `acquire`: waits for a peer's data, so that a
-                      wait never stalls the MMA warps, which still have stages to eat.
-    mma    (8 warps)  wgmma over the stages, then the epilogue. Hook `addend`: adds what the loader fetched into staging.
+Hook `tile(t)` says what the t-th unit of work is. Roles in a CTA of 12 warps:
+    loader (1 warp)   TMA loads of operand tiles into a ring of stages. Hooks `acquire`: waits for a peer's data, so that a
+                      wait never stalls the MMA warps, which still have stages to eat; `load`: a block of A;
+                      `fetch_addend`: what to add, into the staging buffer.
+    mma    (8 warps)  wgmma over the stages. Hook `finish`: the epilogue, from the accumulator into the staging buffer.
     storer (1 warp)   TMA store of the staging buffer. Hooks `store` and `signal`: where a tile goes, and whom it tells.
 
 Hand-overs, each one mbarrier with one waiter that waits in every lap (protocol rule 18b):

@@ -15,8 +15,8 @@ def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n
     """out [m, n] = this rank's rows of the sum over ranks of x [world * m, k] @ weight [n, k]^T, plus bias [n].
 
     The partial sum of chunk c starts at rank c + 1 and travels to rank c; at step s rank r works on chunk r - 1 - s.
-    Who writes: a tile's program stores its sum into rows from step * pitch of `slots` of the next rank, then releases the epoch into
-    flags[step, tile] there (system scope). At the last step the sum goes to `out`.
+    Who writes: a tile's program stores its sum into rows from step * pitch of `slots` of the next rank, then releases
+    the epoch into flags[step, tile] there (system scope). At the last step the sum goes to `out`.
     Who waits: the program of the same tile one step later acquires that flag at system scope before it adds the slot.
     What bounds the epoch: slots alternate between two halves by the epoch's parity. The chain of a tile passes through
     every rank, so that whoever finishes knows that all peers have started. The last program out advances the epoch.
