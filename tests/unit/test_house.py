@@ -1,0 +1,238 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The rules of the house: which room may import which, where a vendor may be named, and what every file looks like."""
+import ast
+import importlib
+import inspect
+import io
+import re
+import subprocess
+import tokenize
+import tomllib
+import typing
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "triton_dist"
+MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+           for path in sorted(PACKAGE.rglob("*.py"))}
+FOLDERS = ("python", "tests", "tutorials", "benchmarks", "scripts")
+SOURCES = [path for folder in FOLDERS if (ROOT / folder).is_dir() for path in sorted((ROOT / folder).rglob("*"))
+           if path.suffix in (".py", ".ll") and "build" not in path.relative_to(ROOT).parts]
+short = {path: str(path.relative_to(ROOT)) for path in SOURCES}
+
+BACKENDS = ("backends.nvidia", "backends.amd", "backends.emulator")
+TOOLS = ("bench", "checker", "cli", "testing", "tune", "profile", "aot")
+# room: what of the package it may import beside itself. The package's own face, triton_dist, may import layers and below.
+MAY_IMPORT = {
+    "language": (),
+    "runtime": ("language",),
+    "ops": ("runtime", "language"),
+    "layers": ("ops", "runtime", "language"),
+    "backends": ("runtime", "language"),
+}
+# A concrete backend knows no other, but for the capability that both register: the Hopper core runs unedited in the emulator.
+SHARED_CORES = {("triton_dist.backends.emulator.backend", "triton_dist.backends.nvidia.cores")}
+# Where the registry and torch's own names for what both vendors have make a vendor's word necessary.
+VENDOR_PLACES = {
+    "triton_dist.runtime.backend": {'"nvidia"', '"triton_dist.backends.nvidia"', '"amd"', '"triton_dist.backends.amd"',
+                                    "cuda", "hip"},
+}
+VENDOR_WORD = re.compile(r"nvidia|cuda|(?<![a-z])hip(?![a-z])|rocm|(?<![a-z])amd(?![a-z])|nvshmem", re.I)
+
+
+def imports_of(module: str) -> set:
+    """Modules of the package that `module` imports, at its top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: relative import"
+            found |= {name if name in MODULES else node.module
+                      for name in (f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name.split(".")[0] == "triton_dist"}
+
+
+def room(module: str) -> str:
+    return (module.split(".") + [""])[1]
+
+
+def concrete(module: str) -> str:
+    """The concrete backend that a module belongs to, or ''."""
+    return next((name for name in BACKENDS if f"{module}.".startswith(f"triton_dist.{name}.")), "")
+
+
+# -- imports -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", MAY_IMPORT)
+def test_imports_go_one_way(name):
+    wrong = [f"{module} imports {other}" for module in MODULES if room(module) == name for other in imports_of(module)
+             if room(other) not in (name, *MAY_IMPORT[name])]
+    assert not wrong, f"{name} may import {MAY_IMPORT[name] or 'nothing'}: {wrong}"
+
+
+def test_a_concrete_backend_is_found_by_the_registry_only():
+    inside = [module for module in MODULES if room(module) in MAY_IMPORT]
+    wrong = [f"{module} imports {other}" for module in inside for other in imports_of(module)
+             if concrete(other) not in ("", concrete(module)) and (module, other) not in SHARED_CORES]
+    assert not wrong
+    assert all(other in imports_of(module) for module, other in SHARED_CORES), "an exception that nobody needs"
+
+
+def test_nothing_below_imports_a_tool():
+    inside = [module for module in MODULES if room(module) not in (*TOOLS, "__main__")]
+    assert not [f"{module} imports {other}" for module in inside for other in imports_of(module) if room(other) in TOOLS]
+
+
+# -- vendors -----------------------------------------------------------------------------------------------------------
+def words_of_code(path: Path) -> list:
+    """Names and strings of a file, without comments, docstrings, and the texts of errors and warnings."""
+    source = path.read_text()
+    prose = [node for parent in ast.walk(ast.parse(source)) for node in prose_of(parent)]
+    spans = [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in prose]
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.NAME, tokenize.STRING) and not any(a <= token.start < b for a, b in spans):
+            found.append(token.string)
+    return found
+
+
+def prose_of(node: ast.AST) -> list:
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body:
+        first = node.body[0]
+        return [first] if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else []
+    if isinstance(node, ast.Raise):
+        return [node]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "warn":
+        return [node]
+    return []
+
+
+@pytest.mark.parametrize("name", ["ops", "layers", "runtime"])
+def test_no_vendor_is_named_above_the_backends(name):
+    wrong = {}
+    for module in MODULES:
+        if room(module) == name:
+            words = {word for word in words_of_code(MODULES[module]) if VENDOR_WORD.search(word)}
+            if words - VENDOR_PLACES.get(module, set()):
+                wrong[module] = sorted(words - VENDOR_PLACES.get(module, set()))
+    assert not wrong, f"vendor words outside backends/, put it behind runtime.backend.Backend: {wrong}"
+
+
+# -- docstrings --------------------------------------------------------------------------------------------------------
+PUBLIC = ["triton_dist", "triton_dist.language", "triton_dist.ops", "triton_dist.layers", "triton_dist.testing",
+          *(f"triton_dist.runtime.{name}" for name in ("backend", "errors", "groups", "heap", "streams", "workspace",
+                                                       "world"))]
+
+
+def public_objects(module) -> list:
+    """(name, object) of what a module exports, and of the public methods that its classes define."""
+    names = getattr(module, "__all__", None) or [
+        name for name, value in vars(module).items() if not name.startswith("_")
+        and getattr(value, "__module__", None) == module.__name__ and (inspect.isclass(value) or callable(value))]
+    found = [(f"{module.__name__}.{name}", getattr(module, name)) for name in names]
+    return found + [(f"{name}.{member}", value) for name, cls in found if inspect.isclass(cls)
+                    for member, value in vars(cls).items() if not member.startswith("_")
+                    and (inspect.isfunction(value) or isinstance(value, (classmethod, staticmethod, property)))
+                    and not documented_above(cls, member)]
+
+
+def documented_above(cls: type, member: str) -> bool:
+    return any(getattr(vars(base).get(member), "__doc__", None) for base in cls.__mro__[1:])
+
+
+def docstring(value: typing.Any) -> str:
+    """Of a function, class or method, or of the function behind a jit function."""
+    return (getattr(getattr(value, "fn", value), "__doc__", None) or "").strip()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_public_is_documented(name):
+    objects = public_objects(importlib.import_module(name))
+    assert objects and not [known for known, value in objects if not docstring(value)]
+
+
+def test_run_ranks_is_documented():
+    from triton_dist.backends.emulator import run_ranks
+    assert "world_size" in inspect.signature(run_ranks).parameters
+    assert all(f"{word}:" in docstring(run_ranks) for word in ("mode", "seed", "num_sms", "groups", "heap"))
+
+
+def test_every_module_says_what_it_is_for():
+    assert not [name for name, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text()))]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+def test_every_file_has_its_header():
+    wrong = []
+    for path in SOURCES:
+        mark = ";" if path.suffix == ".ll" else "#"
+        head = f"{mark} SPDX-FileCopyrightText: Copyright (c) triton_dist contributors\n{mark} SPDX-License-Identifier: MIT\n"
+        wrong += [] if path.read_text().startswith(head) else [short[path]]
+    assert not wrong
+
+
+def test_files_and_lines_are_short():
+    lines = {path: path.read_text().splitlines() for path in SOURCES}
+    assert not {short[path]: len(text) for path, text in lines.items() if len(text) > 400 and path.suffix == ".py"}
+    assert not [f"{short[path]}:{i + 1}: {len(line)}" for path, text in lines.items() for i, line in enumerate(text)
+                if len(line) > 130]
+
+
+def test_no_file_names_a_machine():
+    """Neither its folders nor the registry it installs from."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    # Spelled so that this file does not name what it looks for.
+    folders = re.compile(r"(?<![\w.~])/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "ho" + "me")) + r")(?:/|\b)")
+    hosts = re.compile(r"py" + r"pi\.|artifact" + r"ory|index" + r"-url")
+    wrong = []
+    for name in listed.stdout.split("\0"):
+        path = ROOT / name
+        if name and path.is_file() and path.suffix != ".png":
+            text = path.read_text()
+            wrong += [f"{name}: {found.group()}" for pattern in (folders, hosts) for found in pattern.finditer(text)]
+    assert not wrong
+
+
+def test_every_test_file_asserts_something():
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        if not any(isinstance(node, ast.Assert) for node in nodes) and not any(
+                isinstance(node, ast.Attribute) and node.attr == "raises" for node in nodes):
+            wrong.append(short[path])
+    assert not wrong
+
+
+# -- packaging ---------------------------------------------------------------------------------------------------------
+def project() -> dict:
+    return tomllib.loads((ROOT / "python" / "pyproject.toml").read_text())
+
+
+def test_device_runtime_is_package_data():
+    globs = project()["tool"]["setuptools"]["package-data"]["*"]
+    data = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts]
+    assert {path.name for path in data} == {"common.ll", "device.ll"}
+    for path in data:
+        assert any(path.match(pattern) for pattern in globs), f"{path.name} is in no wheel"
+        assert (path.parent / "__init__.py").is_file(), "setuptools takes data from packages only"
+
+
+def test_extras_hold_what_the_tests_and_tools_import():
+    extras = {name: {re.split(r"[<>=]", item)[0] for item in items}
+              for name, items in project()["project"]["optional-dependencies"].items()}
+    assert extras["dev"] >= {"pytest", "hypothesis", *extras["emulator"], *extras["bench"]}
+
+
+# -- environment -------------------------------------------------------------------------------------------------------
+def test_every_variable_is_listed_once():
+    """docs/environment.md has every variable of ours that the package or the scripts read, and no other."""
+    pattern = re.compile(r"\bTRITON_DIST_[A-Z]+(?:_[A-Z]+)*\b")
+    files = [*MODULES.values(), *(ROOT / "scripts").glob("*.sh"), *ROOT.glob("*.sh")]
+    read = {name for path in files for name in pattern.findall(path.read_text())}
+    listed = re.findall(r"^\| `(TRITON_DIST_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M)
+    assert sorted(listed) == sorted(read - {"TRITON_DIST_ROOT"})        # ROOT is set by setenv.sh, not read from outside
