@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """A first model of time: what each method of an op should take on a machine, from rates measured on it.
 
-Sources: a backend gives a MachineModel from their own measurements (benchmarks/results). Communication is bytes over a link rate
-plus a fixed cost; a GEMM is waves of tiles. It is right to about 20 %; `ERROR` says so to whoever compares.
+Sources: a backend gives a MachineModel from measurements (benchmarks/results). Communication is bytes over a link rate plus
+a fixed cost; a GEMM is waves of tiles. It is right to about 20 %; `ERROR` says so to whoever compares.
 """
 from dataclasses import dataclass
 
@@ -35,13 +35,17 @@ def library_gemm_us(machine: MachineModel, m: int, n: int, k: int, itemsize: int
     return min(gemm_us(machine, m, n, k, itemsize, bm, bn, 1.0) for bm, bn in ((128, 256), (128, 128), (64, 128)))
 
 
+def _collective_us(machine: MachineModel, part: int, world: int) -> float:
+    """An all-gather or reduce-scatter that brings `part` bytes from every peer."""
+    return machine.collective_us + (world - 1) * part / (machine.collective_gbs * 1e3) if world > 1 else 0.0
+
+
 def ag_gemm_estimates(machine: MachineModel, m: int, n: int, k: int, world: int, itemsize: int, config: GemmConfig,
                       core: bool) -> list[Estimate]:
     """Methods of ag_gemm for x [m, k] a rank and weight [n, k], the best first."""
     shard = m * k * itemsize
-    gather = machine.collective_us + (world - 1) * shard / (machine.collective_gbs * 1e3) if world > 1 else 0.0
+    gather = _collective_us(machine, shard, world)
     library = library_gemm_us(machine, m * world, n, k, itemsize)
-    unfused = max(gather + library, 2 * machine.launch_us)
     fused = {}
     for method, ratio in _fused_methods(machine, core):
         part = gemm_us(machine, m * world, n, k, itemsize, config.block_m, config.block_n, ratio) / world
@@ -50,16 +54,16 @@ def ag_gemm_estimates(machine: MachineModel, m: int, n: int, k: int, world: int,
             arrival = step * (shard / (machine.link_gbs * 1e3)) + (machine.signal_us if step else 0.0)
             time = max(time, arrival) + part
         fused[method] = max(time, machine.fused_us)
-    return _sorted(unfused, f"all-gather {gather / 1e3:.3f} + GEMM {library / 1e3:.3f}", fused, "gather behind the GEMM")
+    note = f"all-gather {gather / 1e3:.3f} + GEMM {library / 1e3:.3f}"
+    return _sorted(max(gather + library, 2 * machine.launch_us), note, fused, "gather behind the GEMM")
 
 
 def gemm_rs_estimates(machine: MachineModel, m: int, n: int, k: int, world: int, itemsize: int, config: GemmConfig,
                       core: bool) -> list[Estimate]:
     """Methods of gemm_rs for x [m * world, k] and weight [n, k] a rank, the best first."""
     chunk = m * n * itemsize
-    scatter = machine.collective_us + (world - 1) * chunk / (machine.collective_gbs * 1e3) if world > 1 else 0.0
+    scatter = _collective_us(machine, chunk, world)
     library = library_gemm_us(machine, m * world, n, k, itemsize)
-    unfused = max(scatter + library, 2 * machine.launch_us)
     fused = {}
     for method, ratio in _fused_methods(machine, core):
         whole = gemm_us(machine, m * world, n, k, itemsize, config.block_m, config.block_n, ratio)
@@ -70,7 +74,8 @@ def gemm_rs_estimates(machine: MachineModel, m: int, n: int, k: int, world: int,
         exposed = max(0.0, burst + machine.signal_us - slack)
         time = max(whole, (world - 1) * chunk / (machine.link_gbs * 1e3)) + (world - 1) * exposed
         fused[method] = max(time, machine.fused_us)
-    return _sorted(unfused, f"GEMM {library / 1e3:.3f} + reduce-scatter {scatter / 1e3:.3f}", fused, "ring inside the GEMM")
+    note = f"GEMM {library / 1e3:.3f} + reduce-scatter {scatter / 1e3:.3f}"
+    return _sorted(max(library + scatter, 2 * machine.launch_us), note, fused, "ring inside the GEMM")
 
 
 def _fused_methods(machine: MachineModel, core: bool) -> list:

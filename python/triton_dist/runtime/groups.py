@@ -129,7 +129,7 @@ def resolve(group: Any = None) -> Group:
                                   "pass mesh['name'] of the dimension to communicate over")
         process_group = group.get_group()
     if process_group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise InvalidArgument("group: this rank is not a member of the group it was given")
+        raise InvalidArgument("group: this rank is not a member of the group it was given; only members may call")
     if not isinstance(process_group, dist.ProcessGroup):
         raise InvalidArgument(f"group: expected None, a ProcessGroup or a DeviceMesh, found {type(group).__name__}")
     resolved = TorchGroup(process_group)

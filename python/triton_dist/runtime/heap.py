@@ -61,8 +61,9 @@ class SymmetricHeap:
         need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         answers = group.all_gather_object((need, self._free))
         if any(other != need for other, _ in answers):
-            raise InvalidArgument(f"{name}: ranks ask for different sizes: "
-                                  f"{dict(zip(group.world_ranks, (n for n, _ in answers)))} bytes by rank")
+            sizes = dict(zip(group.world_ranks, (other for other, _ in answers)))
+            raise InvalidArgument(f"{name}: ranks ask for different sizes: {sizes} bytes by rank; pass the same shape and dtype "
+                                  "on all")
         offset = _lowest_common([free for _, free in answers], need)
         if offset is None:
             left = min(max((size for _, size in free), default=0) for _, free in answers)

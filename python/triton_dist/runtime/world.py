@@ -56,7 +56,7 @@ def attach_heap(me: RankState) -> None:
     """Collective over the world: reserves the arena and tells device code about it."""
     world: Group = me.world
     if world.size > MAX_WORLD:
-        raise InvalidArgument(f"world size: at most {MAX_WORLD} ranks share a context, found {world.size}")
+        raise InvalidArgument(f"world size: at most {MAX_WORLD} ranks fit into a context, found {world.size}; start fewer")
     nbytes = heap_module.heap_size(backend().default_heap_size)
     require_agreement(world, "TRITON_DIST_HEAP_SIZE", nbytes)
     arena = backend().reserve_arena(nbytes, world)
