@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
 # Runs a test, tutorial or benchmark on every GPU of this machine, or on emulated ranks where there is none.
 #   bash launch.sh [--nproc_per_node N] [--nnodes N --node_rank R --master_addr A --master_port P] SCRIPT [ARGS...]
 set -euo pipefail

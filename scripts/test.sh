@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
 # The CPU test suite. `--full` adds what takes longer than CI should. Other arguments go to pytest.
 set -euo pipefail
 export TRITON_DIST_DEV=1

@@ -167,10 +167,11 @@ def test_every_module_says_what_it_is_for():
 # -- files -------------------------------------------------------------------------------------------------------------
 def test_every_file_has_its_header():
     wrong = []
-    for path in SOURCES:
+    for path in [*SOURCES, *ROOT.glob("*.sh"), *(ROOT / "scripts").glob("*.sh")]:
         mark = ";" if path.suffix == ".ll" else "#"
         head = f"{mark} SPDX-FileCopyrightText: Copyright (c) triton_dist contributors\n{mark} SPDX-License-Identifier: MIT\n"
-        wrong += [] if path.read_text().startswith(head) else [short[path]]
+        text = re.sub(r"\A#!.*\n", "", path.read_text())
+        wrong += [] if text.startswith(head) else [path.name]
     assert not wrong
 
 
