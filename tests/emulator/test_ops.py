@@ -5,6 +5,7 @@ import pytest
 import torch
 from scenarios import AG, BF16, F16, F32, RS, back_to_back, side_stream, two_groups
 
+import triton_dist
 from triton_dist.backends.emulator.virtual import run_ranks
 
 WORLDS = [1, 2, 3, 4, 8]
@@ -99,3 +100,88 @@ def test_the_tf32_switch_is_read_at_every_call():
         back_to_back([RS(8, 8, 16, dtype=F32)])
         return sorted(plan.call.options["PRECISION"] for plan in state().plans.values())
     assert run_ranks(script, 1) == [["ieee", "tf32"]]
+
+
+@pytest.mark.parametrize("rows", [64, 20])
+def test_gathered_input_outlives_the_workspace(rows):
+    """Also where the chunks of the workspace lie without gaps, so that a view of it would do."""
+    def script():
+        from triton_dist.ops import ag_gemm
+        ones = torch.ones(rows, 64)
+        _, gathered = ag_gemm(ones, torch.eye(64), method="portable", return_gathered=True)
+        for value in (2.0, 3.0):
+            ag_gemm(torch.full((rows, 64), value), torch.eye(64), method="portable")
+        triton_dist.synchronize()
+        assert bool((gathered == 1).all())
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("mode", ["random", "late", "skew"])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_inputs_may_be_overwritten_once_the_op_has_returned(mode, contiguous):
+    def script():
+        from triton_dist.ops import ag_gemm
+        from triton_dist.runtime.groups import resolve
+        group = resolve()
+        x = torch.full((16, 64), float(group.rank + 1)) if contiguous else torch.full((64, 16), float(group.rank + 1)).t()
+        out = ag_gemm(x, torch.eye(64), method="portable")
+        x.fill_(-5.0)
+        triton_dist.synchronize()
+        assert out[:, 0].tolist() == [1.0 + r for r in range(group.size) for _ in range(16)]
+    run_ranks(script, 3, mode=mode)
+
+
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs"])
+def test_a_workspace_that_found_no_room_starts_afresh(op, monkeypatch):
+    from triton_dist.runtime.errors import OutOfHeap
+    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "4M")
+
+    def script():
+        call = AG if op == "ag_gemm" else RS
+        back_to_back([call(16, 16, 32, dtype=F32)])
+        with pytest.raises(OutOfHeap, match="raise TRITON_DIST_HEAP_SIZE"):
+            back_to_back([call(2048, 1024, 1024, dtype=F32)])
+        mine = triton_dist.create_symm_tensor((1 << 18,), torch.float32)
+        mine.fill_(7.0)
+        back_to_back([call(64, 16, 64, dtype=F32)], repeat=3)
+        assert bool((mine == 7).all())
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs"])
+def test_core_leaves_misaligned_outputs_to_the_portable_kernel(op):
+    def script():
+        from triton_dist import ops
+        from triton_dist.runtime.groups import resolve
+        group = resolve()
+        x, w = torch.ones(16, 64, dtype=F16), torch.ones(16, 64, dtype=F16)
+        rows = 16 * group.size if op == "ag_gemm" else 16 // group.size
+        out = torch.empty(rows * 16 + 1, dtype=F16)[1:].view(rows, 16)
+        getattr(ops, op)(x, w, out=out, method="ws")
+        triton_dist.synchronize()
+        assert bool((out == (64 if op == "ag_gemm" else 64 * group.size)).all())
+    run_ranks(script, 2)
+
+
+def test_hop_dtype_holds_for_the_unfused_method_too():
+    """Partial sums of 128,000 overflow fp16; in float32 they cancel."""
+    def script():
+        from triton_dist.ops import gemm_rs
+        from triton_dist.runtime.groups import resolve
+        x = torch.full((4, 64), 100.0, dtype=F16)
+        w = torch.full((4, 64), 20.0 if resolve().rank == 0 else -20.0, dtype=F16)
+        for method in ("portable", "unfused"):
+            assert gemm_rs(x, w, hop_dtype=F32, method=method).abs().max() == 0
+    run_ranks(script, 2)
+
+
+def test_empty_calls_keep_their_place_on_a_side_stream():
+    def script():
+        from triton_dist.ops import ag_gemm
+        out, side = torch.empty(32, 64), triton_dist.new_stream()
+        with triton_dist.use_stream(side):
+            ag_gemm(torch.ones(16, 64), torch.eye(64), out=out, method="portable")
+            ag_gemm(torch.empty(16, 0), torch.empty(64, 0), out=out, method="portable")
+        triton_dist.synchronize()
+        assert out.abs().max() == 0
+    run_ranks(script, 2)

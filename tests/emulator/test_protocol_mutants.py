@@ -59,8 +59,8 @@ MUTANTS = {
     "ag_gemm without the closing wait (11)": (
         AG_KERNEL, "if tl.program_id(0) == 0:", "if tl.program_id(0) < 0:", AG_PLACE, no_tiles),
     "ag_gemm writes the flag before the data (1)": (
-        EMULATOR, "            stream.copy(to, base + offset, nbytes)\n            stream.write_value32(flag, value)",
-        "            stream.write_value32(flag, value)\n            stream.copy(to, base + offset, nbytes)",
+        EMULATOR, "            stream.copy(to, base + offset, nbytes, keep=source)\n            stream.write_value32(flag, value)",
+        "            stream.write_value32(flag, value)\n            stream.copy(to, base + offset, nbytes, keep=source)",
         (EmulatorBackend, "push", lambda m: m.EmulatorBackend.push), overtaken(AG)),
     "ag_gemm pushes before the stream's earlier work is done (15)": (
         AG_OP, "side.wait_stream(current)", "pass", (ag_op._Fused, "run", lambda m: m._Fused.run), None),

@@ -83,15 +83,18 @@ def obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
     return None
 
 
-def agree_once(op: str, group: Group, shape: dict) -> None:
-    """Collective at the first use of a shape, after compiling and before launching: all ranks must pass the same `shape`.
+def agree_once(op: str, group: Group, shape: dict) -> Callable[[], None]:
+    """Collective at the first use of a shape: all ranks must pass the same `shape`, or all raise.
 
-    It is also where they meet, so that one rank's compilation does not look like a hang to the others.
+    Called before anything else that is collective. Returns what to call once compiled, before the launch: at a first use the
+    ranks meet there, so that one rank's compilation does not look like a hang to the others.
     """
     key = (op, group.key, tuple(sorted(shape.items())))
-    if key not in state().first_uses:
-        require_agreement(group, op, {k: str(v) for k, v in shape.items()})
-        state().first_uses.add(key)
+    if key in state().first_uses:
+        return lambda: None
+    require_agreement(group, op, {k: str(v) for k, v in shape.items()})
+    state().first_uses.add(key)
+    return group.barrier
 
 
 def precision(dtype: torch.dtype) -> str:

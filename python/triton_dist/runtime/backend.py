@@ -136,6 +136,9 @@ class Backend(ABC):
     def use_stream(self, stream: Stream) -> Any:
         """Context manager that makes `stream` current."""
 
+    def before_torch(self) -> None:
+        """Called before torch operations that must follow what is on the current stream. A GPU's streams see to it."""
+
     @abstractmethod
     def synchronize(self) -> None:
         """Waits for all streams of this rank's device."""

@@ -73,12 +73,12 @@ class SymmetricHeap:
         self._live[offset] = Allocation(offset, need, group, name)
         return self._live[offset]
 
-    def release(self, allocation: Allocation) -> None:
-        """Collective: returns the range once all members have stopped using it."""
+    def release(self, allocation: Allocation, group: groups.Group | None = None) -> None:
+        """Collective: returns the range once all members have stopped using it. `group`: another group of the same ranks."""
         if self._live.get(allocation.offset) is not allocation:
             raise InvalidArgument(f"{allocation.name}: freed twice, or not of this heap")
         backend().synchronize()
-        allocation.group.barrier()
+        (group or allocation.group).barrier()
         del self._live[allocation.offset]
         self._free = _merge(self._free + [(allocation.offset, allocation.nbytes)])
 

@@ -15,7 +15,7 @@ import torch
 from triton_dist.runtime.backend import Stream, backend
 from triton_dist.runtime.errors import UnsupportedFeature, WorkspacePoisoned
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, heap
+from triton_dist.runtime.heap import create_symm_tensor, heap
 from triton_dist.runtime.state import state
 
 # A flag that no call has written for 2^31 calls would compare as new; all flags are renewed well before that.
@@ -46,10 +46,12 @@ class Workspace:
         """Grows to at least this capacity. Collective over the group whenever it grows, so sizes must be agreed."""
         self._check_usable()
         if self.data is None or half_bytes > self.half_bytes:
+            old, self.data = self.data, None            # where the heap has no room, the next call starts afresh
             self.half_bytes = -(-half_bytes // _GRAIN) * _GRAIN
-            self.data = self._renew(self.data, (2 * self.half_bytes,), torch.uint8, "halves")
+            self.data = self._renew(old, (2 * self.half_bytes,), torch.uint8, "halves")
         if self.flags is None or num_flags > self.flags.numel():
-            self.flags = self._renew(self.flags, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
+            old, self.flags = self.flags, None
+            self.flags = self._renew(old, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
             self.set_epoch(self.epoch)
 
     def halves(self) -> list[torch.Tensor]:
@@ -93,7 +95,7 @@ class Workspace:
                                      "with the largest shape before capturing")
         self.generation += 1
         if old is not None:
-            free_symm_tensor(old)
+            heap().release(heap().find(old), self.group)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")
 
 
@@ -103,7 +105,9 @@ def workspace(group: Group, kind: str) -> Workspace:
     if key not in state().workspaces:
         heap()
         state().workspaces[key] = Workspace(group, kind)
-    return state().workspaces[key]
+    space = state().workspaces[key]
+    space.group = group                 # of the same ranks; the one it was made for may have been destroyed since
+    return space
 
 
 def team(group: Group) -> torch.Tensor:

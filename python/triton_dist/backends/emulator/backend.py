@@ -55,6 +55,9 @@ class EmulatorBackend(Backend):
     def use_stream(self, stream: Stream) -> Any:
         return machine().device().use(stream)
 
+    def before_torch(self) -> None:
+        self.current_stream().synchronize()          # torch runs on the host, at once
+
     def synchronize(self) -> None:
         machine().device().synchronize()
 
@@ -69,7 +72,7 @@ class EmulatorBackend(Backend):
         base = _address_of(source, "source")
         machine().memory.register(source, "push source")
         for to, offset, nbytes, flag in transfers:
-            stream.copy(to, base + offset, nbytes)
+            stream.copy(to, base + offset, nbytes, keep=source)
             stream.write_value32(flag, value)
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:

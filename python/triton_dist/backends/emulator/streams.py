@@ -80,11 +80,11 @@ class Stream:
         """Puts a kernel launch (name, grid, num_warps, body) on the stream; the ticket to wait for."""
         return self._put(f"launch of {launch.name}", lambda: self._run_kernel(launch))
 
-    def copy(self, dst: int, src: int, nbytes: int) -> int:
-        """Puts a copy of `nbytes` between two addresses on the stream."""
+    def copy(self, dst: int, src: int, nbytes: int, keep: Any = None) -> int:
+        """Puts a copy of `nbytes` between two addresses on the stream. `keep` lives until it has landed."""
         copy = self.device.machine.memory.copy
         return self._transfer(f"copy of {nbytes} bytes", [
-            lambda at=at, size=size: copy(dst + at, src + at, size) for at, size in self._pieces(nbytes)])
+            lambda at=at, size=size, keep=keep: copy(dst + at, src + at, size) for at, size in self._pieces(nbytes)])
 
     def write_value32(self, address: int, value: int) -> int:
         """Puts a store of an int32 on the stream, released at system scope."""
@@ -136,7 +136,9 @@ class Stream:
 
         def run() -> None:
             scheduler.block(other, lambda: other.passed(ticket), Waiting("stream", text=f"stream {other.name}"))
-        self._put(f"wait for stream {other.name}", run)
+        put = self._put(f"wait for stream {other.name}", run)
+        if self is self.device.default:                  # drained before the host goes on, like a launch
+            self.wait_host(put)
 
     # -- the actor -----------------------------------------------------------------------------------------
     def _put(self, what: str, run: Callable[[], None]) -> int:

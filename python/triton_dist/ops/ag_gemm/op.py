@@ -45,7 +45,7 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
     else:
         _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
-    gathered = plan.run(x, weight, bias, out, return_gathered)
+    gathered = plan.run(members, x, weight, bias, out, return_gathered)
     return (out, gathered) if return_gathered else out
 
 
@@ -68,7 +68,7 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
                           needs_stream_memory_ops=True)
     if chosen == "unfused":
         return _Unfused(x, n, group)
-    return _Fused(x, weight, bias, group, core if chosen == "ws" else None)
+    return _Fused(x, weight, bias, out, group, core if chosen == "ws" else None)
 
 
 class _Empty:
@@ -80,7 +80,8 @@ class _Empty:
     def valid(self) -> bool:
         return True
 
-    def run(self, x, weight, bias, out, return_gathered):
+    def run(self, group, x, weight, bias, out, return_gathered):
+        backend().before_torch()
         if bias is None:
             out.zero_()
         else:
@@ -92,14 +93,15 @@ class _Unfused:
     """A collective, then a matmul."""
 
     def __init__(self, x: torch.Tensor, n: int, group: Group):
-        self.group, self.out_shape = group, (x.shape[0] * group.size, n)
+        self.out_shape = (x.shape[0] * group.size, n)
         self.capturing = backend().is_capturing()
 
     def valid(self) -> bool:
         return self.capturing == backend().is_capturing()        # capture is a reason to be unfused
 
-    def run(self, x, weight, bias, out, return_gathered):
-        return ag_gemm_reference(x, weight, self.group, bias, out)[1]
+    def run(self, group, x, weight, bias, out, return_gathered):
+        backend().before_torch()
+        return ag_gemm_reference(x, weight, group, bias, out)[1]
 
 
 class _Fused:
@@ -109,7 +111,8 @@ class _Fused:
     A shard is pushed in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag.
     """
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: Group, core: Any):
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
+                 group: Group, core: Any):
         x, weight = x.contiguous(), _check.rows_contiguous(weight)
         self.group, self.dtype = group, x.dtype
         (self.m, self.k), self.n = x.shape, weight.shape[0]
@@ -117,23 +120,24 @@ class _Fused:
         tiles_m = -(-self.m // self.config.block_m)
         self.pitch, self.out_shape = tiles_m * self.config.block_m, (self.m * group.size, self.n)
         self.pieces, self.piece_tiles = _pieces(tiles_m, x.numel() * x.element_size())
+        meet = _plan.agree_once("ag_gemm", group, dict(m=self.m, k=self.k, dtype=x.dtype, ws=core is not None))
         self.space = space = workspace(group, "ag_gemm")
         space.reserve(group.size * self.pitch * self.k * x.element_size(), group.size * _MAX_PIECES)
         self.generation = space.generation
         self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
         self.transfers = [self._transfers(half) for half in self.halves]
-        out = x.new_empty(self.out_shape)
+        out = x.new_empty(self.out_shape) if out is None else out
         accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
         self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
         tiles = tiles_m * -(-self.n // self.config.block_n) * group.size
         self.launch = backend().prepare(self.call.kernel, (max(1, min(tiles, backend().num_sms())),),
                                         self.call.args(x, weight, bias, out, 0), self.call.options)
-        _plan.agree_once("ag_gemm", group, dict(m=self.m, k=self.k, dtype=x.dtype, ws=core is not None))
+        meet()
 
     def valid(self) -> bool:
         return self.generation == self.space.generation and not backend().is_capturing()
 
-    def run(self, x, weight, bias, out, return_gathered):
+    def run(self, group, x, weight, bias, out, return_gathered):
         x, weight = x.contiguous(), _check.rows_contiguous(weight)
         current, side = backend().current_stream(), side_stream()
         with self.space.call(current) as epoch:
@@ -159,8 +163,10 @@ class _Fused:
         return found
 
     def _gathered(self, x: torch.Tensor, epoch: int) -> torch.Tensor:
-        size = self.group.size
-        gathered = self.halves[epoch & 1].view(size, self.pitch, self.k)[:, :self.m].contiguous()
+        backend().before_torch()
+        size, chunks = self.group.size, self.halves[epoch & 1].view(self.group.size, self.pitch, self.k)
+        gathered = x.new_empty((size, self.m, self.k))
+        gathered.copy_(chunks[:, :self.m])
         gathered[self.group.rank].copy_(x)              # the own shard never goes through the workspace
         return gathered.view(size * self.m, self.k)
 

@@ -41,7 +41,7 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
     else:
         _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
-    plan.run(x, weight, bias, out)
+    plan.run(members, x, weight, bias, out)
     return out
 
 
@@ -67,8 +67,8 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
     chosen = _plan.choose("gemm_rs", method, group, core is not None and core.serves(x.dtype, n),
                           (group.size - 1) * m * n * x.element_size())
     if chosen == "unfused":
-        return _Unfused((m, n), group)
-    return _Fused(x, weight, bias, group, hop_dtype or x.dtype, core if chosen == "ws" else None)
+        return _Unfused((m, n), hop_dtype or x.dtype)
+    return _Fused(x, weight, bias, out, group, hop_dtype or x.dtype, core if chosen == "ws" else None)
 
 
 class _Empty:
@@ -80,22 +80,23 @@ class _Empty:
     def valid(self) -> bool:
         return True
 
-    def run(self, x, weight, bias, out):
+    def run(self, group, x, weight, bias, out):
         pass
 
 
 class _Unfused:
     """A matmul, then a collective."""
 
-    def __init__(self, out_shape: tuple, group: Group):
-        self.out_shape, self.group = out_shape, group
+    def __init__(self, out_shape: tuple, hop_dtype: torch.dtype):
+        self.out_shape, self.hop_dtype = out_shape, hop_dtype
         self.capturing = backend().is_capturing()
 
     def valid(self) -> bool:
         return self.capturing == backend().is_capturing()        # capture is a reason to be unfused
 
-    def run(self, x, weight, bias, out):
-        gemm_rs_reference(x, weight, self.group, bias, out)
+    def run(self, group, x, weight, bias, out):
+        backend().before_torch()
+        gemm_rs_reference(x, weight, group, bias, out, self.hop_dtype)
 
 
 class _Fused:
@@ -104,8 +105,8 @@ class _Fused:
     m, n, k: sizes of out [m, n] and weight [n, k]. pitch: rows from one chunk of the slots to the next, whole tiles.
     """
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: Group, hop_dtype: torch.dtype,
-                 core: Any):
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
+                 group: Group, hop_dtype: torch.dtype, core: Any):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
         self.group, self.dtype, self.hop_dtype = group, x.dtype, hop_dtype
         self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
@@ -114,21 +115,23 @@ class _Fused:
         tiles_m = -(-self.m // self.config.block_m)
         tiles = tiles_m * -(-self.n // self.config.block_n)
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
+        meet = _plan.agree_once("gemm_rs", group, dict(m=self.m, n=self.n, dtype=x.dtype, hop_dtype=hop_dtype,
+                                                       ws=core is not None))
         self.space = workspace(group, "gemm_rs")
         self.space.reserve(self.hops * self.pitch * self.n * hop_dtype.itemsize, self.hops * tiles)
         self.generation = self.space.generation
-        out = x.new_empty(self.out_shape)
+        out = x.new_empty(self.out_shape) if out is None else out
         accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
         self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
         self.launch = backend().prepare(self.call.kernel, (min(tiles * group.size, backend().num_sms()),),
                                         self.call.args(x, weight, bias, out),
                                         dict(self.call.options, launch_cooperative_grid=True))
-        _plan.agree_once("gemm_rs", group, dict(m=self.m, n=self.n, dtype=x.dtype, hop_dtype=hop_dtype, ws=core is not None))
+        meet()
 
     def valid(self) -> bool:
         return self.generation == self.space.generation and not backend().is_capturing()
 
-    def run(self, x, weight, bias, out):
+    def run(self, group, x, weight, bias, out):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
         with self.space.call(backend().current_stream()):
             self.launch(*self.call.args(x, weight, bias, out))
