@@ -59,7 +59,8 @@ MUTANTS = {
     "ag_gemm without the closing wait (11)": (
         AG_KERNEL, "if tl.program_id(0) == 0:", "if tl.program_id(0) < 0:", AG_PLACE, no_tiles),
     "ag_gemm writes the flag before the data (1)": (
-        EMULATOR, "            stream.copy(to, base + offset, nbytes, keep=source)\n            stream.write_value32(flag, value)",
+        EMULATOR,
+        "            stream.copy(to, base + offset, nbytes, keep=source)\n            stream.write_value32(flag, value)",
         "            stream.write_value32(flag, value)\n            stream.copy(to, base + offset, nbytes, keep=source)",
         (EmulatorBackend, "push", lambda m: m.EmulatorBackend.push), overtaken(AG)),
     "ag_gemm pushes before the stream's earlier work is done (15)": (
@@ -95,10 +96,9 @@ MUTANTS = {
         "return [self.data[:self.half_bytes]] * 2",
         (Workspace, "halves", lambda m: m.Workspace.halves), overtaken(AG)),
     "the workspace places halves by the shape (10)": (
-        WORKSPACE, "if self.data is None or half_bytes > self.half_bytes:\n"
-        "            self.half_bytes = -(-half_bytes // _GRAIN) * _GRAIN",
-        "self.half_bytes = half_bytes\n        if self.data is None or 2 * half_bytes > self.data.numel():",
-        (Workspace, "reserve", lambda m: m.Workspace.reserve), shapes(AG)),
+        AG_OP, "half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]",
+        "half for half in space.data.view(x.dtype)[:2 * group.size * self.pitch * self.k].chunk(2)]",
+        (ag_op._Fused, "__init__", lambda m: m._Fused.__init__), shapes(AG)),
     "the workspace leaves new flags at zero (8)": (
         WORKSPACE, "self.flags.fill_(self.epoch)", "pass", (Workspace, "set_epoch", lambda m: m.Workspace.set_epoch),
         lambda: near_the_wrap([RS(20, 24, 40)], ["gemm_rs"], start=-2**31 + 5)),
