@@ -32,11 +32,25 @@ def cast_arguments(row, args, semantic) -> list:
     return [semantic.cast(semantic.to_tensor(arg), core.dtype(ty)) for arg, ty in zip(args, row.args, strict=True)]
 
 
-def primitive(select):
-    """Builtin made from `select(*args) -> (symbol, call_args)`; see the module's docstring."""
-    name = select.__name__.lstrip("_")
+def _integers(name: str, args: tuple) -> None:
+    for arg in args:
+        ty = getattr(arg, "dtype", None)
+        if isinstance(arg, float) or (ty is not None and ty.is_floating()):
+            raise TypeError(f"triton_dist.language.{name} takes integers and pointers, found {arg if ty is None else ty}; "
+                            "convert it with .to(tl.int32) if the fraction may go")
 
-    @functools.wraps(select)
+
+def primitive(choose):
+    """Builtin made from `choose(*args) -> (symbol, call_args)`; see the module's docstring."""
+    name = choose.__name__.lstrip("_")
+
+    @functools.wraps(choose)
+    def select(*args, **kwargs):
+        symbol, call_args = choose(*args, **kwargs)
+        _integers(name, call_args)
+        return symbol, call_args
+
+    @functools.wraps(choose)
     def builtin(*args, _semantic=None, **kwargs):
         if _semantic is None:
             raise RuntimeError(f"triton_dist.language.{name} can only be called inside a kernel")

@@ -17,6 +17,8 @@ def matrix(name: str, t: torch.Tensor, like: torch.Tensor | None = None) -> None
         raise InvalidArgument(f"{name}: expected 2 dimensions, found shape {list(t.shape)}")
     if t.dtype not in DTYPES:
         raise InvalidArgument(f"{name}: expected float16, bfloat16 or float32, found {t.dtype}")
+    if t.is_neg():
+        raise InvalidArgument(f"{name}: its memory holds the negated values (torch's neg bit); pass {name}.resolve_neg()")
     _placed(name, t)
     if like is not None and t.dtype != like.dtype:
         raise InvalidArgument(f"{name}: expected {like.dtype} like the other operand, found {t.dtype}")

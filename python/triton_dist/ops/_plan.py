@@ -19,7 +19,7 @@ METHODS = ("auto", "portable", "ws", "unfused")
 
 def signature(*tensors: Any) -> tuple:
     """What decides whether a call with these tensors is valid and which code serves it. None and non-tensors included."""
-    return (backend().allow_tf32(), *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16)
+    return (backend().allow_tf32(), *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg())
                                       if isinstance(t, torch.Tensor) else type(t) for t in tensors))
 
 

@@ -202,9 +202,9 @@ class Backend(ABC):
         """Makes `context` (runtime.context.Context) visible to every module loaded so far and from now on."""
 
     # -- collectives of torch.distributed --------------------------------------------------------------------
-    def finish(self, work: Any) -> None:
-        """Waits for a torch.distributed Work as its own wait() does: of the host, or of the current stream."""
-        work.wait()
+    def blocking(self, call: Callable[[], Any]) -> None:
+        """Runs a collective that may block the host until peers take part."""
+        call()
 
     # -- symmetric memory ----------------------------------------------------------------------------------
     @abstractmethod

@@ -79,30 +79,26 @@ class TorchGroup(Group):
         self.size = len(self.world_ranks)
 
     def barrier(self) -> None:
-        self._finish(self._dist.barrier(self._pg, async_op=True))
+        backend().blocking(lambda: self._dist.barrier(self._pg))
 
     def all_gather_object(self, obj: Any) -> list:
         box = [None] * self.size
-        self._dist.all_gather_object(box, obj, group=self._pg)
+        backend().blocking(lambda: self._dist.all_gather_object(box, obj, group=self._pg))
         return box
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
         box = [obj]
-        self._dist.broadcast_object_list(box, src=self.world_ranks[root], group=self._pg)
+        backend().blocking(
+            lambda: self._dist.broadcast_object_list(box, src=self.world_ranks[root], group=self._pg))
         return box[0]
 
     def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
         gather = getattr(self._dist, "all_gather_single", None) or self._dist.all_gather_into_tensor     # torch 2.13's name
-        self._finish(gather(out, x, group=self._pg, async_op=True))
+        backend().blocking(lambda: gather(out, x, group=self._pg))
 
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
         scatter = getattr(self._dist, "reduce_scatter_single", None) or self._dist.reduce_scatter_tensor
-        self._finish(scatter(out, x, group=self._pg, async_op=True))
-
-    @staticmethod
-    def _finish(work: Any) -> None:
-        if work is not None:
-            backend().finish(work)
+        backend().blocking(lambda: scatter(out, x, group=self._pg))
 
 
 def resolve(group: Any = None) -> Group:
@@ -118,9 +114,6 @@ def resolve(group: Any = None) -> Group:
         if world is None:
             raise NotInitialized("no world yet: call triton_dist.initialize_distributed() first")
         return world
-    known = state().groups.get(id(group))
-    if known is not None and known[0] is group:
-        return known[1]
     import torch.distributed as dist
     process_group = group
     if hasattr(group, "get_group") and hasattr(group, "mesh"):
@@ -132,10 +125,13 @@ def resolve(group: Any = None) -> Group:
         raise InvalidArgument("group: this rank is not a member of the group it was given; only members may call")
     if not isinstance(process_group, dist.ProcessGroup):
         raise InvalidArgument(f"group: expected None, a ProcessGroup or a DeviceMesh, found {type(group).__name__}")
+    known = state().groups.get(id(process_group))
+    if known is not None:
+        return known[1]
     resolved = TorchGroup(process_group)
     if world is not None and resolved.world_ranks == world.world_ranks:
         resolved = world
-    state().groups[id(group)] = (group, resolved)     # keeps `group` alive, so its id stays its own
+    state().groups[id(process_group)] = (process_group, resolved)     # keeps it alive, so its id stays its own
     return resolved
 
 

@@ -6,6 +6,7 @@ An object lies at the same offset in the arena of every member of its group, so 
 adding the difference of two bases. A sub-group takes the lowest offset free on all its members.
 """
 import math
+import operator
 import os
 from dataclasses import dataclass
 from typing import Any, Sequence
@@ -56,13 +57,16 @@ class SymmetricHeap:
         self._free = [(RESERVED, arena.nbytes - RESERVED)]       # (offset, nbytes), by offset
         self._live: dict[int, Allocation] = {}
 
-    def allocate(self, nbytes: int, group: groups.Group, name: str) -> Allocation:
-        """Collective: the lowest range of `nbytes` free on every member. Raises OutOfHeap on all of them."""
+    def allocate(self, nbytes: int, group: groups.Group, name: str, what: str = "") -> Allocation:
+        """Collective: the lowest range of `nbytes` free on every member. Raises OutOfHeap on all of them.
+
+        `what` describes the object (shape and dtype); it must be the same on every member, as `nbytes` must.
+        """
         need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        answers = group.all_gather_object((need, self._free))
-        if any(other != need for other, _ in answers):
-            sizes = dict(zip(group.world_ranks, (other for other, _ in answers)))
-            raise InvalidArgument(f"{name}: ranks ask for different sizes: {sizes} bytes by rank; pass the same shape and dtype "
+        answers = group.all_gather_object((what or f"{nbytes} bytes", self._free))
+        if any(other != answers[0][0] for other, _ in answers):
+            asked = dict(zip(group.world_ranks, (other for other, _ in answers)))
+            raise InvalidArgument(f"{name}: ranks ask for different tensors: {asked} by rank; pass the same shape and dtype "
                                   "on all")
         offset = _lowest_common([free for _, free in answers], need)
         if offset is None:
@@ -152,15 +156,20 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
     Returns a contiguous tensor on this rank's device. Free it with `free_symm_tensor`.
     Raises OutOfHeap on every member when no common range is free.
     """
-    shape = (shape,) if isinstance(shape, int) else tuple(int(s) for s in shape)
+    try:
+        shape = (shape,) if isinstance(shape, int) else tuple(operator.index(s) for s in shape)
+    except TypeError as error:
+        raise InvalidArgument(f"shape: expected whole numbers, found {shape!r}") from error
     if any(s < 0 for s in shape):
         raise InvalidArgument(f"shape: expected sizes of at least 0, found {shape}")
     if not isinstance(dtype, torch.dtype):
         raise InvalidArgument(f"dtype: expected a torch.dtype, found {dtype!r}")
     members = groups.resolve(group)
     allocation = heap().allocate(math.prod(shape) * dtype.itemsize, members,
-                                 name or f"symmetric {str(dtype).removeprefix('torch.')}{list(shape)}")
+                                 name or f"symmetric {str(dtype).removeprefix('torch.')}{list(shape)}",
+                                 f"{str(dtype).removeprefix('torch.')}{list(shape)}")
     tensor = heap().view(state().world.rank, allocation.offset, shape, dtype)
+    tensor.tdist_allocation = allocation            # what tells it from later tensors at its place, and from views
     tensor.zero_()
     backend().synchronize()
     members.barrier()                  # nobody signals into a pad that its owner has yet to clear
@@ -169,9 +178,9 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
 
 def free_symm_tensor(tensor: torch.Tensor) -> None:
     """Collective over the tensor's group: frees it. No kernel may touch it afterwards, on any rank."""
-    allocation = heap().find(tensor)
-    if tensor.data_ptr() != heap().base + allocation.offset:
-        raise InvalidArgument("tensor: expected the tensor that create_symm_tensor returned, found a view into it")
+    allocation = getattr(tensor, "tdist_allocation", None)
+    if allocation is None:
+        raise NotSymmetric("tensor: expected the tensor that create_symm_tensor returned, found another one or a view into it")
     heap().release(allocation)
 
 
@@ -181,9 +190,11 @@ def peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     `tensor` is contiguous. Raises NotSymmetric for other memory and InvalidArgument where `rank` cannot be reached.
     """
     home = heap()
-    home.find(tensor)
+    if tensor.numel():                              # an empty tensor has no address
+        home.find(tensor)
     if not 0 <= rank < len(home.arena.bases):
         raise InvalidArgument(f"rank: expected 0 to {len(home.arena.bases) - 1}, found {rank}")
     if not tensor.is_contiguous():
         raise InvalidArgument("tensor: expected a contiguous tensor; take a view of the peer tensor instead")
-    return home.view(rank, tensor.data_ptr() - home.base, tensor.shape, tensor.dtype)
+    offset = tensor.data_ptr() - home.base if tensor.numel() else 0
+    return home.view(rank, offset, tensor.shape, tensor.dtype)

@@ -14,7 +14,7 @@ class RankState:
     """Host state of a rank. Made empty; `runtime.world` fills it, `finalize` empties it again."""
     world: Any = None                                   # groups.Group
     heap: Any = None                                    # heap.SymmetricHeap
-    groups: dict = field(default_factory=dict)          # id(user's group) -> (user's group, Group)
+    groups: dict = field(default_factory=dict)          # id(process group) -> (process group, Group)
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
     plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan

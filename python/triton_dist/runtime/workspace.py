@@ -95,7 +95,7 @@ class Workspace:
                                      "with the largest shape before capturing")
         self.generation += 1
         if old is not None:
-            heap().release(heap().find(old), self.group)
+            heap().release(old.tdist_allocation, self.group)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")
 
 

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: MIT
 """The emulator as a backend of the runtime: a CPU that behaves like a machine of GPUs."""
 import threading
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 
 from triton_dist.backends.emulator import arena as arenas
 from triton_dist.backends.emulator import process, scheduler
+from triton_dist.backends.emulator.actors import Waiting
 from triton_dist.backends.emulator.launching import launch
 from triton_dist.backends.emulator.machine import Machine
 from triton_dist.backends.emulator.meeting import VirtualGroup
@@ -113,19 +114,20 @@ class EmulatorBackend(Backend):
             engine.wait_timeout = context.wait_timeout_ns / 1e9
 
     # -- collectives of torch.distributed --------------------------------------------------------------------
-    def finish(self, work: Any) -> None:
-        # Side streams that peers wait for go on meanwhile. Not every Work can tell whether it is done without wait().
+    def blocking(self, call: Callable[[], Any]) -> None:
+        # On a thread beside, so that side streams that peers wait for go on, and a hang is seen and told.
         errors: list = []
 
-        def wait() -> None:
+        def run() -> None:
             try:
-                work.wait()
+                call()
             except BaseException as error:       # raised again below, on the thread that asked
                 errors.append(error)
 
-        waiter = threading.Thread(target=wait, daemon=True)     # a daemon: a dead peer must not keep this process
-        waiter.start()
-        machine().scheduler.run_until(lambda: not waiter.is_alive())
+        helper = threading.Thread(target=run, daemon=True)      # a daemon: a dead peer must not keep this process
+        helper.start()
+        machine().scheduler.run_until(lambda: not helper.is_alive(),
+                                      Waiting("host", text="a collective of torch.distributed"))
         if errors:
             raise errors[0]
 

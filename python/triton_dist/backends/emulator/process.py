@@ -24,6 +24,7 @@ from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
+_HOST_PATIENCE = 8               # times longer before ranks that are all in collectives are taken to hang
 _SPINS = 20                   # polls that only give up the CPU
 _PAUSE, _LONGEST = 50e-6, 2e-3
 _PUBLISH = 0.05               # seconds of idling after which a rank calls itself blocked
@@ -86,7 +87,11 @@ class ProcessScheduler(Scheduler):
         if self.current is self.main and threading.get_ident() != self._thread:
             raise UnsupportedFeature("the emulator runs kernels on the thread that used it first, found a launch from "
                                      "another; launch from that thread")
-        super().block(key, predicate, waiting)
+        try:
+            super().block(key, predicate, waiting)
+        finally:
+            if self.current is self.main:
+                self._resume()               # host code goes on, maybe for long
 
     def idle(self) -> None:
         if self.poll():
@@ -118,8 +123,11 @@ class ProcessScheduler(Scheduler):
 
     def _look(self, now: float) -> None:
         """Raises HangError when no rank can move any more."""
-        if not self.blocked() or all(actor is self.main and actor.waiting.kind == "host" for actor in self.blocked()):
-            return                           # the host waits for something that is not ours
+        if not self.blocked():
+            return
+        # A collective may take long, but not while every rank is in one: another one, or for another group.
+        only_host = all(actor is self.main and actor.waiting.kind == "host" for actor in self.blocked())
+        patience = _HOST_PATIENCE * self.patience if only_host else self.patience
         records = [control.unpack(block) for block in self._blocks]
         states = [self._state(rank, record) for rank, record in enumerate(records)]
         counts = [record.progress for record in records]
@@ -127,7 +135,7 @@ class ProcessScheduler(Scheduler):
             self._before, self._still = counts, now
         # With a rank dead the world cannot end well: whoever waits gives up, whatever the others still do.
         since = self._since if "dead" in states else max(self._since, self._still)
-        if ("dead" in states or "running" not in states) and now - since >= self.patience:
+        if ("dead" in states or "running" not in states) and now - since >= patience:
             error = hang.stuck(self, states)
             if self.main.rank == min(r for r, s in enumerate(states) if s in ("blocked", "failed")):
                 print(error, file=sys.stderr, flush=True)

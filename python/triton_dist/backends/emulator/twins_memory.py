@@ -159,7 +159,7 @@ def store(pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), 
 
 
 # -- atomics -----------------------------------------------------------------------------------------------------------
-_SPINS = 8           # reads of an unchanged word after which a program is taken to spin
+_SPINS = 512           # reads of an unchanged word after which a program is taken to spin
 
 
 def spin(address: int, known: Info) -> None:
