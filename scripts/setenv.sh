@@ -32,7 +32,7 @@ _python3() {
             return
         fi
     done
-    echo "triton_dist: needs python3 3.11 or newer; found $(python3 --version 2>&1 || echo none)" >&2
+    echo "triton_dist: needs python3 3.11 or newer; found $( (command -v python3 >/dev/null && python3 --version) || echo none)" >&2
     return 1
 }
 
@@ -51,6 +51,10 @@ _make_venv() {
         [ -x "$PYTHON" ] || "$base" -m venv "$venv" 2>/dev/null >&2 || "$base" -m venv --without-pip "$venv"
         local pip=("$PYTHON" -m pip)
         _has "$PYTHON" pip || pip=("$base" -m pip --python "$PYTHON")
+        if ! _has "$PYTHON" pip && ! _has "$base" pip; then
+            echo "triton_dist: $base has no pip; install it (on Debian: apt install python3-pip python3-venv)" >&2
+            exit 1
+        fi
         # shellcheck disable=SC2086
         "${pip[@]}" install --quiet --disable-pip-version-check -c "$TRITON_DIST_ROOT/scripts/constraints.txt" $want
         touch "$marker"
@@ -59,6 +63,7 @@ _make_venv() {
 
 if [ -n "${TRITON_DIST_PYTHON:-}" ]; then
     PYTHON="$TRITON_DIST_PYTHON"
+    command -v "$PYTHON" >/dev/null || { echo "triton_dist: TRITON_DIST_PYTHON=$PYTHON: no such program" >&2; exit 1; }
 elif command -v python3 >/dev/null && _suits python3; then
     PYTHON=python3
 else

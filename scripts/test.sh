@@ -12,4 +12,4 @@ if [ "${1:-}" = --full ]; then
     shift
 fi
 cd "$TRITON_DIST_ROOT"
-exec "$PYTHON" -m pytest tests "${select[@]}" "$@"
+exec "$PYTHON" -m pytest "${select[@]}" "$@"        # testpaths in pytest.ini, unless paths are given

@@ -3,12 +3,16 @@
 """Importing costs little beyond torch and triton, and pulls in nothing that a machine may lack."""
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "python"
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python"
 SCRIPT = """
 import json, sys, time
 import torch, triton, triton.language
@@ -33,3 +37,51 @@ def test_import_is_cheap_and_alone():
     assert statistics.median(seconds for seconds, _ in runs) < 0.5, [seconds for seconds, _ in runs]
     extra = [name for name in runs[0][1] if f"{name}.".startswith(tuple(f"{heavy}." for heavy in HEAVY))]
     assert not extra, f"import triton_dist also imports {extra}"
+
+
+def _python(code: str, tmp_path, **environ) -> str:
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TRITON_DIST_BACKEND")}
+    env.update(environ, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(PACKAGE))
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("decorator", ["triton.jit", "triton_dist.jit"])
+def test_plain_python_on_a_cpu_launches_in_the_emulator(decorator, tmp_path):
+    """Nothing but the import: no launcher, no initialisation."""
+    rank = "dl.rank() + " if decorator == "triton_dist.jit" else ""
+    out = _python(f"""
+import torch, triton, triton.language as tl
+import triton_dist, triton_dist.language as dl
+
+@{decorator}
+def add_one(x):
+    tl.store(x, tl.load(x) + {rank}1)
+
+x = torch.tensor([41.0])
+add_one[(1,)](x)
+print(x.item())
+""", tmp_path)
+    assert out == "42.0\n"
+
+
+def test_finalize_leaves_no_thread_of_the_process_group(tmp_path):
+    """A gloo thread that outlives the interpreter aborts the process now and then."""
+    out = _python("""
+import pathlib, torch, triton_dist
+from triton_dist.ops import ag_gemm, gemm_rs
+triton_dist.initialize_distributed()
+ag_gemm(torch.ones(4, 8), torch.ones(4, 8)), gemm_rs(torch.ones(4, 8), torch.ones(4, 8))
+triton_dist.finalize_distributed()
+print(sorted(p.read_text().strip() for p in pathlib.Path("/proc/self/task").glob("*/comm") if "gloo" in p.read_text()))
+""", tmp_path, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    assert out == "[]\n"
+
+
+@pytest.mark.parametrize("script", sorted(str(p.relative_to(ROOT)) for folder in ("nvidia", "amd")
+                                          for p in (ROOT / "tests" / folder).glob("*.py")))
+def test_scripts_of_the_launcher_need_no_pytest(script):
+    assert not re.search(r"^(import|from) pytest", (ROOT / script).read_text(), re.MULTILINE)

@@ -25,6 +25,10 @@ _OWN = {  # option -> environment variable that gives its default
 }
 
 
+class HelpRequested(Exception):
+    """--help was among the launcher's options."""
+
+
 class UsageError(Exception):
     """The command line makes no sense; the message says why."""
 
@@ -56,7 +60,7 @@ def parse(argv: list, environ: dict) -> Command:
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if name in ("h", "help"):
-            raise UsageError(USAGE)
+            raise HelpRequested
         if name not in _OWN:
             torchrun.append(word)
             continue
@@ -159,6 +163,9 @@ def main(argv: list) -> int:
     """Replaces this process by torchrun; returns only on a usage error."""
     try:
         command, environment = plan(parse(argv, dict(os.environ)), dict(os.environ))
+    except HelpRequested:
+        print(USAGE)
+        return 0
     except UsageError as error:
         print(f"launch.sh: {error}", file=sys.stderr)
         return 2

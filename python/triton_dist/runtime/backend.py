@@ -221,7 +221,7 @@ class Backend(ABC):
         return f"kernel {kernel_id}"
 
 
-def _detect() -> str:
+def detect() -> str:
     """Backend name: the environment's word first, then what torch sees."""
     asked = os.environ.get("TRITON_DIST_BACKEND", "").lower()
     if asked and asked != "auto":
@@ -239,4 +239,4 @@ def _detect() -> str:
 @functools.cache
 def backend() -> Backend:
     """The process's backend, made on first use. Its package exports `make() -> Backend`."""
-    return importlib.import_module(_MODULES[_detect()]).make()
+    return importlib.import_module(_MODULES[detect()]).make()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Joining and leaving a world: process group, device, symmetric heap, context."""
 import atexit
+import gc
 import os
 from datetime import timedelta
 from typing import Any
@@ -88,3 +89,5 @@ def _leave() -> None:
         import torch.distributed as dist
         if dist.is_initialized():
             dist.destroy_process_group()
+    # Plans hold groups in cycles. gloo's threads live as long as a group, and must not outlive the interpreter.
+    gc.collect()

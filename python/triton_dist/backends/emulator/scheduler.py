@@ -8,6 +8,7 @@ order.py.
 """
 import collections
 import contextlib
+import os
 import random
 from typing import Any, Callable, Iterator, Optional
 
@@ -18,6 +19,7 @@ from triton_dist.backends.emulator import hang
 from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
 from triton_dist.backends.emulator.order import MODES, PREEMPT, Ready
 from triton_dist.runtime.environment import wait_timeout
+from triton_dist.runtime.context import Context
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized
 
 __all__ = ["Actor", "Crew", "Cta", "MODES", "Scheduler", "Waiting", "activated", "active", "is_active"]
@@ -175,6 +177,8 @@ class Scheduler:
         try:
             return self._contexts[rank]
         except KeyError:
+            if int(os.environ.get("WORLD_SIZE", 1)) == 1 and rank == 0:
+                return Context()                 # a lone process: rank 0 of 1, as on a GPU
             raise NotInitialized(f"rank {rank} has no device context: call triton_dist.initialize_distributed() before "
                                  "a kernel asks for its rank or its peers") from None
 
