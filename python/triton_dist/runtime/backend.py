@@ -221,6 +221,11 @@ class Backend(ABC):
         return f"kernel {kernel_id}"
 
 
+def device_nodes() -> bool:
+    """Whether a GPU driver shows its device files. Unlike asking torch, this starts no driver, so a later fork is safe."""
+    return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+
 def detect() -> str:
     """Backend name: the environment's word first, then what torch sees."""
     asked = os.environ.get("TRITON_DIST_BACKEND", "").lower()
