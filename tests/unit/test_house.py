@@ -37,8 +37,8 @@ MAY_IMPORT = {
 SHARED_CORES = {("triton_dist.backends.emulator.backend", "triton_dist.backends.nvidia.cores")}
 # Where the registry and torch's own names for what both vendors have make a vendor's word necessary.
 VENDOR_PLACES = {
-    "triton_dist.runtime.backend": {'"nvidia"', '"triton_dist.backends.nvidia"', '"amd"', '"triton_dist.backends.amd"', '"/dev/nvidiactl"',
-                                    "cuda", "hip"},
+    "triton_dist.runtime.backend": {'"nvidia"', '"triton_dist.backends.nvidia"', '"amd"', '"triton_dist.backends.amd"',
+                                    '"/dev/nvidiactl"', "cuda", "hip"},
 }
 VENDOR_WORD = re.compile(r"nvidia|cuda|(?<![a-z])hip(?![a-z])|rocm|(?<![a-z])amd(?![a-z])|nvshmem", re.I)
 
