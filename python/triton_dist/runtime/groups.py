@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Groups of ranks, seen the same way whether torch.distributed, an emulated world or a lone process is behind them."""
 from abc import ABC, abstractmethod
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 
@@ -135,11 +135,11 @@ def resolve(group: Any = None) -> Group:
     return resolved
 
 
-def require_agreement(group: Group, what: str, value: Any, names: Sequence[str] = ()) -> None:
+def require_agreement(group: Group, what: str, value: Any) -> None:
     """Collective: raises InvalidArgument on every member when `value` differs between members. Also a barrier."""
     values = group.all_gather_object(value)
     for index, other in enumerate(values):
         if other != values[0]:
             raise InvalidArgument(
-                f"{what}: ranks disagree{' on ' + ', '.join(names) if names else ''}: rank {group.world_ranks[0]} has "
+                f"{what}: ranks disagree: rank {group.world_ranks[0]} has "
                 f"{values[0]}, rank {group.world_ranks[index]} has {other}; every rank of the group must pass the same")
