@@ -59,9 +59,10 @@ MUTANTS = {
     "mma does not hand the last stage back": ("gemm_ws", [(TAIL, "        pass")], DEEP),
     "mma reads the accumulator in flight": ("gemm_ws", [("num_outstanding=0", "num_outstanding=1")], DEEP),
     "mma adds to what the last tile left": ("gemm_ws", [("use_acc=k > 0", "use_acc=it > 0"), (
-        "        acc = gl.zeros((s.BLOCK_M, s.BLOCK_N), gl.float32, layout=layout)\n        for k",
-        "        if lap == 0:\n            acc = gl.zeros((s.BLOCK_M, s.BLOCK_N), gl.float32, layout=layout)\n"
-         "        for k")], DEEP),
+        "    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):\n"
+        "        acc = gl.zeros((s.BLOCK_M, s.BLOCK_N), gl.float32, layout=layout)\n",
+        "    acc = gl.zeros((s.BLOCK_M, s.BLOCK_N), gl.float32, layout=layout)\n"
+        "    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):\n")], DEEP),
     "mma does not wait for the addend": (
         "gemm_ws", [("        mbarrier.wait(s.ready.index(0), lap & 1)", "        pass")], DEEP),
     "mma does not tell the storer": ("gemm_ws", [("mbarrier.arrive(s.filled.index(0), count=1)", "pass")], DEEP),

@@ -5,6 +5,7 @@ import functools
 import inspect
 from typing import Callable, Iterable, Optional
 
+from triton.compiler.errors import CompilationError
 from triton.runtime.jit import JITFunction
 
 from triton_dist.runtime.backend import backend
@@ -23,7 +24,15 @@ class BackendLaunch:
     def run_compiled(self, args: tuple, kwargs: dict, grid, warmup: bool, extern_libs: dict):
         """Triton's own run, with `extern_libs` {key: path} linked beside those the caller named. For GPU backends."""
         libraries = {**(dict(kwargs.get("extern_libs") or ())), **extern_libs}
-        return super().run(*args, grid=grid, warmup=warmup, **{**kwargs, "extern_libs": libraries})
+        try:
+            return super().run(*args, grid=grid, warmup=warmup, **{**kwargs, "extern_libs": libraries})
+        except CompilationError as error:
+            cause = error               # in a function that the kernel calls, say dl.wait; Triton's words stop at the call
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            if cause is not error:
+                error.add_note(f"because: {cause}")
+            raise
 
     def __repr__(self):
         return f"{type(self).__name__}({self.module}:{self.fn.__qualname__})"

@@ -9,7 +9,7 @@ import torch
 from triton_dist.backends.emulator import arena as arenas
 from triton_dist.backends.emulator import process, scheduler
 from triton_dist.backends.emulator.actors import Waiting
-from triton_dist.backends.emulator.launching import launch
+from triton_dist.backends.emulator.launching import launch, trace
 from triton_dist.backends.emulator.machine import Machine
 from triton_dist.backends.emulator.meeting import VirtualGroup
 from triton_dist.backends.emulator.streams import Stream
@@ -98,6 +98,9 @@ class EmulatorBackend(Backend):
     # -- kernels -------------------------------------------------------------------------------------------
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
         launch(machine().device(), kernel, grid, args, kwargs)
+
+    def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        return trace(kernel, args, kwargs)
 
     def gemm_config(self, dtype: torch.dtype, m: int) -> GemmConfig:
         block_m = 16 if m <= 16 else 32 if m <= 32 else 64      # few big tiles: the cost is per operation

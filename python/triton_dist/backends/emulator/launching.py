@@ -10,6 +10,8 @@ from triton.compiler.compiler import LazyDict
 
 from triton_dist.backends.emulator import frontend
 from triton_dist.backends.emulator.streams import Device
+from triton_dist.language import abi
+from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.errors import InvalidArgument
 
 
@@ -18,6 +20,7 @@ def launch(device: Device, kernel: Any, grid: Any, args: tuple, kwargs: dict) ->
     for hook in getattr(kernel, "pre_run_hooks", ()):
         hook(*args, **kwargs)
     bound = frontend.bind(kernel, grid, args, kwargs)
+    trace(kernel, args, kwargs)
     programs, most = math.prod(bound.grid), device.scheduler.num_sms
     if bound.cooperative and programs > most:
         raise InvalidArgument(f"{bound.name}: a cooperative launch of {programs} programs, of which {most} can be resident at a "
@@ -30,6 +33,17 @@ def launch(device: Device, kernel: Any, grid: Any, args: tuple, kwargs: dict) ->
         shape = SimpleNamespace(name=bound.name, num_warps=bound.num_warps, num_ctas=bound.num_ctas, shared=0)
         metadata.add(describe, (bound.grid, shape, dict(named.arguments)))
     perform(device, bound, metadata, knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+
+
+def trace(kernel: Any, args: tuple, kwargs: dict) -> Any:
+    """Shows a kernel to Triton's own front end, once a specialisation: what a GPU would refuse is refused here too."""
+    if knobs.runtime.interpret:              # its functions are not what that front end takes
+        return None
+    hooks, kernel.pre_run_hooks = kernel.pre_run_hooks, []
+    try:                                     # no library is linked; the table of its functions stands in for it
+        return kernel.run_compiled(args, kwargs, None, True, {LIBRARY: abi.__file__})
+    finally:
+        kernel.pre_run_hooks = hooks
 
 
 def perform(device: Device, bound: Any, metadata: Any, enter: Any, leave: Any) -> None:
