@@ -13,7 +13,6 @@ import triton.language as tl
 
 import triton_dist
 import triton_dist.language as dl
-from triton_dist.backends.emulator import run_ranks
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import TritonDistError, WaitTimeout
 from triton_dist.runtime.groups import resolve
@@ -209,6 +208,7 @@ CHECKS = (check_identity, check_queue, check_barrier, check_packets, check_copy_
 
 
 def test_on_emulated_ranks():
+    from triton_dist.backends.emulator import run_ranks
     for check in CHECKS[:-1]:
         for world in (1, 2, 3):
             run_ranks(check, world)
