@@ -3,6 +3,7 @@
 """The process executor: real processes over gloo. This file is also the script that they run."""
 import glob
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,6 +95,17 @@ def wait_forever(rank, size):
     launch(lambda *_: wait_flag(flags.data_ptr() + 4, 2), name="stuck")
 
 
+def apart(rank, size):
+    """The ranks wait in collectives of two groups."""
+    import torch.distributed as dist
+
+    import triton_dist
+    from triton_dist.runtime.backend import backend
+    triton_dist.initialize_distributed()
+    groups = dist.group.WORLD, dist.new_group([0, 1])
+    backend().blocking(lambda: dist.barrier(groups[rank]))
+
+
 # -- starting them -----------------------------------------------------------------------------------------
 def start(scenario, directory, size=2, **environment):
     env = dict(os.environ, PYTHONPATH=os.pathsep.join([PACKAGE, HERE, os.environ.get("PYTHONPATH", "")]),
@@ -130,14 +142,32 @@ def test_heap_files_without_memfd(tmp_path):
         assert code == 0, err
 
 
+def told_once(results, error):
+    """The one table that was told, header first; every rank ends in one line, without a traceback."""
+    tables = []
+    for rank, (code, _, err) in enumerate(results):
+        assert code == 1 and "Traceback" not in err, err
+        assert err.splitlines()[-1] == f"rank {rank} ends by this {error}", err
+        tables += [err.splitlines()[:-1]] if len(err.splitlines()) > 1 else []
+    assert len(tables) == 1, tables
+    return tables[0]
+
+
 def test_hang_report_of_all_ranks(tmp_path):
-    results = finish(start("hung", tmp_path, TRITON_DIST_HANG_SECONDS="1"), 60)
-    for code, _, err in results:
-        assert code != 0 and "HangError" in err
-        assert "ge 2" in err and "ge 3" in err, err          # both ranks' waits in every table
-        assert "ready flags + 4, of rank 0" in err and "ready flags + 8, of rank 1" in err, err
-        assert "kernel.py:1 (wait)" in err and "stuck" in err and "other" in err
-    assert sum("hang: all ranks wait" in err.split("Traceback")[0] for _, _, err in results) == 1       # told once
+    head, header, first, second = told_once(finish(start("hung", tmp_path, TRITON_DIST_HANG_SECONDS="1"), 60), "HangError")
+    assert head == "hang: all ranks wait, or have left, and none has moved for 1 seconds:"
+    assert re.split("  +", header) == ["rank", "kernel", "program", "at", "waits for", "wanted", "seen", "last writer"]
+    assert re.split("  +", first) == ["0", "stuck", "(0, 0, 0)", "kernel.py:1 (wait)", "flag ready flags + 4, of rank 0",
+                                      "ge 2", "1", "rank 1 raise_flag(0, 0, 0)"]
+    assert re.split("  +", second) == ["1", "other", "(0, 0, 0)", "kernel.py:1 (wait)", "flag ready flags + 8, of rank 1",
+                                       "ge 3", "0", "never written"]
+
+
+def test_hang_in_collectives_says_how_long_it_took(tmp_path):
+    table = told_once(finish(start("apart", tmp_path, TRITON_DIST_HANG_SECONDS="0.25"), 60), "HangError")
+    assert table[0].endswith("none has moved for 2 seconds:")              # all in collectives: eight times as patient
+    assert [line.split("  ")[0] for line in table[2:]] == ["0", "1"]
+    assert all("a collective of torch.distributed" in line for line in table[2:])
 
 
 def test_killed_rank(tmp_path):
@@ -148,21 +178,29 @@ def test_killed_rank(tmp_path):
     killed = time.monotonic()
     code, _, err = finish(processes, 30)[0]
     assert time.monotonic() - killed < 15
-    assert code == 1 and "HangError: rank 1 died" in err, err
-    assert "is dead" in err and "ge 2" in err and "stuck" in err
+    assert code == 1 and err.startswith("rank 1 died, and others wait for 3 seconds:") and "Traceback" not in err, err
+    assert "is dead" in err and "ge 2" in err and "stuck" in err and "rank 1 raise_flag(0, 0, 0)" in err
+    assert err.endswith("rank 0 ends by this HangError\n")
     assert not left_over()
 
 
 def test_bounded_wait(tmp_path):
+    begin = time.monotonic()
     results = finish(start("hung", tmp_path, TRITON_DIST_WAIT_TIMEOUT="0.3", TRITON_DIST_HANG_SECONDS="20"), 15)
-    assert any(code != 0 and "WaitTimeout" in err and "TRITON_DIST_WAIT_TIMEOUT=0.3" in err for code, _, err in results)
+    assert time.monotonic() - begin < 10
+    lines = [line for _, _, err in results for line in err.splitlines()]
+    assert all(code == 1 and "Traceback" not in err for code, _, err in results), lines
+    assert sum("TRITON_DIST_WAIT_TIMEOUT=0.3" in line for line in lines) == 1
+    assert [line for line in lines if line.startswith("rank 0 ends by this ")], lines
+    assert [line for line in lines if line.startswith("rank 1 ends by this ")], lines
 
 
 if __name__ == "__main__":
     import torch.distributed as dist
     my_rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=my_rank, world_size=world_size)
-    scenario = {"killed": wait_forever, "hung": wait_forever, "ping_pong": ping_pong, "fallback": fallback}[sys.argv[1]]
+    scenario = {"killed": wait_forever, "hung": wait_forever, "ping_pong": ping_pong, "fallback": fallback,
+                "apart": apart}[sys.argv[1]]
     scenario(my_rank, world_size)
     dist.destroy_process_group()
 else:

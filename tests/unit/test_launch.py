@@ -75,3 +75,9 @@ def test_unknown_options_before_the_script_go_to_torchrun():
 def test_bad_command_lines(argv, says):
     with pytest.raises(launch.UsageError, match=says):
         planned(*argv)
+
+
+def test_one_line_about_the_rank_that_failed_first():
+    from triton_dist.cli.torchrun import verdict
+    assert verdict(2, 3) == (3, "rank 2 failed with exit code 3")
+    assert verdict(0, -9) == (137, "rank 0 was ended by SIGKILL")

@@ -140,7 +140,8 @@ def plan(command: Command, environ: dict) -> tuple[list, dict]:
     if path not in env.get("PYTHONPATH", "").split(os.pathsep):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
     options = command.options
-    argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={_number(options, 'nproc_per_node', ranks)}"]
+    argv = [sys.executable, str(Path(__file__).with_name("torchrun.py")),
+            f"--nproc-per-node={_number(options, 'nproc_per_node', ranks)}"]
     nodes = _number(options, "nnodes", 1)
     if nodes > 1 or "master_addr" in options or "master_port" in options:
         argv += [f"--nnodes={nodes}", f"--node-rank={_number(options, 'node_rank', 0, least=0)}",

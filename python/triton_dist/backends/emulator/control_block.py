@@ -1,15 +1,19 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The control block: what each process of an emulated world tells the others of its state."""
+"""The control block: what each process of an emulated world tells the others of its state, and who wrote its flags last."""
 import os
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
-SIZE = 4096
+_RECORD = 4096                             # bytes for a Record, and one more thing at their end:
+_TOLD = _RECORD - 1                        # set once the rank has told its hang on stderr
+_WRITER = struct.Struct("<qi52s")          # heap offset + 1, rank and name of who wrote a flag last
+_WRITERS = 4096                            # slots, by offset; a later flag takes the place of an earlier one
+SIZE = _RECORD + _WRITERS * _WRITER.size
 RUNNING, BLOCKED, FINISHED, FAILED = 1, 2, 3, 4
 _FORMAT = "<3q2i3q8s96s32s192s192s"        # the fields of Record, in order
-assert struct.calcsize(_FORMAT) <= SIZE
+assert struct.calcsize(_FORMAT) <= _TOLD
 
 
 @dataclass
@@ -37,6 +41,46 @@ class Record:
 def unpack(raw: Any) -> Record:
     values = struct.unpack_from(_FORMAT, raw)
     return Record(*(v.rstrip(b"\0").decode(errors="replace") if isinstance(v, bytes) else v for v in values))
+
+
+def told(block: Any) -> bool:
+    """Whether the rank of this block has told its hang."""
+    return block[_TOLD] != 0
+
+
+def tell(block: Any) -> None:
+    block[_TOLD] = 1
+
+
+class Writers:
+    """Last writer (rank, name) of a flag, by its address. Flags in the heap are noted in the control block of its owner.
+
+    `locate` gives (owner, heap offset) of an address, or None.
+    """
+
+    def __init__(self, blocks: list, locate: Callable):
+        self._blocks, self._locate, self._local = blocks, locate, {}
+
+    def __setitem__(self, address: int, writer: tuple) -> None:
+        place = self._locate(address)
+        if place is None:
+            self._local[address] = writer
+            return
+        owner, offset = place
+        _WRITER.pack_into(self._blocks[owner], self._slot(offset), offset + 1, writer[0], writer[1].encode())
+
+    def get(self, address: int) -> tuple | None:
+        place = self._locate(address)
+        return self._local.get(address) if place is None else self.at(*place)
+
+    def at(self, owner: int, offset: int) -> tuple | None:
+        """Last writer of the flag at `offset` in the heap of rank `owner`, as far as is known."""
+        known, rank, name = _WRITER.unpack_from(self._blocks[owner], self._slot(offset))
+        return (rank, name.rstrip(b"\0").decode(errors="replace")) if known == offset + 1 else None
+
+    @staticmethod
+    def _slot(offset: int) -> int:
+        return _RECORD + offset // 4 % _WRITERS * _WRITER.size
 
 
 def alive(record: Record) -> bool:

@@ -77,11 +77,16 @@ def _row(scheduler: Any, actor: Any) -> Row:
         row.wanted, row.seen = f"{waiting.cmp} {waiting.wanted}".strip(), str(waiting.value())
     if waiting.address:
         name = scheduler.machine.name_of(waiting.address, actor.rank) if scheduler.machine else hex(waiting.address)
-        row.what = f"flag {name} ({waiting.address:#x})"
-        writer = scheduler.writers.get(waiting.address)
-        row.writer = (f"rank {writer[0]} {writer[1]}" if writer is not None else
-                      "never written" if not scheduler.polls else "")      # other processes write unseen
+        row.what = f"flag {name}"
+        row.writer = written_by(scheduler.writers.get(waiting.address), row.seen)
     return row
+
+
+def written_by(writer: Optional[tuple], seen: str) -> str:
+    """Words for a flag's last writer (rank, name). Stores of blocks and of host code, by any rank, leave their value alone."""
+    if writer is not None:
+        return f"rank {writer[0]} {writer[1]}"
+    return "never written" if seen == "0" else "a block store, or host code"
 
 
 def cycle(scheduler: Any) -> Optional[list]:
@@ -113,12 +118,12 @@ def deadlock(scheduler: Any) -> HangError:
     return HangError(text)
 
 
-def stuck(scheduler: Any, states: Sequence[str]) -> HangError:
-    """The error for a world of processes in which no rank moves; `states` by rank."""
+def stuck(scheduler: Any, states: Sequence[str], seconds: float) -> HangError:
+    """The error for a world of processes in which no rank has moved for so long; `states` by rank."""
     dead = [rank for rank, state in enumerate(states) if state == "dead"]
     head = (f"rank{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} died, and others wait" if dead else
             "hang: all ranks wait, or have left, and none has moved")
-    return HangError(f"{head} for {scheduler.patience:g} seconds:\n{table(rows_of(scheduler))}")
+    return HangError(f"{head} for {seconds:g} seconds:\n{table(rows_of(scheduler))}")
 
 
 def expired(scheduler: Any) -> Optional[WaitTimeout]:

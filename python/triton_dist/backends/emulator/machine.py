@@ -58,7 +58,7 @@ class Machine:
         place = self.locate(address)
         if place is None:
             segment = self.memory.at(address)
-            return f"{segment.name} + {address - segment.base}" if segment else "of no known tensor"
+            return f"{segment.name} + {address - segment.base}" if segment else f"{address:#x}, of no known tensor"
         return self.name_at(*place, reader)
 
     def name_at(self, owner: int, offset: int, reader: int) -> str:

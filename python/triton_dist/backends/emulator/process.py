@@ -8,6 +8,7 @@ longer that lasts. Each rank publishes its state in a control block; when all ar
 import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import sys
 import threading
@@ -21,7 +22,7 @@ from triton_dist.backends.emulator.arena import shared
 from triton_dist.backends.emulator.machine import Machine, default_sms
 from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.runtime.environment import number
-from triton_dist.runtime.errors import UnsupportedFeature
+from triton_dist.runtime.errors import HangError, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
 _HOST_PATIENCE = 8               # times longer before ranks that are all in collectives are taken to hang
@@ -29,6 +30,7 @@ _SPINS = 20                   # polls that only give up the CPU
 _PAUSE, _LONGEST = 50e-6, 2e-3
 _PUBLISH = 0.05               # seconds of idling after which a rank calls itself blocked
 _LOOK = 0.1                   # seconds between two looks at the others
+_LAST_WORDS = 2.0             # seconds for which a rank that hangs waits for the others' last words
 
 
 class FileLock:
@@ -70,6 +72,7 @@ class ProcessScheduler(Scheduler):
             for fd in fds[1:]:
                 os.close(fd)
             self.lock = FileLock(self._fd)
+            self.writers = control.Writers(self._blocks, self.machine.locate)
         self._publish(control.RUNNING)
         world.barrier()
 
@@ -78,7 +81,7 @@ class ProcessScheduler(Scheduler):
         if self._blocks:
             if self._mine.state != control.FAILED:       # its last words stay readable
                 self._publish(control.FINISHED)
-            self._blocks = []
+            self._blocks, self.writers = [], {}
             os.close(self._fd)
             self.lock = contextlib.nullcontext()
 
@@ -133,13 +136,12 @@ class ProcessScheduler(Scheduler):
         counts = [record.progress for record in records]
         if counts != self._before or "running" in states or any(map(self._changed, records)):
             self._before, self._still = counts, now
+        if any(map(control.told, self._blocks)):
+            self.collapse(HangError("ended with the ranks that hang, told before"))
         # With a rank dead the world cannot end well: whoever waits gives up, whatever the others still do.
         since = self._since if "dead" in states else max(self._since, self._still)
         if ("dead" in states or "running" not in states) and now - since >= patience:
-            error = hang.stuck(self, states)
-            if self.main.rank == min(r for r, s in enumerate(states) if s in ("blocked", "failed")):
-                print(error, file=sys.stderr, flush=True)
-            self.collapse(error)
+            self.collapse(hang.stuck(self, states, patience))
 
     def _changed(self, record: control.Record) -> bool:
         """Whether the flag a rank waits for has another value than it saw: then its process is only slow to look."""
@@ -167,17 +169,41 @@ class ProcessScheduler(Scheduler):
             record = control.unpack(block)
             state = self._state(rank, record)
             if state in ("blocked", "failed"):
-                what = record.what
+                what, writer = record.what, ""
                 if record.flag_owner >= 0:
                     what = f"flag {self.machine.name_at(record.flag_owner, record.flag_offset, rank)}"
+                    writer = hang.written_by(self.writers.at(record.flag_owner, record.flag_offset), str(record.seen))
                 rows.append(hang.Row(rank, record.kernel, record.program, record.site, what,
                                      f"{record.cmp} {record.wanted}".strip() if record.cmp else "",
-                                     str(record.seen) if record.cmp else ""))
+                                     str(record.seen) if record.cmp else "", writer))
             else:
                 rows.append(hang.Row(rank, what={"dead": f"nothing: process {record.pid} is dead",
                                                  "finished": "nothing: it has left the world",
                                                  "running": "nothing: it runs host code"}[state]))
         return rows
+
+    def tell(self, error: HangError) -> None:
+        """Last words of a rank that ends by a hang: the table, where no rank has told it yet, then a line of its own.
+
+        In a world, ends the process once the others have had their say (or after two seconds), lest the launcher ends them
+        before; at once, because a thread that is stuck in a collective of torch aborts an orderly exit.
+        """
+        with self.lock:
+            first = not any(map(control.told, self._blocks))
+            if self._blocks:
+                control.tell(self._blocks[self.main.rank])
+            text = f"{error}\n" if first else ""
+            print(f"{text}rank {self.main.rank} ends by this {type(error).__name__}", file=sys.stderr, flush=True)
+        end = time.monotonic() + _LAST_WORDS
+        while time.monotonic() < end and not all(map(self._silent, self._blocks)):
+            time.sleep(_LOOK / 10)
+        if self._blocks:
+            sys.stdout.flush()
+            os._exit(1)
+
+    def _silent(self, block: Any) -> bool:
+        record = control.unpack(block)
+        return control.told(block) or record.state == control.FINISHED or not control.alive(record)
 
     def _publish(self, state: int) -> None:
         if not self._blocks:
@@ -212,7 +238,16 @@ def start() -> Machine:
         _machine = Machine(scheduler)
         scheduling._stack.insert(0, scheduler)
         atexit.register(_at_exit, _machine)
+        sys.excepthook = functools.partial(_excepthook, scheduler, sys.excepthook)
     return _machine
+
+
+def _excepthook(scheduler: ProcessScheduler, others: Any, kind: type, error: BaseException, trace: Any) -> None:
+    """An uncaught hang is told by its table; its tracebacks, one a rank, all end in the emulator."""
+    if isinstance(error, HangError):
+        scheduler.tell(error)
+    else:
+        others(kind, error, trace)
 
 
 def _at_exit(machine: Machine) -> None:

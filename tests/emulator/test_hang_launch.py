@@ -1,0 +1,58 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""A hang under launch.sh: one table, a line for each rank, and an exit code. This file is also the script that hangs."""
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import triton.language as tl
+
+import triton_dist
+import triton_dist.language as dl
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@triton_dist.jit
+def handshake(flag, rounds, STEPS: tl.constexpr):
+    successor = (dl.rank() + 1) % dl.num_ranks()
+    for i in range(rounds):
+        dl.notify(flag, successor, i + 1)
+        dl.wait(flag, 1, "sys", "acquire", i + STEPS)
+
+
+def hang():
+    """Every rank waits for the second signal of its predecessor, which has sent one."""
+    triton_dist.initialize_distributed()
+    flag = triton_dist.create_symm_tensor((1,), torch.int32, name="turn")
+    handshake[(1,)](flag, 2, STEPS=2)
+
+
+@pytest.mark.parametrize("variable, seconds, says", [("TRITON_DIST_HANG_SECONDS", 1, "hang: all ranks wait, or have left"),
+                                                     ("TRITON_DIST_WAIT_TIMEOUT", 1, "a device wait lasted longer than")])
+def test_one_table_then_a_line_for_each_rank(variable, seconds, says):
+    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
+                       **{variable: str(seconds)})
+    begin = time.monotonic()
+    done = subprocess.run(["bash", "launch.sh", "--nproc_per_node", "3", __file__], cwd=ROOT, env=environment,
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert time.monotonic() - begin < seconds + 10
+    assert done.returncode == 1 and not done.stdout
+    head, header, *lines = done.stderr.splitlines()
+    assert head.startswith(says) and header.startswith("rank  kernel"), done.stderr
+    for rank, line in enumerate(lines[:3]):
+        cells = re.split("  +", line)
+        assert cells[:3] == [str(rank), "handshake", "(0, 0, 0)"] and cells[4:] == [
+            f"flag turn + 0, of rank {rank}", "eq 2", "1", f"rank {(rank - 1) % 3} handshake(0, 0, 0)"], done.stderr
+        assert re.fullmatch(r"test_hang_launch.py:\d+ \(handshake\)", cells[3])
+    assert sorted(lines[3:6]) == [f"rank {rank} ends by this {lines[3].split()[-1]}" for rank in range(3)], done.stderr
+    assert len(lines) == 7 and re.fullmatch(r"launch.sh: rank \d failed with exit code 1", lines[6])
+
+
+if __name__ == "__main__":
+    hang()
