@@ -8,6 +8,7 @@ from compile_util import compile_kernel, instructions, position
 from triton.experimental.gluon import language as gl
 
 from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_ws_kernel
+from triton_dist.backends.nvidia.cores import BOX_BYTES, BOX_ROWS
 from triton_dist.backends.nvidia.gemm_rs_ws import gemm_rs_ws_kernel
 
 TMA_LOAD, TMA_STORE = r"cp\.async\.bulk\.tensor\.\dd\.shared", r"cp\.async\.bulk\.tensor\.\dd\.global"
@@ -29,7 +30,9 @@ def compiled(kernel, dtype: str = "bf16", hop: str | None = None):
     constants = dict(HAS_BIAS=True, STAGES=3, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
     types = dict(x_desc=descriptor(dtype, m, k), gathered_desc=descriptor(dtype, m, k), w_desc=descriptor(dtype, n, k),
                  out_desc=descriptor(dtype, m, n), bias=f"*{dtype}", flags="*i32", next_flags="*i32", control="*i32")
-    types.update({name: descriptor(hop, m, n) for name in ("slots_even", "slots_odd", "next_even", "next_odd")})
+    types.update({name: descriptor(hop, m, n) for name in ("slots_even", "slots_odd")})
+    box = min(m, BOX_ROWS), min(n, BOX_BYTES * 8 // _DTYPES[hop].primitive_bitwidth)
+    types.update({name: descriptor(hop, *box) for name in ("next_even", "next_odd")})
     if kernel is ag_gemm_ws_kernel:
         types["out_desc"] = descriptor(dtype, 1, m, n)
         constants["STAGING"] = layout(dtype, m, n)

@@ -90,7 +90,7 @@ MUTANTS = {
     "gemm_rs adds the addend at the first step": ("gemm_rs_ws", [
         ("        if tile.step > 0:\n            acc +=", "        if tile.step >= 0:\n            acc +=")], DEEP),
     "gemm_rs goes on before it is told the epoch": ("gemm_rs_ws", [("== gl.num_programs(0) - 1:", "== 0:")],
-                                                      [RS(8, 64, 8)] * 3),
+                                                      [RS(8, 64, 8)] * 6),
     "ag_gemm does not wait for a piece": ("ag_gemm_ws", [
         ('fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))', "pass")], GATHER),
     "ag_gemm waits for the first piece only": ("ag_gemm_ws", [

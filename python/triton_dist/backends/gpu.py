@@ -19,20 +19,26 @@ from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 
 
 class PreparedLaunch:
-    """A compiled kernel with its grid and trailing constexprs: a call costs Triton's launcher and little more."""
+    """A compiled kernel with its grid and trailing constexprs.
 
-    def __init__(self, compiled: Any, device: int, grid: tuple, constants: tuple):
-        compiled._init_handles()                    # loads the module now, hooks included
-        self._compiled, self._device, self._constants = compiled, device, constants
+    A call costs Triton's launcher and little more, or less: `bound` is a vendor's own launcher, passed by while somebody
+    listens to Triton's launch hooks.
+    """
+
+    def __init__(self, compiled: Any, device: int, grid: tuple, constants: tuple, bound: Callable | None):
+        self._compiled, self._device, self._constants, self._bound = compiled, device, constants, bound
         self._grid = (*grid, 1, 1)[:3]
         self._run, self._function, self._packed = compiled.run, compiled.function, compiled.packed_metadata
         self._hooks = knobs.runtime
 
     def __call__(self, *args: Any) -> None:
-        values = args + self._constants
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         enter, leave, metadata = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook, None
-        if enter.calls or leave.calls:
+        hooked = enter.calls or leave.calls
+        if self._bound is not None and not hooked:
+            return self._bound(stream, *args)
+        values = args + self._constants
+        if hooked:
             metadata = self._compiled.launch_metadata(self._grid, stream, *values)
         else:
             enter = leave = None
@@ -125,7 +131,11 @@ class GpuBackend(Backend):
     def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict) -> Callable:
         compiled = self.compile(kernel, grid, args, kwargs)
         constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
-        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, constants)
+        compiled._init_handles()                    # loads the module now, hooks included
+        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, constants, self._bind(compiled, grid, args))
+
+    def _bind(self, compiled: Any, grid: tuple, args: tuple) -> Callable | None:
+        """A launcher (stream, *args) that needs less host time than Triton's; None where there is none."""
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, kwargs, grid, False, self._extern_libs)

@@ -48,7 +48,7 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
     if machine is not None:
         config = backend().gemm_config(dtype, rows)
         if serves:
-            config = core.config(dtype, rows) if gather else core.config(dtype, rows, dtype)
+            config = core.config(dtype, rows) if gather else core.config(dtype, rows, n, dtype)
         predict = _model.ag_gemm_estimates if gather else _model.gemm_rs_estimates
         estimates = predict(machine, *shard, world, dtype.itemsize, config, serves)
     if chosen == "unfused":

@@ -141,6 +141,12 @@ def flush_tma_stores() -> IntScalar:
     return IntScalar(0, I32)
 
 
+@twin("hopper_prims.pause")
+def pause(cycles: Any) -> IntScalar:
+    scheduler.active().point()
+    return IntScalar(0, I32)
+
+
 @twin("hopper_prims.fence_proxy_async")
 def fence_proxy_async(token: Any) -> Any:
     gluon_smem.active().fence("global")

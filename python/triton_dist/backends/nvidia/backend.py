@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The NVIDIA backend."""
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 from triton_dist.backends.gpu import GpuBackend
 from triton_dist.backends.nvidia.driver import CAN_USE_64_BIT_STREAM_MEM_OPS, CudaDriver
+from triton_dist.backends.nvidia.launch import BoundLaunch
 from triton_dist.runtime.backend import GemmConfig, MachineModel
 
 # Fitted to benchmarks/results of 2 and 4 x H100 80GB SXM, NVLink without multicast.
@@ -29,6 +30,12 @@ class NvidiaBackend(GpuBackend):
         # The second version of these calls came with CUDA 11.7; 64-bit support is what the driver lets one ask for.
         return (self.driver.has(self.driver.stream_write_value32)
                 and bool(self.driver.attribute(device, CAN_USE_64_BIT_STREAM_MEM_OPS)))
+
+    def _bind(self, compiled: Any, grid: tuple, args: tuple) -> Callable | None:
+        try:
+            return BoundLaunch(self.driver, compiled, grid, args)
+        except NotImplementedError:
+            return None
 
     def core(self, op: str) -> Any:
         if self._cores is None:

@@ -5,6 +5,8 @@
 Ops ask the backend's registry for "ag_gemm" or "gemm_rs" and get one of these objects, or nothing.
 """
 import functools
+import math
+from dataclasses import replace
 from typing import Any, Callable
 
 import torch
@@ -13,8 +15,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_ws_kernel
 from triton_dist.backends.nvidia.gemm_rs_ws import gemm_rs_ws_kernel
-from triton_dist.runtime.backend import GemmConfig
+from triton_dist.runtime.backend import GemmConfig, backend
 from triton_dist.runtime.heap import peer_tensor
+
+# gemm_rs sends a tile in boxes, a row of a box as wide as the swizzle of shared memory.
+BOX_ROWS, BOX_BYTES = 32, 128
+# All SMs together send no faster than this. TMA stores can fill an NVLink (450 GB/s), and then loads of all SMs stand still:
+# measured on H100, the main loop behind a burst of tiles took 20 to 50 % longer.
+SEND_GBS, CLOCK_GHZ = 280, 1.7
 
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
@@ -28,9 +36,28 @@ def _descriptor(t: torch.Tensor, *block: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(t, list(block), _layout(t.dtype, *block))
 
 
+class _Descriptors:
+    """Makes descriptors for tensors of one shape and alignment: checked once, then only the base changes."""
+
+    def __init__(self, *block: int):
+        self.block, self._fields = block, {}
+
+    def __call__(self, t: torch.Tensor) -> TensorDescriptor:
+        if not self._fields:
+            self._fields = {**vars(_descriptor(t, *self.block)), "base": None}
+        made = object.__new__(TensorDescriptor)
+        vars(made).update(self._fields, base=t)
+        return made
+
+
 def _tma_can_read(*tensors: torch.Tensor) -> bool:
     """TMA wants a 16-byte aligned base, row strides of whole 16 bytes, and at least one element."""
     return all(t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in tensors)
+
+
+def _gap(nbytes: int) -> int:
+    """Clock cycles that `nbytes`, a box from each program, should take."""
+    return int(nbytes / SEND_GBS * CLOCK_GHZ)
 
 
 class _Core:
@@ -60,6 +87,7 @@ class _Bound:
     def __init__(self, plan: Any, has_bias: bool):
         self.plan, c = plan, plan.config
         self.blocks = c.block_m, c.block_n, c.block_k
+        self.x, self.weight = _Descriptors(c.block_m, c.block_k), _Descriptors(c.block_n, c.block_k)
         self.options = dict(HAS_BIAS=has_bias, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k,
                             GROUP_M=c.group_m, num_warps=c.num_warps)
 
@@ -72,13 +100,14 @@ class _AgGemm(_Bound):
         bm, bn, bk = self.blocks
         self.options["STAGING"] = _layout(plan.dtype, bm, bn)
         self.gathered = [_descriptor(half.view(-1, plan.k), bm, bk) for half in plan.halves]
+        self.out = _Descriptors(1, bm, bn)
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
-        p, (bm, bn, bk) = self.plan, self.blocks
-        return (_descriptor(x, bm, bk), self.gathered[epoch & 1], _descriptor(weight, bn, bk),
-                _descriptor(out.view(p.group.size, p.m, p.n), 1, bm, bn), weight if bias is None else bias, p.space.flags,
-                epoch, p.group.rank, p.group.size, p.m, p.n, p.k, p.pieces, p.piece_tiles)
+        p = self.plan
+        return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.out(out.view(p.group.size, p.m, p.n)),
+                weight if bias is None else bias, p.space.flags, epoch, p.group.rank, p.group.size, p.m, p.n, p.k, p.pieces,
+                p.piece_tiles)
 
 
 class _GemmRs(_Bound):
@@ -89,15 +118,18 @@ class _GemmRs(_Bound):
         bm, bn, _ = self.blocks
         rows, successor = plan.hops * plan.pitch, plan.group.world_ranks[(plan.group.rank + 1) % plan.group.size]
         mine = [half.view(plan.hop_dtype)[:rows * plan.n].view(rows, plan.n) for half in plan.space.halves()]
-        self.slots = [_descriptor(t, bm, bn) for t in mine + [peer_tensor(half, successor) for half in mine]]
+        box = min(bm, BOX_ROWS), min(bn, BOX_BYTES // plan.hop_dtype.itemsize)
+        self.out, self.slots = _Descriptors(bm, bn), [_descriptor(t, bm, bn) for t in mine]
+        self.next_slots = [_descriptor(peer_tensor(half, successor), *box) for half in mine]
         self.next_flags = peer_tensor(plan.space.flags, successor)
+        self.gap = _gap(math.prod(box) * plan.hop_dtype.itemsize * plan.programs)
 
     def args(self, x, weight, bias, out) -> tuple:
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
-        p, (bm, bn, bk) = self.plan, self.blocks
-        return (_descriptor(x, bm, bk), _descriptor(weight, bn, bk), _descriptor(out, bm, bn), *self.slots,
+        p = self.plan
+        return (self.x(x), self.weight(weight), self.out(out), *self.slots, *self.next_slots,
                 weight if bias is None else bias, p.space.flags, self.next_flags, p.space.control,
-                p.group.rank, p.group.size, p.m, p.n, p.k)
+                p.group.rank, p.group.size, p.m, p.n, p.k, self.gap)
 
 
 class AgGemmCore(_Core):
@@ -115,11 +147,17 @@ class GemmRsCore(_Core):
 
     bind = _GemmRs
 
-    def config(self, dtype: torch.dtype, m: int, hop_dtype: torch.dtype) -> GemmConfig:
-        """Tiling for chunks of m rows. fp32 staging leaves room for half the columns."""
+    def config(self, dtype: torch.dtype, m: int, n: int, hop_dtype: torch.dtype) -> GemmConfig:
+        """Tiling for chunks of m rows and n columns: half as wide where staging is fp32, for want of room, and where a
+        chunk is much less than a wave of tiles, since then a step waits for the one before it.
+        """
         c = self.tiles(dtype, m)
-        columns = c.block_n // 2 if hop_dtype == torch.float32 else c.block_n
-        return GemmConfig(c.block_m, columns, c.block_k, c.group_m, c.num_warps, c.num_stages)
+        tiles = -(-m // c.block_m) * -(-n // c.block_n)
+        if hop_dtype == torch.float32:
+            return replace(c, block_n=c.block_n // 2)
+        if 4 * tiles < 3 * backend().num_sms():
+            return replace(c, block_n=c.block_n // 2, num_stages=c.num_stages + 2)
+        return c
 
 
 def cores(tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool) -> dict:

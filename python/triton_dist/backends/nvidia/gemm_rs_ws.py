@@ -8,7 +8,7 @@ from triton.language.core import _aggregate as aggregate
 
 import triton_dist.language as dl
 from triton_dist.backends.nvidia.gemm_ws import Tile, gemm_ws, grouped
-from triton_dist.backends.nvidia.hopper_prims import fence_proxy_async, flush_tma_stores, tma_load, tma_store
+from triton_dist.backends.nvidia.hopper_prims import fence_proxy_async, flush_tma_stores, pause, tma_load, tma_store
 from triton_dist.runtime.jit import gluon_jit
 
 
@@ -18,7 +18,7 @@ class Ring:
     x: tma.tensor_descriptor            # [world * m, k]
     slots_even: tma.tensor_descriptor   # [(world - 1) * padded_m, n], own memory, the halves of even and odd epochs
     slots_odd: tma.tensor_descriptor
-    next_even: tma.tensor_descriptor    # the same in the next rank's memory
+    next_even: tma.tensor_descriptor    # the same in the next rank's memory, in boxes
     next_odd: tma.tensor_descriptor
     out: tma.tensor_descriptor          # [m, n]
     bias: gl.tensor
@@ -32,6 +32,7 @@ class Ring:
     tiles_m: gl.tensor
     tiles_n: gl.tensor
     total: gl.tensor
+    gap: gl.tensor                      # clock cycles between two boxes sent
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     GROUP_M: gl.constexpr
@@ -39,7 +40,7 @@ class Ring:
 
     @gluon.constexpr_function
     def __init__(self, x, slots_even, slots_odd, next_even, next_odd, out, bias, flags, next_flags, epoch, index, world, m, n,
-                 tiles_m, tiles_n, total, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS):
+                 tiles_m, tiles_n, total, gap, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS):
         self.x = x
         self.slots_even = slots_even
         self.slots_odd = slots_odd
@@ -57,6 +58,7 @@ class Ring:
         self.tiles_m = tiles_m
         self.tiles_n = tiles_n
         self.total = total
+        self.gap = gap
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.GROUP_M = gl.constexpr(GROUP_M)
@@ -108,11 +110,7 @@ class Ring:
         if tile.step == self.world - 1:
             tma_store(self.out, [tile.m * self.BLOCK_M, tile.n * self.BLOCK_N], self._out_view(staging))
         else:
-            row = (tile.step * self.tiles_m + tile.m) * self.BLOCK_M
-            if (self.epoch & 1) == 0:
-                tma_store(self.next_even, [row, tile.n * self.BLOCK_N], staging)
-            else:
-                tma_store(self.next_odd, [row, tile.n * self.BLOCK_N], staging)
+            self._send(tile, staging)
 
     @gluon.jit
     def signal(self, tile):
@@ -122,13 +120,29 @@ class Ring:
             dl.notify_warp(flag, self.epoch)
 
     @gluon.jit
+    def _send(self, tile, staging):
+        # In boxes with a pause behind each: while a link is full, loads of all SMs stand still behind what waits for it.
+        ROWS: gl.constexpr = self.next_even.block_type.shape[0]
+        COLS: gl.constexpr = self.next_even.block_type.shape[1]
+        first_row = (tile.step * self.tiles_m + tile.m) * self.BLOCK_M
+        for j in gl.static_range(self.BLOCK_N // COLS):
+            for i in gl.static_range(self.BLOCK_M // ROWS):
+                box = staging.slice(j * COLS, COLS, 1).slice(i * ROWS, ROWS, 0)
+                row, col = first_row + i * ROWS, tile.n * self.BLOCK_N + j * COLS
+                if (self.epoch & 1) == 0:
+                    tma_store(self.next_even, [row, col], box)
+                else:
+                    tma_store(self.next_odd, [row, col], box)
+                pause(self.gap)
+
+    @gluon.jit
     def _out_view(self, staging):
         return staging._reinterpret(self.out.dtype, [self.BLOCK_M, self.BLOCK_N], self.out.layout)
 
 
-@gluon_jit(do_not_specialize=["index", "world", "m", "n", "k"])
+@gluon_jit(do_not_specialize=["index", "world", "m", "n", "k", "gap"])
 def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even, next_odd, bias, flags, next_flags, control,
-                      index, world, m, n, k, HAS_BIAS: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr,
+                      index, world, m, n, k, gap, HAS_BIAS: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr,
                       BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr):
     """out [m, n] = this rank's rows of the sum of x [world * m, k] @ weight [n, k]^T, plus bias; as gemm_rs_kernel.
 
@@ -138,7 +152,7 @@ def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even
     tiles_m = gl.cdiv(m, BLOCK_M)
     tiles_n = gl.cdiv(n, BLOCK_N)
     hooks = Ring(x_desc, slots_even, slots_odd, next_even, next_odd, out_desc, bias, flags, next_flags, epoch, index, world, m, n,
-                 tiles_m, tiles_n, tiles_m * tiles_n * world, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
+                 tiles_m, tiles_n, tiles_m * tiles_n * world, gap, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
     staging: gl.constexpr = slots_even.layout
     hop_dtype: gl.constexpr = slots_even.dtype
     gemm_ws(hooks, x_desc, w_desc, staging, hop_dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)

@@ -26,5 +26,24 @@ def flush_tma_stores(_semantic=None):
                                        dtype=core.int32, is_pure=False, pack=1, _semantic=_semantic)
 
 
+@core.builtin
+def pause(cycles, _semantic=None):
+    """Holds the warp for at least `cycles` (int32) of the SM's clock; returns an int32 token."""
+    asm = """{
+    .reg .u64 end, now; .reg .pred early;
+    cvt.u64.u32 end, $1;
+    mov.u64 now, %clock64;
+    add.u64 end, end, now;
+    PAUSE_${:uid}:
+    nanosleep.u32 50;
+    mov.u64 now, %clock64;
+    setp.lt.u64 early, now, end;
+    @early bra PAUSE_${:uid};
+    mov.u32 $0, 0;
+    }"""
+    return core.inline_asm_elementwise(asm, "=r,r", [_semantic.to_tensor(cycles)], dtype=core.int32, is_pure=False, pack=1,
+                                       _semantic=_semantic)
+
+
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

@@ -111,10 +111,11 @@ class _Fused:
         self.group, self.dtype, self.hop_dtype = group, x.dtype, hop_dtype
         self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
         self.out_shape = (self.m, self.n)
-        self.config = core.config(x.dtype, self.m, hop_dtype) if core else backend().gemm_config(x.dtype, self.m)
+        self.config = core.config(x.dtype, self.m, self.n, hop_dtype) if core else backend().gemm_config(x.dtype, self.m)
         tiles_m = -(-self.m // self.config.block_m)
         tiles = tiles_m * -(-self.n // self.config.block_n)
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
+        self.programs = min(tiles * group.size, backend().num_sms())
         meet = _plan.agree_once("gemm_rs", group, dict(m=self.m, n=self.n, dtype=x.dtype, hop_dtype=hop_dtype,
                                                        ws=core is not None))
         self.space = workspace(group, "gemm_rs")
@@ -123,7 +124,7 @@ class _Fused:
         out = x.new_empty(self.out_shape) if out is None else out
         accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
         self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
-        self.launch = backend().prepare(self.call.kernel, (min(tiles * group.size, backend().num_sms()),),
+        self.launch = backend().prepare(self.call.kernel, (self.programs,),
                                         self.call.args(x, weight, bias, out),
                                         dict(self.call.options, launch_cooperative_grid=True))
         meet()

@@ -1,0 +1,113 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Launches with bound arguments: cuLaunchKernelEx on a parameter block that stays, of which a call rewrites what changed.
+
+Triton's launcher encodes a tensor map for each descriptor, and asks the driver about each pointer, at every call. Here a
+tensor map is encoded once for an address. What a parameter block holds is read off the compiled kernel's signature.
+"""
+import ctypes
+import re
+from typing import Any, Callable
+
+from triton_dist.backends.nvidia.driver import CudaDriver
+
+_INTEGERS = {"i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
+             "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64}
+_DESCRIPTOR = re.compile(r"tensordesc<\w+\[([^\]]*)\]")
+_COOPERATIVE = 2                            # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_L2_PROMOTION_128B = 2
+_HOST_TYPE = {8: 10, 9: 8, 10: 9}           # the metadata's element types, in the order of CUtensorMapDataType
+_MAX_MAPS = 256
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("num_attributes", ctypes.c_uint)]
+
+
+class TensorMaps:
+    """CUtensorMaps of one parameter, by the address that they describe: tensors of one shape and type."""
+
+    def __init__(self, driver: CudaDriver, descriptor: Any, meta: dict):
+        self._driver, self._made = driver, {}
+        rank, size = len(meta["block_size"]), meta["elem_size"]
+        kind = _HOST_TYPE.get(meta["elem_type"], meta["elem_type"])
+        dims = (ctypes.c_uint64 * rank)(*reversed(descriptor.shape))
+        strides = (ctypes.c_uint64 * rank)(*[size * s for s in reversed(descriptor.strides[:-1])], 0)
+        box = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))
+        ones = (ctypes.c_uint32 * rank)(*[1] * rank)
+        self._before = ctypes.c_int(kind), ctypes.c_uint32(rank)
+        self._after = (dims, strides, box, ones, ctypes.c_int(0), ctypes.c_int(meta["swizzle"]),
+                       ctypes.c_int(_L2_PROMOTION_128B), ctypes.c_int(descriptor.padding == "nan"))
+
+    def at(self, address: int) -> int:
+        """Where the map of the tensor at `address` lies, in host memory."""
+        found = self._made.get(address)
+        if found is None:
+            if len(self._made) >= _MAX_MAPS:
+                self._made.clear()
+            memory = ctypes.create_string_buffer(128 + 64)
+            found = -(-ctypes.addressof(memory) // 64) * 64, memory
+            self._driver.call("cuTensorMapEncodeTiled", ctypes.c_void_p(found[0]), *self._before,
+                              ctypes.c_void_p(address), *self._after)
+            self._made[address] = found
+        return found[0]
+
+
+class BoundLaunch:
+    """A compiled kernel with its grid and arguments.
+
+    A call takes the kernel's positional arguments, of which tensors and descriptors may have other addresses and integers
+    other values. Raises NotImplementedError for kernels that need more: scratch memory, clusters, other argument types.
+    """
+
+    def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple):
+        meta = compiled.metadata
+        if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
+            raise NotImplementedError("clusters, dependent launches or scratch memory")
+        self._driver, self._function = driver, ctypes.c_void_p(compiled.function)
+        self._launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
+        self._cells: list = []              # parameters in order: ctypes values
+        self._setters: list = []            # (position among the arguments, how to take it)
+        self._maps: list = []               # (position among the arguments, position among the parameters, TensorMaps)
+        metas = iter(getattr(meta, "tensordesc_meta", None) or ())
+        for position, (arg, kind) in enumerate(zip(args, compiled.src.signature.values())):
+            self._add(position, arg, kind, metas)
+        self._cells += [ctypes.c_uint64(0), ctypes.c_uint64(0)]                # scratch pointers
+        self._params = (ctypes.c_void_p * len(self._cells))(*[ctypes.addressof(cell) for cell in self._cells])
+        self._attribute = _Attribute(_COOPERATIVE, b"", (1,))
+        self._config = _Config((*grid, 1, 1)[:3], (32 * meta.num_warps, 1, 1), meta.shared, None,
+                               ctypes.pointer(self._attribute), int(bool(meta.launch_cooperative_grid)))
+        self._where = ctypes.addressof(self._config), self._function.value, ctypes.addressof(self._params)
+
+    def _add(self, position: int, arg: Any, kind: str, metas: Any) -> None:
+        if kind == "constexpr":
+            return
+        described = _DESCRIPTOR.match(kind)
+        if described:
+            meta = next(metas, None)
+            if meta is None or meta.get("fp4_padded") or meta.get("is_im2col"):
+                raise NotImplementedError(f"descriptor {kind}")
+            self._maps.append((position, len(self._cells), TensorMaps(self._driver, arg, meta)))
+            self._cells += [ctypes.c_uint64(0), *map(ctypes.c_int32, arg.shape), *map(ctypes.c_int64, arg.strides)]
+        elif kind.startswith("*") or kind in _INTEGERS:
+            cell = ctypes.c_uint64(0) if kind.startswith("*") else _INTEGERS[kind](0)
+            self._setters.append((position, cell, kind.startswith("*")))
+            self._cells.append(cell)
+        else:
+            raise NotImplementedError(f"argument type {kind}")
+
+    def __call__(self, stream: int, *args: Any) -> None:
+        for position, cell, pointer in self._setters:
+            cell.value = args[position].data_ptr() if pointer else args[position]
+        params = self._params
+        for position, parameter, maps in self._maps:
+            params[parameter] = maps.at(args[position].base.data_ptr())
+        self._config.stream = stream
+        code = self._launch(*self._where, None)
+        if code:
+            self._driver._check("cuLaunchKernelEx", code)

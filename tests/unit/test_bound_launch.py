@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The NVIDIA launcher with bound arguments: what reaches the driver, without a driver."""
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from triton_dist.backends.nvidia.launch import _Config, BoundLaunch
+
+
+class Driver:
+    """Stands in for CudaDriver: keeps what cuLaunchKernelEx and cuTensorMapEncodeTiled were given."""
+
+    def __init__(self):
+        self.launches, self.maps, self.status = [], [], 0
+
+    def bound(self, name, *types):
+        assert name == "cuLaunchKernelEx"
+        return self.launch
+
+    def launch(self, config, function, params, extra):
+        at = _Config.from_address(config)
+        count = len(self.kinds)
+        addresses = (ctypes.c_void_p * count).from_address(params)
+        values = [kind.from_address(address).value if kind else address for kind, address in zip(self.kinds, addresses)]
+        self.launches.append((tuple(at.grid), tuple(at.block), at.shared, at.stream, at.num_attributes, function, values))
+        return self.status
+
+    def call(self, name, where, kind, rank, address, dims, strides, box, ones, interleave, swizzle, promotion, fill):
+        assert name == "cuTensorMapEncodeTiled" and where.value % 64 == 0
+        self.maps.append((kind.value, rank.value, address.value, list(dims), list(strides)[:-1], list(box), swizzle.value))
+
+    def _check(self, name, code):
+        raise RuntimeError(f"{name}: {code}")
+
+
+def compiled(signature, **meta):
+    facts = dict(num_ctas=1, launch_pdl=False, global_scratch_size=0, profile_scratch_size=0, num_warps=12, shared=1000,
+                 launch_cooperative_grid=True, tensordesc_meta=[])
+    return SimpleNamespace(metadata=SimpleNamespace(**{**facts, **meta}), function=77, src=SimpleNamespace(signature=signature))
+
+
+def test_pointers_and_integers_are_rewritten_and_constexprs_left_out():
+    driver, x, y = Driver(), torch.zeros(4), torch.zeros(4)
+    driver.kinds = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
+    launch = BoundLaunch(driver, compiled(dict(x="*fp32", n="i32", one="constexpr", big="i64", B="constexpr")), (132,),
+                         (x, 5, 1, 2**40))
+    launch(9, x, 5, 1, 2**40)
+    launch(10, y, -6, 1, 7)
+    common = ((132, 1, 1), (384, 1, 1), 1000)
+    assert driver.launches == [(*common, 9, 1, 77, [x.data_ptr(), 5, 2**40, 0, 0]),
+                               (*common, 10, 1, 77, [y.data_ptr(), -6, 7, 0, 0])]
+
+
+def test_a_tensor_map_is_encoded_once_an_address():
+    driver = Driver()
+    meta = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[128, 64], fp4_padded=False)
+    views = [SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero") for _ in range(2)]
+    driver.kinds = [None, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
+    launch = BoundLaunch(driver, compiled(dict(d="tensordesc<bf16[128, 64],layout>"), tensordesc_meta=[meta]), (4, 2),
+                         (views[0],))
+    for view in (views[0], views[1], views[0]):
+        launch(1, view)
+    assert driver.maps == [(9, 2, view.base.data_ptr(), [20, 8], [48], [64, 128], 3) for view in views]
+    maps = [values[0] for *_, values in driver.launches]
+    assert maps[0] == maps[2] != maps[1]
+    assert [values[1:] for *_, values in driver.launches] == [[8, 20, 24, 1, 0, 0]] * 3
+
+
+@pytest.mark.parametrize("signature, meta", [(dict(x="fp32"), {}), (dict(x="i32"), dict(num_ctas=2)),
+                                             (dict(x="i32"), dict(global_scratch_size=8)),
+                                             (dict(x="tensordesc<bf16[8, 8]>"), {})])
+def test_kernels_that_need_more_are_left_to_triton(signature, meta):
+    with pytest.raises(NotImplementedError):
+        BoundLaunch(Driver(), compiled(signature, **meta), (1,), (1,))
+
+
+def test_a_refused_launch_raises():
+    driver = Driver()
+    driver.kinds, driver.status = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64], 700
+    launch = BoundLaunch(driver, compiled(dict(n="i32"), launch_cooperative_grid=False), (1,), (3,))
+    with pytest.raises(RuntimeError, match="cuLaunchKernelEx: 700"):
+        launch(0, 3)
+    assert driver.launches[0][4] == 0
