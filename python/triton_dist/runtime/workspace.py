@@ -121,7 +121,7 @@ def team(group: Group) -> torch.Tensor:
 def follow_last_op(stream: Stream) -> None:
     """Orders `stream` after the last communicating op of this device (protocol rule 14)."""
     last = state().last_stream
-    if last is not None and last != stream:
+    if last is not None and last is not stream and last != stream:
         stream.wait_stream(last)
     state().last_stream = stream
 

@@ -20,9 +20,10 @@ from triton_dist.runtime.heap import peer_tensor
 
 # gemm_rs sends a tile in boxes, a row of a box as wide as the swizzle of shared memory.
 BOX_ROWS, BOX_BYTES = 32, 128
-# All SMs together send no faster than this. TMA stores can fill an NVLink (450 GB/s), and then loads of all SMs stand still:
-# measured on H100, the main loop behind a burst of tiles took 20 to 50 % longer.
-SEND_GBS, CLOCK_GHZ = 280, 1.7
+# TMA stores can fill an NVLink (450 GB/s), and while it is full, loads of all SMs stand still: measured on H100, the main loop
+# behind a burst of tiles took 20 to 50 % longer. So all SMs together send no faster than SEND_GBS, or than lets a tile arrive
+# when HIDDEN of the time until the next rank needs it has passed. An SM does FLOP_NS in a nanosecond, of CLOCK_GHZ cycles.
+SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
 
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
@@ -55,9 +56,13 @@ def _tma_can_read(*tensors: torch.Tensor) -> bool:
     return all(t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in tensors)
 
 
-def _gap(nbytes: int) -> int:
-    """Clock cycles that `nbytes`, a box from each program, should take."""
-    return int(nbytes / SEND_GBS * CLOCK_GHZ)
+def _gap(plan: Any, box_bytes: int) -> int:
+    """Clock cycles from box to box when all programs of a gemm_rs plan send."""
+    c, tiles = plan.config, plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n)
+    until_needed = 2 * c.block_m * c.block_n * plan.k / FLOP_NS * max(1.0, tiles / plan.programs)
+    burst = plan.programs * c.block_m * c.block_n * plan.hop_dtype.itemsize
+    rate = min(FULL_GBS, max(SEND_GBS, burst / (HIDDEN * max(until_needed, 1.0))))
+    return int(box_bytes * plan.programs / rate * CLOCK_GHZ)
 
 
 class _Core:
@@ -122,7 +127,7 @@ class _GemmRs(_Bound):
         self.out, self.slots = _Descriptors(bm, bn), [_descriptor(t, bm, bn) for t in mine]
         self.next_slots = [_descriptor(peer_tensor(half, successor), *box) for half in mine]
         self.next_flags = peer_tensor(plan.space.flags, successor)
-        self.gap = _gap(math.prod(box) * plan.hop_dtype.itemsize * plan.programs)
+        self.gap = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize)
 
     def args(self, x, weight, bias, out) -> tuple:
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
