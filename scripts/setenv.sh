@@ -36,6 +36,36 @@ _python3() {
     return 1
 }
 
+_pip() {  # _pip PYTHON: sets `pip` to a command that installs for it, with its own pip or that of a python3
+    local base
+    pip=("$1" -m pip)
+    _has "$1" pip && return
+    base="$(_python3)"
+    pip=("$base" -m pip --python "$1")
+    _has "$base" pip && return
+    echo "triton_dist: neither $1 nor $base has pip; install it (on Debian: apt install python3-pip python3-venv)" >&2
+    return 1
+}
+
+other_triton() {  # other_triton VERSION: puts that Triton before the environment's own; fetched on first use
+    local folder="$TRITON_DIST_ROOT/.venv-triton-$1" pip
+    if [ ! -e "$folder/.ready" ]; then
+        (
+            flock 9
+            [ -e "$folder/.ready" ] && exit
+            echo "triton_dist: fetching Triton $1 (once)" >&2
+            rm -rf "$folder"
+            _pip "$PYTHON" && "${pip[@]}" install --quiet --disable-pip-version-check --no-deps --target "$folder" "triton==$1" &&
+                touch "$folder/.ready"
+        ) 9>"$TRITON_DIST_ROOT/.venv.lock" || {
+            echo "triton_dist: cannot install Triton $1, which is tested beside the environment's own. With no network," \
+                 "name paths: bash scripts/test.sh tests" >&2
+            return 1
+        }
+    fi
+    export PYTHONPATH="$folder:$PYTHONPATH"
+}
+
 _make_venv() {
     local venv="$TRITON_DIST_ROOT/.venv" base want marker
     want="torch triton numpy greenlet${TRITON_DIST_DEV:+ pytest hypothesis click matplotlib}"
@@ -49,12 +79,8 @@ _make_venv() {
         echo "triton_dist: preparing .venv (once)" >&2
         # Without ensurepip (Debian's python3 alone) the base interpreter's pip fills the environment.
         [ -x "$PYTHON" ] || "$base" -m venv "$venv" 2>/dev/null >&2 || "$base" -m venv --without-pip "$venv"
-        local pip=("$PYTHON" -m pip)
-        _has "$PYTHON" pip || pip=("$base" -m pip --python "$PYTHON")
-        if ! _has "$PYTHON" pip && ! _has "$base" pip; then
-            echo "triton_dist: $base has no pip; install it (on Debian: apt install python3-pip python3-venv)" >&2
-            exit 1
-        fi
+        local pip
+        _pip "$PYTHON"
         # shellcheck disable=SC2086
         "${pip[@]}" install --quiet --disable-pip-version-check -c "$TRITON_DIST_ROOT/scripts/constraints.txt" $want
         touch "$marker"

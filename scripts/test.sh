@@ -1,15 +1,28 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-# The CPU test suite. `--full` adds what takes longer than CI should. Other arguments go to pytest.
+# The CPU test suite, a part of it under the newest Triton as well. `--full` adds what takes longer than CI should.
+# Other arguments go to pytest, which then runs once; `--triton VERSION` before them picks the Triton.
 set -euo pipefail
 export TRITON_DIST_DEV=1
 source "$(dirname "${BASH_SOURCE[0]}")/setenv.sh"
 export TRITON_DIST_BACKEND=emulator OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+cd "$TRITON_DIST_ROOT"
+
+newest=3.9.0
 select=(-m "not full")
+smoke=(tests/compile tests/unit/test_jit.py tests/emulator/test_language_dist.py tests/emulator/test_gluon_core.py
+       tests/emulator/test_ops.py)
 if [ "${1:-}" = --full ]; then
     select=()
+    smoke=(tests/compile tests/unit tests/emulator)
     shift
 fi
-cd "$TRITON_DIST_ROOT"
+if [ "${1:-}" = --triton ]; then
+    other_triton "${2:?triton_dist: --triton needs a version}"
+    shift 2
+elif [ $# = 0 ]; then
+    ( other_triton "$newest" && echo "== Triton $newest ==" && "$PYTHON" -m pytest "${select[@]}" "${smoke[@]}" )
+    echo "== $("$PYTHON" -c 'import triton; print("Triton", triton.__version__)'), the whole suite =="
+fi
 exec "$PYTHON" -m pytest "${select[@]}" "$@"        # testpaths in pytest.ini, unless paths are given

@@ -7,6 +7,10 @@
     from triton_dist.ops import ag_gemm, gemm_rs
     from triton_dist.layers import AGGemm, GemmRS
 """
+from triton_dist.runtime.versions import check as _check_versions
+
+_check_versions()              # first: under a Triton that is too old the rest would fail with an error that says nothing
+
 from triton_dist.runtime.errors import TritonDistError
 from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, peer_tensor
 from triton_dist.runtime.jit import jit

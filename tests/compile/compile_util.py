@@ -5,6 +5,7 @@ import re
 import struct
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -13,6 +14,7 @@ from triton_dist.backends.device_runtime import library
 CUDA = ("sm_80", "sm_90", "sm_100")
 HIP = ("gfx942", "gfx950")
 TARGETS = CUDA + HIP
+PLAIN_RELEASE = hasattr(tl, "atomic_store")     # Triton 3.9: notify is a fence and a store, before that an exchange
 
 
 def gpu_target(name: str) -> GPUTarget:

@@ -4,7 +4,7 @@
 import re
 
 import pytest
-from compile_util import TARGETS, compile_kernel, instructions, position
+from compile_util import PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
@@ -31,7 +31,7 @@ def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):
     if target.startswith("gfx"):
         assert re.search("mfma", "\n".join(lines))
         acquire = position(lines, r"buffer_inv sc0 sc1")
-        position(lines, r"(global|buffer)_load_dwordx4", acquire)
+        position(lines, r"(global|buffer)_load_(lds_)?dwordx4", acquire)
     else:
         spin = position(lines, r"ld\.relaxed\.sys|ld\.acquire\.sys")
         fence = position(lines, r"fence\.acq|ld\.acquire\.sys", spin)
@@ -52,7 +52,9 @@ def test_main_loop_stays_pipelined_with_wide_copies(kernel, target, even_k):
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_ring_signals_after_a_barrier_and_a_release(target):
     lines = instructions(compiled(gemm_rs_kernel, target))
-    release = position(lines, r"(atom|red|st)\.\S*release\S*sys|(atom|red|st)\S*\.sys\.release")
+    release = position(lines, r"fence\.(release|acq_rel)\.sys" if PLAIN_RELEASE else r"atom\.global\.sys\.release\.exch")
     barrier = max(i for i in range(release) if "bar.sync" in lines[i] or "barrier" in lines[i])
     store = max(i for i in range(release) if re.search(r"st\.global", lines[i]))
     assert store < barrier < release
+    if PLAIN_RELEASE:
+        position(lines, r"st\.relaxed\.sys", release)

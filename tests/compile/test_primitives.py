@@ -7,7 +7,7 @@ import kernels
 import pytest
 import triton
 import triton.language as tl
-from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position
+from compile_util import CUDA, HIP, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 from triton.compiler import CompilationError
 
 import triton_dist.language as dl
@@ -43,15 +43,41 @@ def test_notify_is_a_release_behind_a_barrier(compiled, comm_scope, sig_op, flag
     scope = "gpu" if comm_scope == "gpu" else "sys"
     store = position(lines, r"^st\.global")
     barrier = position(lines, r"bar\.sync", store)
-    release = position(lines, rf"(atom|red)\.global\.{scope}\.release\.(exch|add)\.[bus]{flag[2:]}", barrier)
-    assert ("exch" if sig_op == "set" else "add") in lines[release]
+    if sig_op == "set" and PLAIN_RELEASE:
+        fence = position(lines, rf"fence\.release\.{scope}", barrier)
+        position(lines, rf"@%p\d+ st\.relaxed\.{scope}\.global\.b{flag[2:]}", fence)
+        assert sum("bar.sync" in line for line in lines) == 1
+    else:
+        release = position(lines, rf"(atom|red)\.global\.{scope}\.release\.(exch|add)\.[bus]{flag[2:]}", barrier)
+        assert ("exch" if sig_op == "set" else "add") in lines[release]
+
+
+@jit
+def our_wait(flag, out, value):
+    tl.store(dl.consume_token(out, dl.wait(flag, 1, "sys", "acquire", value)), value)
+
+
+@jit
+def stock_wait(flag, out, value):
+    tl.atomic_poll(flag, value, sem="acquire", scope="sys")
+    tl.store(out, value)
+
+
+@pytest.mark.skipif(not PLAIN_RELEASE, reason="Triton 3.6 has no atomic_poll to compare with")
+def test_our_wait_is_tritons_poll_without_the_cta_barrier(compiled):
+    """Why wait stays ours on Triton 3.9: same loads, same fence, but usable in a pipelined loop and in any partition."""
+    ours, stock = ([line for line in instructions(compiled(kernel, dict(flag="*i32", out="*i32", value="i32"), {}, "sm_90"))
+                    if re.search(r"ld\.\w+\.sys|fence|bar\.", line)] for kernel in (our_wait, stock_wait))
+    assert [re.sub(r"[ \t].*", "", line) for line in ours] == ["ld.relaxed.sys.global.b32", "fence.acquire.sys;", "bar.warp.sync"]
+    assert any("ld.relaxed.sys.global.b32" in line for line in stock) and any("bar.sync" in line for line in stock)
 
 
 @pytest.mark.parametrize("target", HIP)
 def test_notify_writes_caches_back_behind_a_barrier_on_hip(compiled, target):
     lines = instructions(copy_kernel(compiled, target))
     barrier = position(lines, "s_barrier", position(lines, r"(global|buffer)_store"))
-    position(lines, "global_atomic_swap", position(lines, "buffer_wbl2 sc0 sc1", barrier))
+    flag = r"global_store_dword .* sc0 sc1" if PLAIN_RELEASE else "global_atomic_swap"
+    position(lines, flag, position(lines, "s_waitcnt vmcnt", position(lines, "buffer_wbl2 sc0 sc1", barrier)))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])

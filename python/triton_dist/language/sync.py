@@ -15,6 +15,7 @@ from triton_dist.language.team import num_ranks, rank as world_rank
 
 _PAD_RANKS = tl.constexpr(64)     # runtime.context.MAX_WORLD: flag words in the world-barrier pad
 _PAD_FLAGS = tl.constexpr(16)     # word of the pad at which the flags begin, behind the epoch
+_PLAIN_RELEASE = tl.constexpr(hasattr(tl, "atomic_store"))     # Triton 3.9: barrier, fence and one store, no round trip
 # Defaults of constexpr parameters: Triton wants them wrapped when they are strings.
 _EQ, _SET, _INTER_NODE = tl.constexpr("eq"), tl.constexpr("set"), tl.constexpr("inter_node")
 
@@ -78,11 +79,14 @@ def notify(ptr, rank, signal=1, sig_op: tl.constexpr = _SET, comm_scope: tl.cons
     partition (`notify_warp`). Stores of other programs are covered only if this one acquired them."""
     scope: tl.constexpr = notify_scope(ptr, sig_op, comm_scope)
     flag = symm_at(ptr, rank)
-    tl.debug_barrier()        # Triton 3.6 orders other threads' stores before a release atomic only by this
-    if sig_op == "set":
-        tl.atomic_xchg(flag, signal, sem="release", scope=scope)
-    else:
+    if not _PLAIN_RELEASE:
+        tl.debug_barrier()    # Triton 3.6 orders other threads' stores before a release atomic only by this, 3.9 itself
+    if sig_op == "add":
         tl.atomic_add(flag, signal, sem="release", scope=scope)
+    elif _PLAIN_RELEASE:
+        tl.atomic_store(flag, signal, sem="release", scope=scope)
+    else:
+        tl.atomic_xchg(flag, signal, sem="release", scope=scope)
 
 
 @helper

@@ -227,6 +227,11 @@ def static(x: Any, what: str) -> int:
 twin("gluon_core.shared_memory_descriptor")(View)
 
 
+@twin("hopper_prims.reinterpret")
+def reinterpret(buffer: View, dtype: Any, shape: Any, layout: Any) -> View:
+    return buffer._reinterpret(dtype, shape, layout)
+
+
 @twin("gluon_core.allocate_shared_memory")
 def allocate_shared_memory(element_ty: Any, shape: Any, layout: Any, value: Any = None) -> View:
     ty, shape, owner = canonical(element_ty), [static(n, "allocate_shared_memory") for n in shape], block()

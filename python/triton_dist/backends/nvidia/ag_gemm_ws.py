@@ -8,7 +8,7 @@ from triton.language.core import _aggregate as aggregate
 
 import triton_dist.language as dl
 from triton_dist.backends.nvidia.gemm_ws import Tile, gemm_ws, grouped
-from triton_dist.backends.nvidia.hopper_prims import fence_proxy_async, tma_load, tma_store
+from triton_dist.backends.nvidia.hopper_prims import fence_proxy_async, reinterpret, tma_load, tma_store
 from triton_dist.runtime.jit import gluon_jit
 
 
@@ -87,7 +87,7 @@ class Gather:
 
     @gluon.jit
     def store(self, tile, staging):
-        box = staging._reinterpret(self.out.dtype, [1, self.BLOCK_M, self.BLOCK_N], self.out.layout)
+        box = reinterpret(staging, self.out.dtype, [1, self.BLOCK_M, self.BLOCK_N], self.out.layout)
         tma_store(self.out, [tile.chunk, tile.m * self.BLOCK_M, tile.n * self.BLOCK_N], box)
 
     @gluon.jit

@@ -8,7 +8,8 @@ from triton.language.core import _aggregate as aggregate
 
 import triton_dist.language as dl
 from triton_dist.backends.nvidia.gemm_ws import Tile, gemm_ws, grouped
-from triton_dist.backends.nvidia.hopper_prims import fence_proxy_async, flush_tma_stores, pause, tma_load, tma_store
+from triton_dist.backends.nvidia.hopper_prims import (fence_proxy_async, flush_tma_stores, pause, reinterpret, tma_load,
+                                                      tma_store)
 from triton_dist.runtime.jit import gluon_jit
 
 
@@ -137,7 +138,7 @@ class Ring:
 
     @gluon.jit
     def _out_view(self, staging):
-        return staging._reinterpret(self.out.dtype, [self.BLOCK_M, self.BLOCK_N], self.out.layout)
+        return reinterpret(staging, self.out.dtype, [self.BLOCK_M, self.BLOCK_N], self.out.layout)
 
 
 @gluon_jit(do_not_specialize=["index", "world", "m", "n", "k", "gap"])

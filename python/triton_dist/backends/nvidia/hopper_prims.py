@@ -45,5 +45,12 @@ def pause(cycles, _semantic=None):
                                        _semantic=_semantic)
 
 
+@core.builtin
+def reinterpret(buffer, dtype, shape, layout, _semantic=None):
+    """The shared memory of `buffer` as another type, shape and layout."""
+    method = getattr(buffer, "reinterpret", None) or buffer._reinterpret      # Triton 3.9's name, or 3.6's
+    return method(dtype, shape, layout, _semantic=_semantic)
+
+
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
