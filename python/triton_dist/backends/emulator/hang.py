@@ -1,44 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Hang reports: who waits, for what, and what was seen, of all ranks in one table."""
+"""What hangs in the emulator: who waits, for what, and what was seen, of all ranks."""
 import time
-from dataclasses import dataclass
 from typing import Any, Optional, Sequence
 
 from triton_dist.backends.emulator.registry import MARK, site
 from triton_dist.runtime.errors import HangError, WaitTimeout
+from triton_dist.runtime.hang_table import Row, table
 
-_SHOWN = 24          # rows; more of them say nothing new
-_HEADER = ("rank", "kernel", "program", "at", "waits for", "wanted", "seen", "last writer")
 _LIBRARY = "triton_dist.language"
 _DEVICE_WAITS = ("flag", "mbarrier")
-
-
-@dataclass
-class Row:
-    """One waiting actor, or one rank's state."""
-    rank: int
-    kernel: str = ""
-    program: str = ""
-    site: str = ""
-    what: str = ""
-    wanted: str = ""
-    seen: str = ""
-    writer: str = ""
-
-    def cells(self) -> tuple:
-        return (str(self.rank), self.kernel, self.program, self.site, self.what, self.wanted, self.seen, self.writer)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The rows as aligned text."""
-    lines = [_HEADER, *(row.cells() for row in rows[:_SHOWN])]
-    used = [i for i in range(len(_HEADER)) if any(line[i] for line in lines[1:])]
-    widths = [max(len(line[i]) for line in lines) for i in used]
-    text = ["  ".join(line[i].ljust(w) for i, w in zip(used, widths)).rstrip() for line in lines]
-    if len(rows) > _SHOWN:
-        text.append(f"... and {len(rows) - _SHOWN} more")
-    return "\n".join(text)
 
 
 def rows_of(scheduler: Any) -> list:

@@ -24,6 +24,7 @@ from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import HangError, UnsupportedFeature
 from triton_dist.runtime.groups import Group
+from triton_dist.runtime.hang_table import Row
 
 _HOST_PATIENCE = 8               # times longer before ranks that are all in collectives are taken to hang
 _SPINS = 20                   # polls that only give up the CPU
@@ -173,11 +174,11 @@ class ProcessScheduler(Scheduler):
                 if record.flag_owner >= 0:
                     what = f"flag {self.machine.name_at(record.flag_owner, record.flag_offset, rank)}"
                     writer = hang.written_by(self.writers.at(record.flag_owner, record.flag_offset), str(record.seen))
-                rows.append(hang.Row(rank, record.kernel, record.program, record.site, what,
+                rows.append(Row(rank, record.kernel, record.program, record.site, what,
                                      f"{record.cmp} {record.wanted}".strip() if record.cmp else "",
                                      str(record.seen) if record.cmp else "", writer))
             else:
-                rows.append(hang.Row(rank, what={"dead": f"nothing: process {record.pid} is dead",
+                rows.append(Row(rank, what={"dead": f"nothing: process {record.pid} is dead",
                                                  "finished": "nothing: it has left the world",
                                                  "running": "nothing: it runs host code"}[state]))
         return rows
