@@ -166,3 +166,18 @@ def gluon_partitions(x, symmetric, flag, rank):
     """Primitives inside warp-specialised partitions."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     gl.warp_specialize([(gluon_default, (x, symmetric, rank, layout)), (gluon_signaller, (flag, rank))], [1], [24])
+
+
+@jit
+def waits_elsewhere(flag):
+    """A helper that waits."""
+    return dl.wait(flag + 1, 1, "sys", "acquire", 1)
+
+
+@jit
+def waits_in_two_places(flag, out):
+    """Three waits that stand on three lines."""
+    token = dl.wait(flag, 1, "sys", "acquire", 1)
+    token += waits_elsewhere(flag)
+    dl.barrier_all()
+    tl.store(out, token)

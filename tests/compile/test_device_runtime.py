@@ -1,12 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The device runtime links into kernels of every vendor and leaves nothing behind."""
+import inspect
 import re
 
 import kernels
 import pytest
-from compile_util import CUDA, TARGETS, code, dynamic_symbols, instructions, position
+from compile_util import CUDA, TARGETS, code, compile_kernel, dynamic_symbols, instructions, position, vendor
 
+from triton_dist.backends.device_runtime import render
+from triton_dist.backends.wait_sites import sites
 from triton_dist.language.abi import ROWS
 
 SIGNATURE = dict(flags32="*i32", flags64="*i64", packets="*i64", out="*i32", n="i32", value="i32", BLOCK="constexpr")
@@ -89,3 +92,33 @@ def test_packets_move_as_single_words(compiled, target):
     lines = instructions(compiled(kernels.every_row, SIGNATURE, dict(BLOCK=256), target))
     position(lines, r"st\.relaxed\.sys\.global\.b64")
     position(lines, r"ld\.relaxed\.sys\.global\.b64")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_unset_the_code_is_that_of_a_runtime_without_the_feature(target, tmp_path):
+    """All functions that only bounded waits use are cut out of the device runtime: the code stays the same to the letter."""
+    name = vendor(target)
+    text = render(name)
+    for function in ("expired", "give_up", "site", "elect", "clock_ns", "program_[xyz]"):
+        text, count = re.subn(rf"define internal \S+ @tdist_{function}\(.*?\n\}}\n", "", text, flags=re.S)
+        assert count == (3 if function == "program_[xyz]" else 1), function
+    assert not re.search("clock|trap\\(\\)$|linger|record\\.", re.sub("declare.*|;.*", "", text), re.M)
+    without = tmp_path / "without.ll"
+    without.write_text(text)
+    signature, constexprs = WAIT, dict(SCOPE="sys", SEMANTIC="acquire", CMP="ge", BLOCK=1024)
+    unset = compile_kernel(kernels.load_after_wait, signature, constexprs, target)
+    absent = compile_kernel(kernels.load_after_wait, signature, constexprs, target, runtime=False,
+                            extern_libs={"tdist": str(without)})
+    assert code(unset) == code(absent)
+    assert code(unset) != code(compile_kernel(kernels.load_after_wait, signature, constexprs, target, bounded=True))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_bounded_wait_knows_its_line(target):
+    """Two waits in one kernel, one inside a helper: the report has the author's lines, not the library's."""
+    kernel = compile_kernel(kernels.waits_in_two_places, dict(flag="*i32", out="*i32"), {}, target, bounded=True)
+    lines, start = inspect.getsourcelines(kernels.waits_in_two_places.fn)
+    helper, helper_start = inspect.getsourcelines(kernels.waits_elsewhere.fn)
+    expected = {f"kernels.py:{first + i}" for text, first in ((lines, start), (helper, helper_start))
+                for i, line in enumerate(text) if "dl.wait" in line or "barrier_all" in line}
+    assert len(expected) == 3 and set(sites(code(kernel)).values()) == expected

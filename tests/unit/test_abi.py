@@ -41,12 +41,12 @@ def test_context_and_record_have_the_layout_that_the_host_writes(vendor):
     assert struct.calcsize("<" + "".join(formats[field] for field in fields.split(", "))) == context.SIZE
     record = "<" + "".join(formats[field] for field in structs["record"].split(", "))
     assert struct.calcsize(record) == context.DIAG_RECORD_SIZE
-    raw = struct.pack(record, 1, 3, 7, 4, 0xABC, 9, 8, 1, 2, 3, 31, 0) + bytes(63 * context.DIAG_RECORD_SIZE)
-    assert context.unpack_records(raw) == [context.WaitRecord(3, 7, 4, 0xABC, 9, 8, (1, 2, 3), 31)]
+    raw = struct.pack(record, 1, 3, 7, 4, 0xABC, 9, 8, 1, 2, 3, 31, 5, 0) + bytes(63 * context.DIAG_RECORD_SIZE)
+    assert context.unpack_records(raw) == [context.WaitRecord(3, 7, 4, 0xABC, 9, 8, (1, 2, 3), 31, 5)]
 
 
 def test_world_barrier_pad_has_room_for_every_rank():
-    assert sync._PAD_RANKS.value == context.MAX_WORLD
+    assert sync._PAD_RANKS.value == context.MAX_WORLD and 4 * sync._PAD_FLAGS.value == heap._PAD_FLAGS
     assert 4 * (sync._PAD_FLAGS.value + sync._PAD_RANKS.value) <= heap.RESERVED
 
 

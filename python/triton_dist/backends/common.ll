@@ -9,8 +9,8 @@
 %tdist.context = type { i32, i32, i32, i32, i64, i64, i64, [64 x i64] }
 @tdist_ctx = addrspace(4) externally_initialized global %tdist.context zeroinitializer, align 16
 
-; valid, rank, kernel id, n | flag address, wanted, seen | program x, y, z, lane; 64 bytes apart
-%tdist.record = type { i32, i32, i32, i32, i64, i64, i64, i32, i32, i32, i32, i64 }
+; valid, rank, kernel id, n | flag address, wanted, seen | program x, y, z, lane, site; 64 bytes apart
+%tdist.record = type { i32, i32, i32, i32, i64, i64, i64, i32, i32, i32, i32, i32, i32 }
 
 declare void @llvm.trap()
 
@@ -73,8 +73,9 @@ define internal i1 @tdist_expired(i64 %start) alwaysinline nounwind {
   ret i1 %expired
 }
 
-; One of the lanes that expired together writes a record and traps; the others return and are stopped by the trap.
-define internal void @tdist_give_up(i32 %n, i64 %flag, i64 %wanted, i64 %seen) alwaysinline convergent nounwind {
+; One of the lanes that expired together writes a record, unless its program has one, and traps some seconds later: until
+; then other programs and ranks can record too, and hosts can read. The others return and are stopped by the trap.
+define internal void @tdist_give_up(i32 %n, i64 %flag, i64 %wanted, i64 %seen, i32 %site) alwaysinline convergent nounwind {
 entry:
   %elected = call i1 @tdist_elect()
   br i1 %elected, label %look, label %others
@@ -82,8 +83,8 @@ look:
   %diag.field = getelementptr inbounds %tdist.context, ptr addrspace(4) @tdist_ctx, i32 0, i32 5
   %diag = load i64, ptr addrspace(4) %diag.field, align 8
   %none = icmp eq i64 %diag, 0
-  br i1 %none, label %stop, label %record
-record:
+  br i1 %none, label %stop, label %find
+find:
   %x = call i32 @tdist_program_x()
   %y = call i32 @tdist_program_y()
   %z = call i32 @tdist_program_z()
@@ -94,6 +95,10 @@ record:
   %slot = and i32 %xyz, 63
   %table = inttoptr i64 %diag to ptr addrspace(1)
   %r = getelementptr inbounds %tdist.record, ptr addrspace(1) %table, i32 %slot
+  %valid = load atomic i32, ptr addrspace(1) %r monotonic, align 8
+  %taken = icmp ne i32 %valid, 0
+  br i1 %taken, label %stop, label %record
+record:
   %rank = call i32 @tdist_rank()
   %kernel.field = getelementptr inbounds %tdist.context, ptr addrspace(4) @tdist_ctx, i32 0, i32 2
   %kernel = load i32, ptr addrspace(4) %kernel.field, align 8
@@ -108,6 +113,7 @@ record:
   %r.y = getelementptr inbounds %tdist.record, ptr addrspace(1) %r, i32 0, i32 8
   %r.z = getelementptr inbounds %tdist.record, ptr addrspace(1) %r, i32 0, i32 9
   %r.lane = getelementptr inbounds %tdist.record, ptr addrspace(1) %r, i32 0, i32 10
+  %r.site = getelementptr inbounds %tdist.record, ptr addrspace(1) %r, i32 0, i32 11
   store volatile i32 %rank, ptr addrspace(1) %r.rank, align 4
   store volatile i32 %kernel, ptr addrspace(1) %r.kernel, align 4
   store volatile i32 %n, ptr addrspace(1) %r.n, align 4
@@ -118,10 +124,19 @@ record:
   store volatile i32 %y, ptr addrspace(1) %r.y, align 4
   store volatile i32 %z, ptr addrspace(1) %r.z, align 4
   store volatile i32 %lane, ptr addrspace(1) %r.lane, align 4
+  store volatile i32 %site, ptr addrspace(1) %r.site, align 4
   store atomic i32 1, ptr addrspace(1) %r release, align 8
   fence seq_cst
   br label %stop
 stop:
+  %given.up = call i64 @tdist_clock_ns()
+  br label %linger
+linger:
+  %now = call i64 @tdist_clock_ns()
+  %lingered = sub i64 %now, %given.up
+  %stay = icmp ult i64 %lingered, 4000000000
+  br i1 %stay, label %linger, label %trap
+trap:
   call void @llvm.trap()
   br label %others
 others:

@@ -87,7 +87,8 @@ _BOUND = """miss:
   %expired = call i1 @tdist_expired(i64 %start)
   br i1 %expired, label %expire, label %spin
 expire:
-{widen}  call void @tdist_give_up(i32 {n}, i64 %address, i64 {wanted}, i64 {seen})
+{widen}  %site = call i32 @tdist_site()
+  call void @tdist_give_up(i32 {n}, i64 %address, i64 {wanted}, i64 {seen}, i32 %site)
   br label %spin
 """
 _WIDEN = "  %wanted.wide = sext i32 %value to i64\n  %seen.wide = sext i32 %seen to i64\n"

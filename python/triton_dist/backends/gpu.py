@@ -10,12 +10,15 @@ from triton import knobs
 from triton_dist.backends.device_runtime import library
 from triton_dist.backends.gpu_context import ContextWriter
 from triton_dist.backends.gpu_driver import GpuDriver
+from triton_dist.backends.gpu_hang import HangWatch, store_of_world
 from triton_dist.backends.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
+from triton_dist.runtime.hang_table import Row
+from triton_dist.runtime.state import state
 
 
 class PreparedLaunch:
@@ -50,9 +53,11 @@ class GpuBackend(Backend):
 
     def __init__(self, driver: GpuDriver):
         self.driver = driver
-        bounded = wait_timeout() > 0
+        self._timeout = wait_timeout()
+        bounded = self._timeout > 0
         self._extern_libs = {LIBRARY: library(self.name, bounded)}
         self._contexts = ContextWriter(driver, bounded)
+        self._watch: HangWatch | None = None
         self._memory_ops: dict[int, bool] = {}
         self._current: Any = None
 
@@ -94,13 +99,10 @@ class GpuBackend(Backend):
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            records = self.wait_records()
-            if not records:
+            if not self._contexts.wait_records():
                 raise
-            lines = [f"rank {r.rank}: {self.kernel_name(r.kernel_id)}, program {r.program}, lane {r.lane}: flag "
-                     f"{r.flag:#x} (one of {r.n}) wanted {r.wanted}, last seen {r.seen}" for r in records]
-            raise WaitTimeout(f"no signal within TRITON_DIST_WAIT_TIMEOUT={wait_timeout():g} seconds; the device context of this "
-                              "process is lost, end it\n" + "\n".join(lines)) from error
+            watch = self._watch or HangWatch(0, 1, None, self._waiting, self._timeout, window=0)
+            raise WaitTimeout(f"{watch.explain()}\nThe device context of this process is lost: end it") from error
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -152,6 +154,10 @@ class GpuBackend(Backend):
 
     def set_context(self, context: Context) -> None:
         self._contexts.set(context)
+        if self._timeout:
+            self.left_world()
+            self._watch = HangWatch(context.rank, context.world_size, store_of_world(), self._waiting, self._timeout)
+            self._watch.start()
 
     # -- symmetric memory ----------------------------------------------------------------------------------
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:
@@ -164,8 +170,17 @@ class GpuBackend(Backend):
         return arena
 
     # -- failure -------------------------------------------------------------------------------------------
-    def wait_records(self) -> list:
-        return self._contexts.wait_records()
+    def left_world(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
-    def kernel_name(self, kernel_id: int) -> str:
-        return self._contexts.kernel_name(kernel_id)
+    def _waiting(self) -> list[Row]:
+        """What this rank's expired waits wait for."""
+        heap, rows = state().heap, []
+        for record in self._contexts.wait_records():
+            name, writer = heap.describe(record.flag) if heap is not None else ("of no symmetric tensor", None)
+            rows.append(Row(record.rank, self._contexts.kernel_name(record.kernel_id), str(record.program),
+                            self._contexts.line_of(record), f"flag {name} ({record.flag:#x})", str(record.wanted),
+                            str(record.seen), "" if writer is None else f"rank {writer}"))
+        return rows

@@ -14,6 +14,7 @@ import torch
 from triton import knobs
 
 from triton_dist.backends.gpu_driver import GpuDriver
+from triton_dist.backends.wait_sites import sites_of
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.context import (DIAG_RECORD_SIZE, DIAG_SLOTS, SIZE, SYMBOL, Context, WaitRecord,
                                          unpack_records)
@@ -37,7 +38,7 @@ class ContextWriter:
         self._bounded = bounded
         self._context: Context | None = None
         self._modules: dict[int, _Module] = {}         # by module handle
-        self._names: list[str] = []                    # by kernel id
+        self._kernels: list[tuple] = []                # (name, path of its assembly), by kernel id
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._diagnostics: torch.Tensor | None = None
         hooks = knobs.runtime
@@ -62,7 +63,12 @@ class ContextWriter:
 
     def kernel_name(self, kernel_id: int) -> str:
         """Name of the kernel a context's kernel_id stands for."""
-        return self._names[kernel_id] if 0 <= kernel_id < len(self._names) else f"kernel {kernel_id}"
+        return self._kernels[kernel_id][0] if 0 <= kernel_id < len(self._kernels) else f"kernel {kernel_id}"
+
+    def line_of(self, record: WaitRecord) -> str:
+        """'file.py:line' of the wait that wrote a record; '' where Triton kept no line numbers."""
+        path = self._kernels[record.kernel_id][1] if 0 <= record.kernel_id < len(self._kernels) else ""
+        return sites_of(path).get(record.site, "")
 
     def _before_load(self, module, function, name, metadata_group, _hash) -> None:
         if not _uses_context(metadata_group):
@@ -86,8 +92,9 @@ class ContextWriter:
         if nbytes != SIZE:
             raise TritonDistError(f"{name}: its context has {nbytes} bytes, this runtime's {SIZE}; it was compiled "
                                   "with another version of triton_dist, clear the Triton cache")
-        self._modules[module] = _Module(address, torch.cuda.current_device(), len(self._names))
-        self._names.append(name)
+        self._modules[module] = _Module(address, torch.cuda.current_device(), len(self._kernels))
+        assembly = next((path for file, path in metadata_group.items() if file.endswith((".ptx", ".amdgcn"))), "")
+        self._kernels.append((name, str(assembly)))
         self._fill(self._modules[module])
 
     def _before_unload(self, module, function, name, metadata_group, _hash) -> None:

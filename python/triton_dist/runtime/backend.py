@@ -212,13 +212,8 @@ class Backend(ABC):
         """Collective over `world` (runtime.groups.Group): reserves and maps every rank's slab, zeroed."""
 
     # -- failure -------------------------------------------------------------------------------------------
-    def wait_records(self) -> list:
-        """WaitRecords written by expired bounded waits on this rank; empty where none."""
-        return []
-
-    def kernel_name(self, kernel_id: int) -> str:
-        """Name behind a context's kernel_id."""
-        return f"kernel {kernel_id}"
+    def left_world(self) -> None:
+        """The calling rank leaves its world: whatever watches over it may stop. Silent, idempotent."""
 
 
 def device_nodes() -> bool:

@@ -20,7 +20,7 @@ SIZE = struct.calcsize(_FORMAT)
 
 # Diagnostics: records a bounded wait writes when it expires (host memory that the device can write).
 DIAG_SLOTS = 64
-_DIAG_RECORD = "<4i3q4i"      # valid, rank, kernel_id, n | flag, wanted, seen | program x, y, z, lane
+_DIAG_RECORD = "<4i3q5i"      # valid, rank, kernel_id, n | flag, wanted, seen | program x, y, z, lane, site
 DIAG_RECORD_SIZE = 64         # padded
 assert struct.calcsize(_DIAG_RECORD) <= DIAG_RECORD_SIZE
 
@@ -53,14 +53,15 @@ class WaitRecord:
     seen: int
     program: tuple
     lane: int
+    site: int
 
 
 def unpack_records(raw: bytes) -> list[WaitRecord]:
     """The valid records of a diagnostics buffer of DIAG_SLOTS * DIAG_RECORD_SIZE bytes."""
     records = []
     for slot in range(DIAG_SLOTS):
-        valid, rank, kernel, n, flag, wanted, seen, x, y, z, lane = struct.unpack_from(
+        valid, rank, kernel, n, flag, wanted, seen, x, y, z, lane, site = struct.unpack_from(
             _DIAG_RECORD, raw, slot * DIAG_RECORD_SIZE)
         if valid:
-            records.append(WaitRecord(rank, kernel, n, flag, wanted, seen, (x, y, z), lane))
+            records.append(WaitRecord(rank, kernel, n, flag, wanted, seen, (x, y, z), lane, site))
     return records

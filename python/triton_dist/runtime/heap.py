@@ -9,7 +9,7 @@ import math
 import operator
 import os
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -20,6 +20,7 @@ from triton_dist.runtime.state import state
 
 ALIGNMENT = 256
 RESERVED = 4096          # bytes at the start of the arena: the world-barrier pad
+_PAD_FLAGS = 64          # byte of the pad at which its flags begin, one 4-byte word for each world rank
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -46,6 +47,7 @@ class Allocation:
     nbytes: int
     group: groups.Group
     name: str
+    writer: Callable[[int], int] | None = None      # byte offset of a flag -> world rank that writes it; None: not known
 
 
 class SymmetricHeap:
@@ -108,6 +110,23 @@ class SymmetricHeap:
         for a in self._live.values():
             if a.offset <= offset < a.offset + a.nbytes:
                 return f"{a.name} + {offset - a.offset}"
+        return None
+
+    def describe(self, address: int) -> tuple[str, int | None]:
+        """Words for a flag address in any rank's heap as mapped here, and the world rank that should write it, if known."""
+        for rank, base in enumerate(self.arena.bases):
+            offset = address - base
+            if base and 0 <= offset < self.arena.nbytes:
+                name = self.name_of(self.base + offset) or f"heap + {offset}"
+                return f"{name}, of rank {rank}", self._writer(offset)
+        return "of no symmetric tensor", None
+
+    def _writer(self, offset: int) -> int | None:
+        if _PAD_FLAGS <= offset < RESERVED:
+            return (offset - _PAD_FLAGS) // 4
+        for a in self._live.values():
+            if a.writer is not None and a.offset <= offset < a.offset + a.nbytes:
+                return a.writer(offset - a.offset)
         return None
 
     def reachable(self, group: groups.Group) -> bool:

@@ -8,7 +8,7 @@ ticket. All layers share it. A rank that starts call n knows that every peer has
 before it has acquired epoch n from every peer.
 """
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Callable, Iterator
 
 import torch
 
@@ -42,8 +42,11 @@ class Workspace:
         self._calls = 0
         self._poison: str | None = None
 
-    def reserve(self, half_bytes: int, num_flags: int) -> None:
-        """Grows to at least this capacity. Collective over the group whenever it grows, so sizes must be agreed."""
+    def reserve(self, half_bytes: int, num_flags: int, writer: Callable[[int], int]) -> None:
+        """Grows to at least this capacity. Collective over the group whenever it grows, so sizes must be agreed.
+
+        `writer` gives the member that writes a flag of this rank, by the flag's index: hang reports name it.
+        """
         self._check_usable()
         if self.data is None or half_bytes > self.half_bytes:
             old, self.data = self.data, None            # where the heap has no room, the next call starts afresh
@@ -53,6 +56,7 @@ class Workspace:
             old, self.flags = self.flags, None
             self.flags = self._renew(old, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
             self.set_epoch(self.epoch)
+        self.flags.tdist_allocation.writer = lambda offset: self.group.world_ranks[writer(offset // 4)]
 
     def halves(self) -> list[torch.Tensor]:
         """Both halves as uint8 [half_bytes], that of even epochs first."""

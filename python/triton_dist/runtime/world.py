@@ -84,6 +84,7 @@ def _leave() -> None:
         setattr(me, name, value)
     atexit.unregister(_leave)
     if arena is not None:
+        backend().left_world()
         arena.close()
     if owns:
         import torch.distributed as dist

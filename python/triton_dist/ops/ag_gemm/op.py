@@ -122,7 +122,8 @@ class _Fused:
         self.pieces, self.piece_tiles = _pieces(tiles_m, x.numel() * x.element_size())
         meet = _plan.agree_once("ag_gemm", group, dict(m=self.m, k=self.k, dtype=x.dtype, ws=core is not None))
         self.space = space = workspace(group, "ag_gemm")
-        space.reserve(group.size * self.pitch * self.k * x.element_size(), group.size * _MAX_PIECES)
+        space.reserve(group.size * self.pitch * self.k * x.element_size(), group.size * _MAX_PIECES,
+                      writer=lambda flag: flag % group.size)
         self.generation = space.generation
         self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
         self.transfers = [self._transfers(half) for half in self.halves]

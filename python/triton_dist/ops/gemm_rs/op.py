@@ -119,7 +119,8 @@ class _Fused:
         meet = _plan.agree_once("gemm_rs", group, dict(m=self.m, n=self.n, dtype=x.dtype, hop_dtype=hop_dtype,
                                                        ws=core is not None))
         self.space = workspace(group, "gemm_rs")
-        self.space.reserve(self.hops * self.pitch * self.n * hop_dtype.itemsize, self.hops * tiles)
+        self.space.reserve(self.hops * self.pitch * self.n * hop_dtype.itemsize, self.hops * tiles,
+                           writer=lambda flag: (group.rank - 1) % group.size)
         self.generation = self.space.generation
         out = x.new_empty(self.out_shape) if out is None else out
         accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ

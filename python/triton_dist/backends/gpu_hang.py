@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""One report for a hang on GPUs: expired waits of all ranks in one table, after which every rank ends.
+
+With TRITON_DIST_WAIT_TIMEOUT set, a thread on each rank looks at the records that this rank's kernels write to host
+memory when a wait expires. The first that finds one opens a window of some seconds, in which every rank, waiting or not,
+posts its rows to the key-value store of the process group; then one of them prints all. The device lingers that long
+before it traps (common.ll), so nothing needs it any more when its context is lost.
+"""
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+from triton_dist.runtime.hang_table import Row, merge, table
+
+_KEY = "triton_dist/hang/"
+_POLL = 0.1         # seconds between two looks
+_WINDOW = 3.0       # in which ranks post what they wait for; less than a device lingers
+_LINGER = 4.0       # common.ll, tdist_give_up
+_GRACE = 2.0        # for the main thread to end by the device's error, before this process is ended
+_NOT_THE_SCRIPT = ("/torch/", "/triton/", "/triton_dist/", f"{Path(threading.__file__).parent}/")
+
+
+class HangWatch:
+    """The watching thread of one rank.
+
+    rows: this rank's expired waits so far. store: torch's Store of the world, or None for a world of one. window and end
+    are there for tests.
+    """
+
+    def __init__(self, rank: int, world_size: int, store: Any, rows: Callable[[], Sequence[Row]], timeout: float,
+                 window: float = _WINDOW, end: Callable[[int], None] = os._exit):
+        self.rank, self.world_size, self.timeout = rank, world_size, timeout
+        self._store, self._rows, self._window, self._end = store, rows, window, end
+        self._stop, self._told, self._raised = threading.Event(), threading.Event(), threading.Event()
+        self._text = ""
+        self._thread = threading.Thread(target=self._run, name="triton_dist hang watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        atexit.register(self._at_exit)
+
+    def stop(self) -> None:
+        """The world has ended well, or its report is out."""
+        self._stop.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(self._window + 2 * _GRACE)
+        atexit.unregister(self._at_exit)
+
+    def explain(self) -> str:
+        """The report, for the error of the thread that waited for the device; that thread then decides what ends."""
+        self._raised.set()
+        if self._thread.ident is None or not self._told.wait(self._window + _GRACE):
+            self._text = self._words({self.rank: self._rows()})
+        return self._text
+
+    def _run(self) -> None:
+        while not self._stop.wait(_POLL):
+            if self._rows() or self._call("check", [_KEY + "open"]):
+                self._report()
+                # The device traps when it has lingered; whoever waits for it then ends by itself.
+                if not self._raised.wait(_LINGER - self._window + _GRACE):
+                    self._leave()
+                return
+
+    def _report(self) -> None:
+        self._call("set", _KEY + "open", "1")
+        opened, reports = time.monotonic(), {}
+        while (left := opened + self._window - time.monotonic()) > 0:
+            self._call("set", f"{_KEY}{self.rank}", json.dumps([asdict(row) for row in self._rows() or [self._host()]]))
+            time.sleep(min(_POLL, left))
+        for rank in range(self.world_size):
+            if rank == self.rank or not self._store:
+                continue
+            if self._call("check", [f"{_KEY}{rank}"]):
+                reports[rank] = [Row(**row) for row in json.loads(self._call("get", f"{_KEY}{rank}"))]
+        reports[self.rank] = self._rows() or [self._host()]
+        self._text = self._words(reports)
+        if not self._store or self._call("add", _KEY + "printed", 1) in (1, None):     # None: the store is gone
+            print(self._text, file=sys.stderr, flush=True)
+        self._told.set()
+
+    def _words(self, reports: dict) -> str:
+        return (f"hang: no signal within TRITON_DIST_WAIT_TIMEOUT={self.timeout:g} seconds; all ranks end. What they wait for:\n"
+                + table(merge(reports, self.world_size), writer="to be written by"))
+
+    def _host(self) -> Row:
+        """Where the main thread of a rank is that has no expired wait."""
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        while frame is not None and any(place in frame.f_code.co_filename for place in _NOT_THE_SCRIPT):
+            frame = frame.f_back
+        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+        return Row(self.rank, "(host)", site=where, what="no device wait that has expired")
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """A call of the store; None without one, and once it has failed: its host has left."""
+        if self._store is not None:
+            try:
+                return getattr(self._store, method)(*args)
+            except Exception:   # noqa: BLE001 - torch raises several kinds
+                self._store = None
+        return None
+
+    def _at_exit(self) -> None:
+        """After a report the device context is lost and peers are gone: nothing can be torn down, so end at once."""
+        self._stop.set()
+        if self._rows() and self._thread.is_alive():
+            self._told.wait(self._window + _GRACE)
+        if self._told.is_set():
+            self._leave()
+
+    def _leave(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+        self._end(1)
+
+
+def store_of_world() -> Any:
+    """A connection of its own to the store that the default process group was made with; None where there is none."""
+    import torch.distributed as dist
+    if not dist.is_initialized():
+        return None
+    try:
+        return dist.distributed_c10d._get_default_store().clone()
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
