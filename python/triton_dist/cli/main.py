@@ -23,4 +23,11 @@ def main() -> None:
         from triton_dist.bench.command import main as run
         sys.exit(run(list(words)))
 
+    @tools.command()
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    def doctor(as_json: bool) -> None:
+        """Say what this machine has, try what can be tried, and name what is missing and the command that mends it."""
+        from triton_dist.doctor.command import main as run
+        sys.exit(run(as_json))
+
     tools(prog_name="triton-dist")

@@ -69,7 +69,7 @@ def shared(world: Group, nbytes: int) -> tuple:
     hosts = world.all_gather_object(socket.gethostname())
     if len(set(hosts)) > 1:
         raise UnsupportedFeature(f"the emulator runs on one machine, found ranks on {', '.join(sorted(set(hosts)))}")
-    fds = _by_memfd(world, nbytes) or _by_file(world, nbytes)
+    fds = by_memfd(world, nbytes) or by_file(world, nbytes)
     return [mmap.mmap(fd, nbytes, mmap.MAP_SHARED) for fd in fds], fds
 
 
@@ -77,7 +77,7 @@ def _private(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
 
 
-def _by_memfd(world: Group, nbytes: int) -> Optional[list]:
+def by_memfd(world: Group, nbytes: int) -> Optional[list]:
     """Descriptors of all ranks' memfds; None where some rank cannot open another's, and then on all ranks."""
     own = os.memfd_create("triton_dist", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else -1
     if own >= 0:
@@ -101,7 +101,7 @@ def _by_memfd(world: Group, nbytes: int) -> Optional[list]:
     return None
 
 
-def _by_file(world: Group, nbytes: int) -> list:
+def by_file(world: Group, nbytes: int) -> list:
     own, path = tempfile.mkstemp(prefix="triton_dist_")             # mode 0600
     try:
         os.ftruncate(own, nbytes)

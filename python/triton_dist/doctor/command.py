@@ -1,0 +1,15 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The command line of the doctor."""
+import os
+
+import triton_dist
+from triton_dist.doctor.examine import examine
+from triton_dist.doctor.trials import attempt
+
+
+def main(as_json: bool) -> int:
+    """Prints the report; the exit code is 1 when something that the chosen backend needs is missing."""
+    report = examine(os.environ, attempt)
+    print(report.to_json() if as_json else f"triton_dist {triton_dist.__version__}\n\n{report.to_text()}")
+    return report.exit_code

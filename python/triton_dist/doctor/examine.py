@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The examination: every section guarded, so that what fails is a line of the report and not its end."""
+import re
+from typing import Callable, Mapping
+
+from triton_dist.doctor import software, variables
+from triton_dist.doctor.report import BAD, NOTE, OK, Finding, Report
+from triton_dist.runtime.backend import device_nodes
+
+Trial = Callable[..., dict]
+_DRIVER = ("install the vendor's driver, or show the devices to this container (docker: --gpus all; ROCm: --device /dev/kfd "
+           "/dev/dri)")
+
+
+def examine(environ: Mapping[str, str], trial: Trial) -> Report:
+    """The whole report. trial: doctor.trials.attempt, or a stand-in for it."""
+    report = Report()
+    guarded(report, "backend", lambda: _backend(report, environ, trial))
+    emulated = report.backend == "emulator"
+    for look in (software.supported, software.toolkit, software.driver, software.nccl, software.nvshmem,
+                 lambda: software.package("numpy", "needed by the emulator and the benchmark", "emulator", needed=emulated),
+                 lambda: software.package("greenlet", "the emulator's programs", "emulator", needed=emulated),
+                 lambda: software.package("matplotlib", "pictures of benchmarks", "bench")):
+        guarded(report, "versions", look)
+    guarded(report, "GPUs", lambda: _gpus(report, environ, trial))
+    guarded(report, "symmetric heap, tried", lambda: _heap(report, trial))
+    guarded(report, "variables that are set", lambda: variables.examine(environ))
+    return report
+
+
+def guarded(report: Report, section: str, look: Callable) -> None:
+    """Adds what `look` finds, a Finding or several; an error of its own is a finding too."""
+    try:
+        found = look()
+        report.add(section, *(found if isinstance(found, list) else [found]))
+    except Exception as error:      # noqa: BLE001 - whatever it is, the report goes on and shows it
+        report.add(section, Finding("cannot tell", f"{type(error).__name__}: {error}", BAD))
+
+
+def _backend(report: Report, environ: Mapping[str, str], trial: Trial) -> Finding:
+    found = trial("chosen", seconds=30)             # asking torch may start a driver, and a broken one may never answer
+    if "error" in found:
+        report.backend = "emulator"                 # so that the rest of the report says what works without a GPU
+        return Finding("unknown", found["error"], BAD, f"set TRITON_DIST_BACKEND to a backend that there is, or {_DRIVER}")
+    report.backend = found["backend"]
+    asked = environ.get("TRITON_DIST_BACKEND", "").lower()
+    if asked and asked != "auto":
+        return Finding(report.backend, f"TRITON_DIST_BACKEND={asked}")
+    if environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return Finding(report.backend, "TRITON_INTERPRET is set")
+    if report.backend != "emulator":
+        return Finding(report.backend, "torch sees a GPU")
+    if device_nodes():
+        return Finding("emulator", "torch sees no GPU, but there are device files of a driver", BAD,
+                       "install a torch that is built for this GPU and its driver (python -c 'import torch; torch.cuda.init()' "
+                       "says what is wrong), or set TRITON_DIST_BACKEND=emulator")
+    return Finding("emulator", "torch sees no GPU")
+
+
+def _gpus(report: Report, environ: Mapping[str, str], trial: Trial) -> list[Finding]:
+    if report.backend == "emulator":
+        report.peers = [["", *(f"rank {i}" for i in range(4))],
+                        *([f"rank {i}", *(["emulated"] * 4)] for i in range(4))]
+        return [Finding("none in use", "ranks are processes on this CPU; streams and copy engines are emulated", NOTE)]
+    found = trial("gpus")
+    if "error" in found:
+        return [Finding("devices", found["error"], BAD, _DRIVER)]
+    count = len(found["devices"])
+    lines = []
+    for i, (known, flag) in enumerate(zip(found["devices"], found["stream_memory_ops"])):
+        lines.append(Finding(f"GPU {i}", f"{known['name']}, {known['arch']}, {known['memory_gib']} GiB, {known['sms']} SMs"))
+        lines.append(Finding("", "stream memory operations: " + (f"no: {flag}" if flag else "work"), NOTE if flag else OK,
+                             "ops run unfused here" if flag else ""))
+    numbered_alike = report.backend == "nvidia" and not environ.get("CUDA_VISIBLE_DEVICES")
+    links = _links(software.run("nvidia-smi", "topo", "-m")) if numbered_alike else {}
+    report.peers = [["", *(f"GPU {j}" for j in range(count))]]
+    for i in range(count):
+        report.peers.append([f"GPU {i}", *("self" if i == j else (links.get((i, j)) or "yes") if found["access"][i][j] else "no"
+                                           for j in range(count))])
+    return lines or [Finding("devices", "none visible", BAD, _DRIVER)]
+
+
+def _links(topology: str) -> dict:
+    """{(i, j): "NV18"} of the driver's matrix."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", topology)
+    rows = {int(match[1]): line.split()[1:] for line in text.splitlines() if (match := re.match(r"GPU(\d+)\s", line.lstrip()))
+            and not re.match(r"GPU\d+\s+GPU\d+", line.lstrip())}
+    return {(i, j): row[j] for i, row in rows.items() for j in range(min(len(rows), len(row))) if row[j] != "X"}
+
+
+def _heap(report: Report, trial: Trial) -> list[Finding]:
+    lines = []
+    if report.backend != "emulator":
+        count = max(1, len(report.peers) - 1)
+        found = trial("world", ranks=count, TRITON_DIST_BACKEND=report.backend, TRITON_DIST_WAIT_TIMEOUT="20")
+        what = f"{count} ranks map each other's memory, a kernel on each stores, notifies and waits"
+        lines.append(_tried("p2p" if count > 1 else "one GPU", what, found, True,
+                            "GPUs of one host with peer access are needed: see the matrix above; in containers also "
+                            "--ipc=host and NVLink or PCIe without ACS"))
+    emulated = report.backend == "emulator"
+    lines.append(_tried("emulator", "2 ranks map each other's memory, a kernel on each stores, notifies and waits",
+                        trial("world", ranks=2, TRITON_DIST_BACKEND="emulator", TRITON_DIST_WAIT_TIMEOUT="20"), emulated,
+                        "pip install 'triton_dist[emulator]'"))
+    heaps = {name: trial(name, ranks=2, TRITON_DIST_BACKEND="emulator") for name in ("memfd", "file")}
+    works = any("error" not in found for found in heaps.values())
+    lines += [_tried(f"  by {name}", "shared between 2 processes", found, emulated and not works,
+                     "set TMPDIR to a folder that all ranks can write") for name, found in heaps.items()]
+    return lines + [Finding("nvshmem, rocshmem", "no provider in this version", NOTE)]
+
+
+def _tried(name: str, what: str, found: dict, needed: bool, remedy: str) -> Finding:
+    if "error" in found:
+        return Finding(name, f"does not work: {found['error']}", BAD if needed else NOTE, remedy)
+    return Finding(name, f"works: {what}")

@@ -1,0 +1,184 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The doctor's report, over trials that are answers in a dict, and the real trials in the emulator."""
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from triton_dist.doctor import examine, software, trials, variables
+from triton_dist.doctor.report import BAD, NOTE, OK, WARN
+
+ROOT = Path(__file__).resolve().parents[2]
+H100 = dict(name="H100", arch="sm_90", memory_gib=79.1, sms=132)
+TOPOLOGY = """\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-7
+GPU1\tNV18\t X \tSYS\tPIX\t0-7
+GPU2\tSYS\tSYS\t X \tPIX\t0-7
+NIC0\tPIX\tPIX\tPIX\t X
+"""
+
+
+def trial(**answers):
+    """Answers by name of the trial; {} is success."""
+    asked = []
+
+    def run(name, ranks=1, seconds=90, **environ):
+        asked.append((name, ranks, environ.get("TRITON_DIST_BACKEND")))
+        answer = answers.get(name, {})
+        return answer(environ) if callable(answer) else answer
+
+    run.asked = asked
+    return run
+
+
+def line(report, name):
+    return next(f for f in report.findings() if f.name.strip() == name)
+
+
+def gpus(count, access=None, flags=None):
+    return dict(devices=[H100] * count, access=access or [[True] * count] * count, stream_memory_ops=flags or [""] * count)
+
+
+@pytest.fixture
+def nvidia(monkeypatch):
+    """What a machine with three GPUs answers; `nvidia(environ, name=answer)` examines it."""
+    monkeypatch.setattr(software, "run", lambda *command: TOPOLOGY if "topo" in command else "580.1")
+    return lambda environ=None, **answers: examine.examine(
+        environ or {}, trial(**{"chosen": {"backend": "nvidia"}, "gpus": gpus(3), **answers}))
+
+
+def test_three_gpus_that_all_reach_each_other(nvidia):
+    report = nvidia()
+    assert (report.backend, report.exit_code) == ("nvidia", 0)
+    assert [f.value for f in report.sections["GPUs"][::2]] == ["H100, sm_90, 79.1 GiB, 132 SMs"] * 3
+    assert report.peers == [["", "GPU 0", "GPU 1", "GPU 2"], ["GPU 0", "self", "NV18", "SYS"],
+                            ["GPU 1", "NV18", "self", "SYS"], ["GPU 2", "SYS", "SYS", "self"]]
+    assert line(report, "p2p").status == OK
+    assert "  GPU 1  NV18   self   SYS" in report.to_text().splitlines() and "nothing to mend" in report.to_text()
+
+
+def test_devices_that_are_renumbered_have_no_link_names(nvidia):
+    assert nvidia({"CUDA_VISIBLE_DEVICES": "4,5,6"}).peers[1] == ["GPU 0", "self", "yes", "yes"]
+
+
+def test_a_pair_that_cannot_reach_each_other_and_a_heap_that_fails(nvidia):
+    access = [[True, True, False], [True, True, True], [False, True, True]]
+    report = nvidia(gpus=gpus(3, access), world=lambda env: {} if env["TRITON_DIST_BACKEND"] == "emulator" else
+                    {"error": "UnsupportedFeature: cannot map"})
+    assert report.peers[1] == ["GPU 0", "self", "NV18", "no"]
+    assert line(report, "p2p").status == BAD and "cannot map" in line(report, "p2p").value and line(report, "p2p").remedy
+    assert line(report, "emulator").status == OK and report.exit_code == 1
+
+
+def test_streams_that_cannot_write_flags_are_no_fault(nvidia):
+    report = nvidia(gpus=gpus(3, flags=["", "not offered by the driver", ""]))
+    assert report.exit_code == 0 and "stream memory operations: no: not offered by the driver" in report.to_text()
+
+
+def test_a_driver_that_never_answers_is_a_finding(nvidia):
+    report = nvidia(chosen={"error": "did not end within 30 seconds"})
+    assert report.exit_code == 1 and "did not end within 30 seconds" in report.to_text()
+    assert line(report, "emulator").status == OK, "the rest is examined all the same"
+    report = nvidia(gpus={"error": "ended with code -11: Segmentation fault"})
+    assert report.exit_code == 1 and "Segmentation fault" in report.to_text()
+
+
+def test_device_files_without_a_gpu_in_torch(monkeypatch):
+    monkeypatch.setattr(examine, "device_nodes", lambda: True)
+    report = examine.examine({}, trial(chosen={"backend": "emulator"}))
+    assert report.exit_code == 1 and "built for this GPU" in report.to_text()
+    report = examine.examine({"TRITON_DIST_BACKEND": "emulator"}, trial(chosen={"backend": "emulator"}))
+    assert report.exit_code == 0, "asked for"
+
+
+def test_the_emulator_needs_greenlet_and_one_way_to_share_memory(monkeypatch):
+    find = software.importlib.util.find_spec
+    monkeypatch.setattr(software.importlib.util, "find_spec", lambda name: None if name == "greenlet" else find(name))
+    report = examine.examine({}, trial(chosen={"backend": "emulator"}))
+    assert line(report, "greenlet").status == BAD and "pip install 'triton_dist[emulator]'" in report.to_text()
+    monkeypatch.setattr(software.importlib.util, "find_spec", find)
+    broken = {"error": "no"}
+    assert examine.examine({}, trial(chosen={"backend": "emulator"}, memfd=broken)).exit_code == 0
+    assert examine.examine({}, trial(chosen={"backend": "emulator"}, memfd=broken, file=broken)).exit_code == 1
+    assert examine.examine({}, trial(chosen={"backend": "emulator"}, world=broken)).exit_code == 1
+
+
+def test_a_probe_that_raises_is_shown_and_the_rest_goes_on(monkeypatch):
+    monkeypatch.setattr(software, "nvshmem", lambda: 1 / 0)
+    report = examine.examine({}, trial(chosen={"backend": "emulator"}))
+    assert "ZeroDivisionError: division by zero" in report.to_text() and line(report, "emulator").status == OK
+
+
+@pytest.mark.parametrize("name, found, status", [("triton", "3.5.0", BAD), ("torch", "", BAD), ("triton", "3.11.0", WARN),
+                                                 ("torch", "2.12.1+rocm7", OK)])
+def test_versions_outside_the_range(monkeypatch, name, found, status):
+    monkeypatch.setattr(software, "installed", lambda: {"Python": "3.12.0", "torch": "2.11.0", "triton": "3.6.0", name: found})
+    finding = next(f for f in software.supported() if f.name == name)
+    assert finding.status == status and bool(finding.remedy) == (status != OK)
+
+
+# -- variables ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name, good, bad", [
+    ("TRITON_DIST_BACKEND", ["nvidia", "AUTO"], ["cuda", "gpu"]),
+    ("TRITON_DIST_HEAP_SIZE", ["2G", "512m", "1GiB", "1.5g", "100000"], ["2T", "-1G", "big", "G"]),
+    ("TRITON_DIST_WAIT_TIMEOUT", ["0", "2.5"], ["-1", "soon", "nan", "inf"]),
+    ("TRITON_DIST_EMULATOR_MODE", ["late"], ["slow"]),
+    ("TRITON_DIST_EMULATOR_SEED", ["-3", "7"], ["1.5"]),
+    ("TRITON_DIST_EMULATOR_SMS", ["1"], ["0"]),
+    ("CUDA_DEVICE_MAX_CONNECTIONS", ["1", "32"], ["many"]),
+    ("TRITON_DIST_PYTHON", [sys.executable], ["nosuchpython"]),
+])
+def test_values_that_make_no_sense_are_flagged(name, good, bad):
+    for text in good:
+        assert variables.examine({name: text})[0].status == OK, text
+    for text in bad:
+        finding = variables.examine({name: text})[0]
+        assert finding.status == (BAD if name.startswith("TRITON_DIST") else WARN) and finding.remedy, text
+
+
+def test_misspelt_variables_and_half_a_launcher_are_flagged():
+    found = {f.name: f for f in variables.examine({"TRITON_DIST_HEAPSIZE": "2G", "RANK": "0", "WORLD_SIZE": "2"})}
+    assert "nothing reads it" in found["TRITON_DIST_HEAPSIZE"].value
+    assert variables.examine({"RANK": "0"})[-1].value == "set without WORLD_SIZE, MASTER_ADDR, MASTER_PORT"
+    assert variables.examine({})[0].status == NOTE
+
+
+def test_every_documented_variable_is_known():
+    listed = re.findall(r"^\| `(TRITON_DIST_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M)
+    assert listed and set(listed) == {name for name in variables.CHECKS if name.startswith("TRITON_DIST_")}
+
+
+# -- trials ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("script, words", [
+    ("sleep 60", "did not end within 0.5 seconds"),
+    ("kill -SEGV $$", "ended with code -11"),
+    ("echo some text; echo RuntimeError: no luck; exit 3", "ended with code 3: RuntimeError: no luck"),
+    ('echo \'triton_dist-doctor:{"error": "told"}\'; exit 1', "told"),
+])
+def test_a_trial_that_hangs_or_dies_is_an_error(monkeypatch, tmp_path, script, words):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(trials.sys, "executable", str(program))
+    begun = time.monotonic()
+    assert words in trials.attempt("world", seconds=0.5 if "sleep" in script else 20)["error"]
+    assert time.monotonic() - begun < 10
+
+
+def test_the_command_on_this_machine():
+    """For real: every trial of the emulator, as JSON."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    environment.update(TRITON_DIST_BACKEND="emulator", PYTHONPATH=f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}")
+    done = subprocess.run([sys.executable, "-m", "triton_dist", "doctor", "--json"], env=environment, capture_output=True,
+                          text=True, timeout=120, check=False)
+    report = json.loads(done.stdout)
+    assert done.returncode == report["exit_code"] == 0, done.stdout
+    heaps = {f["name"].strip(): f for f in report["sections"]["symmetric heap, tried"]}
+    assert all(heaps[name]["status"] == OK for name in ("emulator", "by memfd", "by file")), heaps
+    assert report["backend"] == "emulator" and report["peers"][1][1:] == ["emulated"] * 4
