@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Reports of hangs on GPUs, with ranks that are threads and a store that is a dict."""
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -113,6 +114,23 @@ def test_a_lost_store_leaves_the_ranks_own_rows(capfd, finish):
     assert capfd.readouterr().err.count("hang: no signal") == 1
     watches[1].stop()
     assert not watches[1]._told.is_set(), "a rank that cannot hear of a hang goes on"
+
+
+def test_uncaught_errors_after_a_report_are_a_line_and_the_process_ends(capfd, finish):
+    """Also those that did not come through synchronize, such as torch's own from Tensor.item()."""
+    hook = sys.excepthook
+    watches, ended = watched([lambda: waits(0)], None)
+    finish(watches)
+    try:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    told = capfd.readouterr().err
+    assert told.index("ring.py:7") < told.index("rank 0 ends by this RuntimeError") and "Traceback" not in told
+    watches[0]._at_exit()
+    assert ended == {0: 1}
+    watches[0].stop()
+    assert sys.excepthook is hook
 
 
 def test_a_world_that_ends_well_says_nothing(capfd):

@@ -45,6 +45,7 @@ class HangWatch:
     def start(self) -> None:
         self._thread.start()
         atexit.register(self._at_exit)
+        self._hook, sys.excepthook = sys.excepthook, self._excepthook
 
     def stop(self) -> None:
         """The world has ended well, or its report is out."""
@@ -52,6 +53,8 @@ class HangWatch:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(self._window + 2 * _GRACE)
         atexit.unregister(self._at_exit)
+        if sys.excepthook == self._excepthook:
+            sys.excepthook = self._hook
 
     def explain(self) -> str:
         """The report, for the error of the thread that waited for the device; that thread then decides what ends."""
@@ -66,6 +69,7 @@ class HangWatch:
                 self._report()
                 # The device traps when it has lingered; whoever waits for it then ends by itself.
                 if not self._raised.wait(_LINGER - self._window + _GRACE):
+                    print(f"rank {self.rank} is ended after this hang", file=sys.stderr, flush=True)
                     self._leave()
                 return
 
@@ -107,12 +111,23 @@ class HangWatch:
                 self._store = None
         return None
 
+    def _reported(self) -> bool:
+        """Whether the hang has been told; waits for that where this rank has part in it."""
+        if self._rows() and self._thread.is_alive():
+            self._told.wait(self._window + _GRACE)
+        return self._told.is_set()
+
+    def _excepthook(self, kind: type, error: BaseException, trace: Any) -> None:
+        """After a report an uncaught error is its consequence, whatever call of torch it comes from: a line is enough."""
+        if self._reported():
+            print(f"rank {self.rank} ends by this {kind.__name__}", file=sys.stderr, flush=True)
+        else:
+            self._hook(kind, error, trace)
+
     def _at_exit(self) -> None:
         """After a report the device context is lost and peers are gone: nothing can be torn down, so end at once."""
         self._stop.set()
-        if self._rows() and self._thread.is_alive():
-            self._told.wait(self._window + _GRACE)
-        if self._told.is_set():
+        if self._reported():
             self._leave()
 
     def _leave(self) -> None:

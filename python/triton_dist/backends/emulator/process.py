@@ -175,12 +175,12 @@ class ProcessScheduler(Scheduler):
                     what = f"flag {self.machine.name_at(record.flag_owner, record.flag_offset, rank)}"
                     writer = hang.written_by(self.writers.at(record.flag_owner, record.flag_offset), str(record.seen))
                 rows.append(Row(rank, record.kernel, record.program, record.site, what,
-                                     f"{record.cmp} {record.wanted}".strip() if record.cmp else "",
-                                     str(record.seen) if record.cmp else "", writer))
+                                f"{record.cmp} {record.wanted}".strip() if record.cmp else "",
+                                str(record.seen) if record.cmp else "", writer))
             else:
                 rows.append(Row(rank, what={"dead": f"nothing: process {record.pid} is dead",
-                                                 "finished": "nothing: it has left the world",
-                                                 "running": "nothing: it runs host code"}[state]))
+                                            "finished": "nothing: it has left the world",
+                                            "running": "nothing: it runs host code"}[state]))
         return rows
 
     def tell(self, error: HangError) -> None:
