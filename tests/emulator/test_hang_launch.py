@@ -50,7 +50,9 @@ def test_one_table_then_a_line_for_each_rank(variable, seconds, says):
         assert cells[:3] == [str(rank), "handshake", "(0, 0, 0)"] and cells[4:] == [
             f"flag turn + 0, of rank {rank}", "eq 2", "1", f"rank {(rank - 1) % 3} handshake(0, 0, 0)"], done.stderr
         assert re.fullmatch(r"test_hang_launch.py:\d+ \(handshake\)", cells[3])
-    assert sorted(lines[3:6]) == [f"rank {rank} ends by this {lines[3].split()[-1]}" for rank in range(3)], done.stderr
+    # On a busy machine a rank may learn of the others' end before its own wait expires, and then ends by a HangError.
+    ends = [line.rsplit(" ", 1)[0] for line in sorted(lines[3:6])]
+    assert ends == [f"rank {rank} ends by this" for rank in range(3)], done.stderr
     assert len(lines) == 7 and re.fullmatch(r"launch.sh: rank \d failed with exit code 1", lines[6])
 
 
