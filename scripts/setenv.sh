@@ -20,7 +20,7 @@ _has_gpu() { [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; }
 _suits() {  # the interpreter has all that this command needs
     local wanted=(torch triton numpy)
     _has_gpu || wanted+=(greenlet)
-    [ -z "${TRITON_DIST_DEV:-}" ] || wanted+=(pytest hypothesis)
+    [ -z "${TRITON_DIST_DEV:-}" ] || wanted+=(pytest hypothesis click matplotlib sphinx myst_parser)
     _has "$1" "${wanted[@]}"
 }
 
@@ -67,9 +67,10 @@ other_triton() {  # other_triton VERSION: puts that Triton before the environmen
 }
 
 _make_venv() {
-    local venv="$TRITON_DIST_ROOT/.venv" base want marker
-    want="torch triton numpy greenlet${TRITON_DIST_DEV:+ pytest hypothesis click matplotlib}"
-    marker="$venv/.ready-$( { cat "$TRITON_DIST_ROOT/scripts/constraints.txt"; echo "$want"; } | cksum | cut -d' ' -f1)"
+    local venv="$TRITON_DIST_ROOT/.venv" base want pins marker
+    want="torch numpy greenlet click${TRITON_DIST_DEV:+ pytest hypothesis matplotlib sphinx myst-parser}"
+    pins="$TRITON_DIST_ROOT/scripts/constraints.txt"
+    marker="$venv/.ready-$( { cat "$pins"; echo "$want"; } | cksum | cut -d' ' -f1)"
     PYTHON="$venv/bin/python"
     [ -e "$marker" ] && return
     base="$(_python3)"
@@ -80,11 +81,14 @@ _make_venv() {
         # Without ensurepip (Debian's python3 alone) the base interpreter's pip fills the environment.
         [ -x "$PYTHON" ] || "$base" -m venv "$venv" 2>/dev/null >&2 || "$base" -m venv --without-pip "$venv"
         local pip
-        _pip "$PYTHON"
+        _pip "$PYTHON" || exit
+        pip+=(install --quiet --disable-pip-version-check)
+        # Torch for GPUs brings the Triton that it is made for, torch for CPU none; so ours is pinned only then.
         # shellcheck disable=SC2086
-        "${pip[@]}" install --quiet --disable-pip-version-check -c "$TRITON_DIST_ROOT/scripts/constraints.txt" $want
-        touch "$marker"
+        "${pip[@]}" -c <(grep -v '^triton==' "$pins") $want && { _has "$PYTHON" triton || "${pip[@]}" -c "$pins" triton; } &&
+            touch "$marker"
     ) 9>"$TRITON_DIST_ROOT/.venv.lock"
+    [ -e "$marker" ] || { echo "triton_dist: could not prepare .venv, see above" >&2; return 1; }
 }
 
 if [ -n "${TRITON_DIST_PYTHON:-}" ]; then

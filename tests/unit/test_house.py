@@ -226,7 +226,7 @@ def test_device_runtime_is_package_data():
 def test_extras_hold_what_the_tests_and_tools_import():
     extras = {name: {re.split(r"[<>=]", item)[0] for item in items}
               for name, items in project()["project"]["optional-dependencies"].items()}
-    assert extras["dev"] >= {"pytest", "hypothesis", *extras["emulator"], *extras["bench"]}
+    assert extras["dev"] >= {"pytest", "hypothesis", *extras["emulator"], *extras["bench"], *extras["docs"]}
 
 
 # -- environment -------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class World(Scheduler):
 def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", seed: int = 0,
               num_sms: Optional[int] = None, groups: Optional[Sequence[Sequence[int]]] = None, heap: bool = True,
               **kwargs: Any) -> list:
-    """Runs fn(*args, **kwargs) as the host script of every rank of an emulated world.
+    """Runs `fn(*args, **kwargs)` as the host script of every rank of an emulated world.
 
     Args:
         mode: who goes next and when copies land: one of order.MODES ('eager', 'random', 'late', 'skew', 'priority').

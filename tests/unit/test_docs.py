@@ -1,0 +1,61 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The documentation builds without a warning, and what it shows is there."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_docs_build_without_warnings(tmp_path):
+    environment = dict(os.environ, PYTHONPATH=f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}",
+                       TRITON_DIST_BACKEND="emulator")
+    done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(tmp_path)],
+                          env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "api.html").read_text()
+    import triton_dist
+    import triton_dist.language
+    import triton_dist.layers
+    import triton_dist.ops
+    for module in (triton_dist, triton_dist.language, triton_dist.ops, triton_dist.layers):
+        missing = [name for name in module.__all__ if f'id="{module.__name__}.{name}"' not in reference]
+        assert not missing, f"{module.__name__}: not in the reference: {missing}"
+
+
+def test_links_between_files_lead_somewhere():
+    """Also in the README, which Sphinx does not read."""
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for path in re.findall(r"`((?:tests|tutorials|scripts)/[\w./-]+)`", (DOCS / "troubleshooting.md").read_text()):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_picture_is_drawn_by_its_script(tmp_path):
+    committed = (DOCS / "design.svg").read_text()
+    assert len(committed) < 200_000
+    subprocess.run([sys.executable, str(DOCS / "draw_design.py"), str(tmp_path / "design.svg")], check=True, timeout=120)
+    words = [re.findall(r"<text[^>]*>([^<]+)</text>", text) for text in (committed, (tmp_path / "design.svg").read_text())]
+    assert words[0] and words[0] == words[1], "draw it again: python docs/draw_design.py"
+
+
+def test_install_shows_what_the_doctor_says():
+    """The same sections and lines as the doctor's report has on a machine with no GPU."""
+    from triton_dist.doctor.examine import examine
+    page = (DOCS / "install.md").read_text()
+    shown = re.search(r"```text\n(triton_dist .*?)```", page, re.S)[1].splitlines()
+    report = examine({}, lambda name, **_: {"backend": "emulator"} if name == "chosen" else {})
+    for title, findings in report.sections.items():
+        assert title in shown
+        assert all(any(line[8:].startswith(finding.name) for line in shown) for finding in findings), title
+
+
+def test_install_states_the_ranges_that_are_checked():
+    from triton_dist.runtime.versions import TORCH, TRITON
+    page = (DOCS / "install.md").read_text()
+    assert f"| torch | {TORCH} |" in page and f"| triton | {TRITON} |" in page
