@@ -30,7 +30,7 @@ def test_docs_build_without_warnings(tmp_path):
 def test_links_between_files_lead_somewhere():
     """Also in the README, which Sphinx does not read."""
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
-        for target in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text()):
+        for target in re.findall(r"\]\((\w[\w./-]+)(?:#[\w-]+)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
     for path in re.findall(r"`((?:tests|tutorials|scripts)/[\w./-]+)`", (DOCS / "troubleshooting.md").read_text()):
         assert (ROOT / path).exists(), path
