@@ -1,27 +1,37 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Argument checks that all ops share. They run before an op touches its epoch, so a refused call harms nobody."""
+from typing import Sequence
+
 import torch
 
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_MAX_SIZE = 2**31            # sizes travel to kernels as int32
 
 
 def matrix(name: str, t: torch.Tensor, like: torch.Tensor | None = None) -> None:
     """A 2-D fp16, bf16 or fp32 tensor on this rank's device, of the dtype of `like`."""
     if not isinstance(t, torch.Tensor):
-        raise InvalidArgument(f"{name}: expected a torch.Tensor, found {type(t).__name__}")
+        raise InvalidArgument(f"{name}: expected a torch.Tensor, found {type(t).__name__}; make one on triton_dist.device()")
+    _strided(name, t)
     if t.ndim != 2:
         raise InvalidArgument(f"{name}: expected 2 dimensions, found shape {list(t.shape)}")
     if t.dtype not in DTYPES:
-        raise InvalidArgument(f"{name}: expected float16, bfloat16 or float32, found {t.dtype}")
-    if t.is_neg():
-        raise InvalidArgument(f"{name}: its memory holds the negated values (torch's neg bit); pass {name}.resolve_neg()")
+        raise InvalidArgument(f"{name}: expected float16, bfloat16 or float32, found {t.dtype}; convert it with .to()")
+    if max(t.shape) >= _MAX_SIZE:
+        raise InvalidArgument(f"{name}: expected sizes below 2^31, found shape {list(t.shape)}; split the call")
     _placed(name, t)
     if like is not None and t.dtype != like.dtype:
-        raise InvalidArgument(f"{name}: expected {like.dtype} like the other operand, found {t.dtype}")
+        raise InvalidArgument(f"{name}: expected {like.dtype} like the other operand, found {t.dtype}; convert it with .to()")
+
+
+def rows(name: str, total: int) -> None:
+    """The rows of all ranks together still count as int32."""
+    if total >= _MAX_SIZE:
+        raise InvalidArgument(f"{name}: expected fewer than 2^31 rows over all ranks, found {total}; split the call")
 
 
 def vector(name: str, t: torch.Tensor | None, size: int, like: torch.Tensor) -> None:
@@ -29,11 +39,15 @@ def vector(name: str, t: torch.Tensor | None, size: int, like: torch.Tensor) -> 
     if t is None:
         return
     if not isinstance(t, torch.Tensor) or list(t.shape) != [size]:
-        raise InvalidArgument(f"{name}: expected shape [{size}], found {list(getattr(t, 'shape', [])) or type(t).__name__}")
+        found = f"shape {list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
+        raise InvalidArgument(f"{name}: expected None or a tensor of shape [{size}], found {found}; it has an element for "
+                              "each row of weight")
+    _strided(name, t)
     if t.dtype != like.dtype:
-        raise InvalidArgument(f"{name}: expected {like.dtype} like the operands, found {t.dtype}")
+        raise InvalidArgument(f"{name}: expected {like.dtype} like the operands, found {t.dtype}; convert it with .to()")
     if not t.is_contiguous():
-        raise InvalidArgument(f"{name}: expected a contiguous tensor, found strides {list(t.stride())}")
+        raise InvalidArgument(f"{name}: expected a contiguous tensor, found strides {list(t.stride())}; pass "
+                              f"{name}.contiguous()")
     _placed(name, t)
 
 
@@ -43,19 +57,31 @@ def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor) 
         return
     matrix(name, t, like)
     if tuple(t.shape) != tuple(shape):
-        raise InvalidArgument(f"{name}: expected shape {list(shape)}, found {list(t.shape)}")
+        raise InvalidArgument(f"{name}: expected shape {list(shape)}, found {list(t.shape)}; pass None to have it allocated")
     if not t.is_contiguous():
-        raise InvalidArgument(f"{name}: expected a contiguous tensor, found strides {list(t.stride())}")
+        raise InvalidArgument(f"{name}: expected a contiguous tensor, found strides {list(t.stride())}; pass one that is")
+    if t.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgument(f"{name}: requires grad, and is written to out of autograd's sight; pass {name}.detach()")
 
 
-def no_overlap(name: str, out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
-    """`out` shares no memory with an input."""
+def overlapping(out: torch.Tensor | None, inputs: Sequence[torch.Tensor | None]) -> int | None:
+    """Index of the first input that shares memory with `out`; None where there is none. For tensors that have memory."""
+    if out is None or not out.numel():
+        return None
     first, last = _span(out)
-    for other, t in inputs.items():
-        if t is not None and t.numel() and first < last:
+    for index, t in enumerate(inputs):
+        if t is not None and t.numel():
             start, end = _span(t)
             if start < last and first < end:
-                raise InvalidArgument(f"{name}: must not overlap {other} in memory; pass a tensor of its own")
+                return index
+    return None
+
+
+def no_overlap(name: str, out: torch.Tensor | None, **inputs: torch.Tensor | None) -> None:
+    """`out` shares no memory with an input."""
+    index = overlapping(out, tuple(inputs.values()))
+    if index is not None:
+        raise InvalidArgument(f"{name}: must not overlap {list(inputs)[index]} in memory; pass a tensor of its own")
 
 
 def no_grad(**tensors: torch.Tensor | None) -> None:
@@ -72,10 +98,28 @@ def rows_contiguous(t: torch.Tensor) -> torch.Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 and t.is_contiguous() else t.contiguous()
 
 
+def has_memory(t: torch.Tensor) -> bool:
+    """Whether `t` is what kernels read: strides over memory of its own, not a wrapper (DTensor, FakeTensor, nested, sparse)."""
+    return t.layout is torch.strided and type(t).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def _strided(name: str, t: torch.Tensor) -> None:
+    if not has_memory(t):
+        what = type(t).__name__ if t.layout is torch.strided else str(t.layout)
+        raise InvalidArgument(f"{name}: expected a dense tensor with memory of its own, found {what}; pass the tensor that "
+                              "holds this rank's part (a DTensor's to_local(), a sparse tensor's to_dense())")
+    if t.is_neg():
+        raise InvalidArgument(f"{name}: its memory holds the negated values (torch's neg bit); pass {name}.resolve_neg()")
+
+
 def _placed(name: str, t: torch.Tensor) -> None:
     expected = backend().device()
     if t.device.type != expected.type or (expected.index is not None and t.device.index != expected.index):
-        raise InvalidArgument(f"{name}: expected a tensor on {expected} (triton_dist.device()), found {t.device}")
+        raise InvalidArgument(f"{name}: expected a tensor on {expected} (triton_dist.device()), found {t.device}; "
+                              "move it with .to()")
+    if t.data_ptr() % t.element_size():
+        raise InvalidArgument(f"{name}: expected an address that is a multiple of {t.element_size()}, found {t.data_ptr():#x}; "
+                              f"pass {name}.clone()")
 
 
 def _span(t: torch.Tensor) -> tuple[int, int]:

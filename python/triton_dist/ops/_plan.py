@@ -6,33 +6,67 @@ from typing import Any, Callable
 
 import torch
 
+from triton_dist.ops import _check
 from triton_dist.runtime import heap as heap_module
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.environment import debug
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.state import state
+from triton_dist.runtime.workspace import restart
 
 _MAX_PLANS = 4096
 
 METHODS = ("auto", "portable", "ws", "unfused")
 
 
-def signature(*tensors: Any) -> tuple:
-    """What decides whether a call with these tensors is valid and which code serves it. None and non-tensors included."""
-    return (backend().allow_tf32(), *((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg())
-                                      if isinstance(t, torch.Tensor) else type(t) for t in tensors))
+def signature(x: Any, weight: Any, bias: Any, out: Any) -> tuple:
+    """What decides whether a call with these arguments is valid and which code serves it, whatever they are."""
+    given = (x, weight, bias, out)
+    dense = all(t is None or isinstance(t, torch.Tensor) and _check.has_memory(t) for t in given)
+    if not dense:
+        return ("no tensors of memory",)                # refused, hence never found again
+    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    return (backend().allow_tf32(), grad, _check.overlapping(out, (x, weight, bias)),
+            *(None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg()) for t in given))
 
 
-def planned(op: str, group: Group, key: tuple, make: Callable[[], Any]) -> Any:
-    """The plan of a call: made once for `key`, and again when the buffers it points into have moved."""
-    plans = state().plans
-    plan = plans.get((op, group.key, key))
+def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: Callable[[dict], Any]) -> Any:
+    """The plan of a call: made once for `key`, and again when the buffers it points into have moved.
+
+    `check()` refuses bad arguments, and otherwise says what all ranks must agree on; `make` of that may be collective.
+    """
+    plans, where = state().plans, (op, group.key, key)
+    plan = plans.get(where)
     if plan is None or not plan.valid():
-        plan = make()
+        plan = None
+        try:
+            agreed = check()
+        except InvalidArgument as error:
+            same_call(group, f"{op}, refused: {error}", refused=True)
+            raise
+    same_call(group, plan.agreed if plan else agreed)
+    if plan is None:
+        plan = make(agreed)
         if len(plans) >= _MAX_PLANS:
             plans.clear()
-        plans[(op, group.key, key)] = plan
+        plan.agreed, plans[where] = agreed, plan
     return plan
+
+
+def same_call(group: Group, what: Any, refused: bool = False) -> None:
+    """Says which call this rank makes. Where ranks are found to make different ones, each of them raises (protocol rule 12).
+
+    The emulator compares without waiting; a GPU only under TRITON_DIST_DEBUG, by a collective a call.
+    """
+    me = state()
+    if group.key in me.disagreed:
+        restart(group)
+        me.disagreed.discard(group.key)
+    number = me.calls[group.key] = me.calls.get(group.key, 0) + 1
+    if debug() and group.size > 1:
+        require_agreement(group, f"call {number}", what if refused else str(what))
+    backend().note_call(group, number, what, refused)
 
 
 def choose(op: str, method: str, group: Group, core_serves: bool, bytes_in: int, needs_stream_memory_ops: bool = False) -> str:
@@ -41,8 +75,8 @@ def choose(op: str, method: str, group: Group, core_serves: bool, bytes_in: int,
     Every argument is equal on all ranks, so the answer is. `bytes_in`: what the collective brings to each rank. Warns once
     where auto has to be unfused.
     """
-    if method not in METHODS:
-        raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}; leave it out for 'auto'")
     if method == "unfused":
         return method
     reason = obstacle(group, needs_stream_memory_ops)
@@ -83,16 +117,16 @@ def obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
     return None
 
 
-def agree_once(op: str, group: Group, shape: dict) -> Callable[[], None]:
-    """Collective at the first use of a shape: all ranks must pass the same `shape`, or all raise.
+def agree_once(op: str, group: Group, agreed: dict) -> Callable[[], None]:
+    """Collective at the first use of a shape: all ranks must have the same in `agreed`, or all raise.
 
     Called before anything else that is collective. Returns what to call once compiled, before the launch: at a first use the
     ranks meet there, so that one rank's compilation does not look like a hang to the others.
     """
-    key = (op, group.key, tuple(sorted(shape.items())))
-    if key in state().first_uses:
+    key = (op, group.key, tuple(agreed.items()))
+    if key in state().first_uses or backend().is_capturing():
         return lambda: None
-    require_agreement(group, op, {k: str(v) for k, v in shape.items()})
+    require_agreement(group, op, {k: str(v) for k, v in agreed.items()})
     state().first_uses.add(key)
     return group.barrier
 

@@ -206,6 +206,13 @@ class Backend(ABC):
         """Runs a collective that may block the host until peers take part."""
         call()
 
+    def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
+        """Compares op call `number` on `group` with those of its other members, where that can be done without waiting.
+
+        `what` must be equal on all of them; `refused`: this rank refuses its arguments, for the reason in `what`. Raises
+        InvalidArgument on every member that did not refuse where they differ.
+        """
+
     # -- symmetric memory ----------------------------------------------------------------------------------
     @abstractmethod
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:

@@ -29,3 +29,8 @@ def number(name: str, default: float, least: float = -math.inf, kind: Callable =
 def wait_timeout() -> float:
     """TRITON_DIST_WAIT_TIMEOUT: seconds after which a device wait gives up; 0 when waits are unbounded."""
     return number("TRITON_DIST_WAIT_TIMEOUT", 0.0, least=0)
+
+
+def debug() -> bool:
+    """TRITON_DIST_DEBUG: whether ops compare their calls over the ranks."""
+    return os.environ.get("TRITON_DIST_DEBUG", "") not in ("", "0")

@@ -18,6 +18,8 @@ class RankState:
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
     plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan
+    calls: dict = field(default_factory=dict)           # group key -> number of op calls
+    disagreed: set = field(default_factory=set)         # keys of groups whose last call differed between ranks
     first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
     warned: set = field(default_factory=set)
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)

@@ -114,6 +114,21 @@ def workspace(group: Group, kind: str) -> Workspace:
     return space
 
 
+def restart(group: Group) -> None:
+    """Collective, after a call on `group` that every member knows has failed: its workspaces are usable again."""
+    mine = {kind: space.epoch for (key, kind), space in state().workspaces.items() if key == group.key}
+    everyone = group.all_gather_object(mine)
+    for kind in sorted(mine):
+        space = state().workspaces[group.key, kind]
+        if all(kind in epochs for epochs in everyone):
+            space.group, space._poison = group, None
+            space.epoch = to_int32(max(epochs[kind] for epochs in everyone))
+            if space.flags is not None:
+                space.set_epoch(space.epoch)
+        else:                               # begun by some members only: it has no symmetric memory yet
+            del state().workspaces[group.key, kind]
+
+
 def team(group: Group) -> torch.Tensor:
     """int32 device tensor [size, my index, world rank of each member]: what dl.team_* reads."""
     if group.key not in state().teams:

@@ -134,6 +134,9 @@ class EmulatorBackend(Backend):
         if errors:
             raise errors[0]
 
+    def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
+        machine().note_call(group, number, what, refused)
+
     # -- symmetric memory ----------------------------------------------------------------------------------
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:
         here = machine()

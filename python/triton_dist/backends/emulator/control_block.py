@@ -6,11 +6,14 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from triton_dist.backends.emulator import ledger
+
 _RECORD = 4096                             # bytes for a Record, and one more thing at their end:
 _TOLD = _RECORD - 1                        # set once the rank has told its hang on stderr
 _WRITER = struct.Struct("<qi52s")          # heap offset + 1, rank and name of who wrote a flag last
 _WRITERS = 4096                            # slots, by offset; a later flag takes the place of an earlier one
-SIZE = _RECORD + _WRITERS * _WRITER.size
+CALLS = _RECORD + _WRITERS * _WRITER.size          # where the rank's ledger of op calls begins
+SIZE = CALLS + ledger.SIZE
 RUNNING, BLOCKED, FINISHED, FAILED = 1, 2, 3, 4
 _FORMAT = "<3q2i3q8s96s32s192s192s"        # the fields of Record, in order
 assert struct.calcsize(_FORMAT) <= _TOLD

@@ -1,12 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What goes with a scheduler: memory, one device a rank, the arenas, and names for addresses."""
-from typing import Optional
+from typing import Any, Optional
 
 from triton_dist.backends.emulator import memory
+from triton_dist.backends.emulator.ledger import Ledger
 from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.backends.emulator.streams import Device
 from triton_dist.runtime.environment import number
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
 from triton_dist.runtime.state import RankState, state
 
 
@@ -23,6 +26,7 @@ class Machine:
         self.devices: dict = {}
         self.arenas: list = []                   # open ones
         self.states: dict = {}                   # rank -> RankState, of virtual ranks
+        self.ledger: Optional[Ledger] = None     # of op calls; None in a world of one
         scheduler.machine = self
 
     @property
@@ -44,6 +48,28 @@ class Machine:
         if rank not in self.devices:
             self.devices[rank] = Device(self, rank)
         return self.devices[rank]
+
+    def note_call(self, group: Group, call: int, what: Any, refused: bool) -> None:
+        """Notes an op call of the calling rank. Raises where a peer makes another one, and has that peer raise as well."""
+        if self.ledger is None or group.size == 1:
+            return
+        me = group.world_ranks[group.rank]
+        peers = self.ledger.post(me, group.world_ranks, call, what, refused)
+        if refused and me in self.states:        # even where no peer is known to differ yet
+            self.states[me].disagreed.add(group.key)
+        if not peers:
+            return
+        for peer in peers:
+            if peer in self.states:              # a process finds its own
+                self.states[peer].disagreed.add(group.key)
+                text = self.ledger.conflict(peer)
+                if text is not None:
+                    self.scheduler.fail(peer, InvalidArgument(text))
+        if me in self.states:
+            self.states[me].disagreed.add(group.key)
+        text = self.ledger.conflict(me)
+        if text is not None:
+            raise InvalidArgument(text)
 
     def locate(self, address: int) -> Optional[tuple]:
         """(owner rank, heap offset) of an address in any arena."""

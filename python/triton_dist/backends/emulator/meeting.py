@@ -17,7 +17,7 @@ class _Round:
     def __init__(self, size: int, what: str, first: int):
         self.what, self.first = what, first
         self.values: list = [None] * size
-        self.arrived: set = set()
+        self.arrived: dict = {}                  # index -> the host that waits
         self.left = 0
 
 
@@ -93,18 +93,32 @@ class VirtualGroup(Group):
         place.counts[self.rank] += 1
         me = self.world_ranks[self.rank]
         meeting = place.rounds.setdefault(number, _Round(self.size, what, me))
+        for index in [i for i, host in meeting.arrived.items() if host.errors]:
+            self._withdraw(meeting, index)       # it is about to leave by an error
+        if not meeting.arrived:
+            meeting.what, meeting.first = what, me
         if meeting.what != what:
             raise InvalidArgument(f"collective {number} of ranks {list(self.world_ranks)}: rank {meeting.first} called "
                                   f"{meeting.what}, rank {me} called {what}; all members must call the same")
         meeting.values[self.rank] = value
-        meeting.arrived.add(self.rank)
+        meeting.arrived[self.rank] = scheduler.current
         scheduler.wake(meeting)
-        scheduler.block(meeting, lambda: len(meeting.arrived) == self.size,
-                        Waiting("collective", text=lambda: self._missing(meeting)))
+        try:
+            scheduler.block(meeting, lambda: len(meeting.arrived) == self.size,
+                            Waiting("collective", text=lambda: self._missing(meeting)))
+        except BaseException:
+            if len(meeting.arrived) < self.size and meeting.arrived.get(self.rank) is scheduler.current:
+                self._withdraw(meeting, self.rank)
+            raise
         meeting.left += 1
         if meeting.left == self.size:
             del place.rounds[number]
         return meeting.values
+
+    def _withdraw(self, meeting: _Round, index: int) -> None:
+        """As if that member had never come."""
+        del meeting.arrived[index]
+        self._place.counts[index] -= 1
 
     def _missing(self, meeting: _Round) -> str:
         missing = [rank for index, rank in enumerate(self.world_ranks) if index not in meeting.arrived]

@@ -19,10 +19,11 @@ from triton_dist.backends.emulator import control_block as control
 from triton_dist.backends.emulator import hang
 from triton_dist.backends.emulator import scheduler as scheduling
 from triton_dist.backends.emulator.arena import shared
+from triton_dist.backends.emulator.ledger import Ledger
 from triton_dist.backends.emulator.machine import Machine, default_sms
 from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.runtime.environment import number
-from triton_dist.runtime.errors import HangError, UnsupportedFeature
+from triton_dist.runtime.errors import HangError, InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.hang_table import Row
 
@@ -74,6 +75,7 @@ class ProcessScheduler(Scheduler):
                 os.close(fd)
             self.lock = FileLock(self._fd)
             self.writers = control.Writers(self._blocks, self.machine.locate)
+            self.machine.ledger = Ledger(self._blocks, control.CALLS)
         self._publish(control.RUNNING)
         world.barrier()
 
@@ -82,7 +84,7 @@ class ProcessScheduler(Scheduler):
         if self._blocks:
             if self._mine.state != control.FAILED:       # its last words stay readable
                 self._publish(control.FINISHED)
-            self._blocks, self.writers = [], {}
+            self._blocks, self.writers, self.machine.ledger = [], {}, None
             os.close(self._fd)
             self.lock = contextlib.nullcontext()
 
@@ -137,6 +139,9 @@ class ProcessScheduler(Scheduler):
         counts = [record.progress for record in records]
         if counts != self._before or "running" in states or any(map(self._changed, records)):
             self._before, self._still = counts, now
+        other = self.machine.ledger.conflict(self.main.rank) if self.machine.ledger is not None else None
+        if other is not None:
+            self.collapse(InvalidArgument(other))
         if any(map(control.told, self._blocks)):
             self.collapse(HangError("ended with the ranks that hang, told before"))
         # With a rank dead the world cannot end well: whoever waits gives up, whatever the others still do.

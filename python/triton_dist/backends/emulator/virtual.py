@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 
+from triton_dist.backends.emulator import ledger
 from triton_dist.backends.emulator.actors import Actor, Waiting
 from triton_dist.backends.emulator.machine import Machine, default_sms
 from triton_dist.backends.emulator.meeting import Meetings, VirtualGroup
@@ -133,6 +134,7 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
         raise InvalidArgument(f"world_size: expected at least 1, found {world_size}")
     world = World(world_size, seed, mode, num_sms or default_sms())
     machine, meetings = Machine(world), Meetings(world)
+    machine.ledger = ledger.Ledger([bytearray(ledger.SIZE) for _ in range(world_size)])
     lists = [tuple(ranks) for ranks in groups or ()]
 
     def script(rank: int) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ag_gemm: plan and dispatch."""
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -38,37 +38,44 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
     members = resolve(group)
-    _check.no_grad(x=x, weight=weight, bias=bias)
-    key = (_plan.signature(x, weight, bias, out), method)
-    plan = _plan.planned("ag_gemm", members, key, lambda: _make_plan(x, weight, members, bias, out, method))
+    key = (_plan.signature(x, weight, bias, out), str(method))
+    plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method),
+                         lambda agreed: _make_plan(x, weight, members, bias, out, agreed))
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
-    else:
-        _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
     gathered = plan.run(members, x, weight, bias, out, return_gathered)
     return (out, gathered) if return_gathered else out
 
 
-def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-               method: str) -> Any:
-    """Checks the arguments and decides how calls like this one run."""
+def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+             method: str) -> dict:
+    """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.matrix("x", x)
     _check.matrix("weight", weight, like=x)
-    m, k = x.shape
-    n = weight.shape[0]
+    (m, k), n = x.shape, weight.shape[0]
     if weight.shape[1] != k:
-        raise InvalidArgument(f"weight: expected [N_local, {k}] to match x {list(x.shape)}, found {list(weight.shape)}")
+        raise InvalidArgument(f"weight: expected [N_local, {k}] to match x {list(x.shape)}, found {list(weight.shape)}; it has a "
+                              "row for each output column, as in nn.Linear")
+    _check.rows("x", m * group.size)
     _check.vector("bias", bias, n, like=x)
     _check.output("out", out, (m * group.size, n), like=x)
-    if m == 0 or k == 0:                                # the same on every rank: nothing to send
-        return _Empty(x, n, group)
+    _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
+    _check.no_grad(x=x, weight=weight, bias=bias)
     core = backend().core("ag_gemm")
-    serves = core is not None and core.serves(x.dtype, k)
-    chosen = _plan.choose("ag_gemm", method, group, serves, (group.size - 1) * m * k * x.element_size(),
-                          needs_stream_memory_ops=True)
-    if chosen == "unfused":
-        return _Unfused(x, n, group)
-    return _Fused(x, weight, bias, out, group, core if chosen == "ws" else None)
+    chosen = _plan.choose("ag_gemm", method, group, core is not None and core.serves(x.dtype, k),
+                          (group.size - 1) * m * k * x.element_size(), needs_stream_memory_ops=True)
+    return dict(op="ag_gemm", m=m, k=k, dtype=x.dtype, method=chosen)
+
+
+def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+               agreed: dict) -> Any:
+    """Decides how calls like this one run. Collective at the first use of a shape."""
+    meet = _plan.agree_once("ag_gemm", group, agreed)
+    if 0 in x.shape:                                    # the same on every rank: nothing to send
+        return _Empty(x, weight.shape[0], group)
+    if agreed["method"] == "unfused":
+        return _Unfused(x, weight.shape[0], group)
+    return _Fused(x, weight, bias, out, group, backend().core("ag_gemm") if agreed["method"] == "ws" else None, meet)
 
 
 class _Empty:
@@ -112,7 +119,7 @@ class _Fused:
     """
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-                 group: Group, core: Any):
+                 group: Group, core: Any, meet: Callable[[], None]):
         x, weight = x.contiguous(), _check.rows_contiguous(weight)
         self.group, self.dtype = group, x.dtype
         (self.m, self.k), self.n = x.shape, weight.shape[0]
@@ -120,7 +127,6 @@ class _Fused:
         tiles_m = -(-self.m // self.config.block_m)
         self.pitch, self.out_shape = tiles_m * self.config.block_m, (self.m * group.size, self.n)
         self.pieces, self.piece_tiles = _pieces(tiles_m, x.numel() * x.element_size())
-        meet = _plan.agree_once("ag_gemm", group, dict(m=self.m, k=self.k, dtype=x.dtype, ws=core is not None))
         self.space = space = workspace(group, "ag_gemm")
         space.reserve(group.size * self.pitch * self.k * x.element_size(), group.size * _MAX_PIECES,
                       writer=lambda flag: flag % group.size)

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """gemm_rs: plan and dispatch."""
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -34,41 +34,50 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Raises InvalidArgument before anything is sent.
     """
     members = resolve(group)
-    _check.no_grad(x=x, weight=weight, bias=bias)
-    key = (_plan.signature(x, weight, bias, out), hop_dtype, method)
-    plan = _plan.planned("gemm_rs", members, key, lambda: _make_plan(x, weight, members, bias, out, hop_dtype, method))
+    key = (_plan.signature(x, weight, bias, out), str(hop_dtype), str(method))
+    plan = _plan.planned("gemm_rs", members, key, lambda: _checked(x, weight, members, bias, out, hop_dtype, method),
+                         lambda agreed: _make_plan(x, weight, members, bias, out, agreed))
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
-    else:
-        _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
     plan.run(members, x, weight, bias, out)
     return out
 
 
-def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-               hop_dtype: torch.dtype | None, method: str) -> Any:
-    """Checks the arguments and decides how calls like this one run."""
+def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+             hop_dtype: torch.dtype | None, method: str) -> dict:
+    """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.matrix("x", x)
     _check.matrix("weight", weight, like=x)
     if weight.shape[1] != x.shape[1]:
-        raise InvalidArgument(
-            f"weight: expected [N, {x.shape[1]}] to match x {list(x.shape)}, found {list(weight.shape)}")
+        raise InvalidArgument(f"weight: expected [N, {x.shape[1]}] to match x {list(x.shape)}, found {list(weight.shape)}; it "
+                              "has a row for each output column, as in nn.Linear")
     if x.shape[0] % group.size:
         raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, "
                               f"found {x.shape[0]}; pad the rows")
-    if hop_dtype not in (None, x.dtype, torch.float32):
-        raise InvalidArgument(f"hop_dtype: expected None, {x.dtype} or torch.float32, found {hop_dtype}")
+    if hop_dtype is not None and hop_dtype is not x.dtype and hop_dtype is not torch.float32:
+        raise InvalidArgument(f"hop_dtype: expected None, {x.dtype} or torch.float32, found {hop_dtype!r}; leave it out for None")
     m, n = x.shape[0] // group.size, weight.shape[0]
     _check.vector("bias", bias, n, like=x)
     _check.output("out", out, (m, n), like=x)
-    if m == 0 or n == 0:                                # the same on every rank: nothing to send
-        return _Empty((m, n))
+    _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
+    _check.no_grad(x=x, weight=weight, bias=bias)
     core = backend().core("gemm_rs")
     chosen = _plan.choose("gemm_rs", method, group, core is not None and core.serves(x.dtype, n),
                           (group.size - 1) * m * n * x.element_size())
-    if chosen == "unfused":
-        return _Unfused((m, n), hop_dtype or x.dtype)
-    return _Fused(x, weight, bias, out, group, hop_dtype or x.dtype, core if chosen == "ws" else None)
+    return dict(op="gemm_rs", m=m, n=n, dtype=x.dtype, hop_dtype=hop_dtype or x.dtype, method=chosen)
+
+
+def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+               agreed: dict) -> Any:
+    """Decides how calls like this one run. Collective at the first use of a shape."""
+    meet = _plan.agree_once("gemm_rs", group, agreed)
+    shape = agreed["m"], agreed["n"]
+    if 0 in shape:                                      # the same on every rank: nothing to send
+        return _Empty(shape)
+    if agreed["method"] == "unfused":
+        return _Unfused(shape, agreed["hop_dtype"])
+    core = backend().core("gemm_rs") if agreed["method"] == "ws" else None
+    return _Fused(x, weight, bias, out, group, agreed["hop_dtype"], core, meet)
 
 
 class _Empty:
@@ -106,7 +115,7 @@ class _Fused:
     """
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-                 group: Group, hop_dtype: torch.dtype, core: Any):
+                 group: Group, hop_dtype: torch.dtype, core: Any, meet: Callable[[], None]):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
         self.group, self.dtype, self.hop_dtype = group, x.dtype, hop_dtype
         self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
@@ -116,8 +125,6 @@ class _Fused:
         tiles = tiles_m * -(-self.n // self.config.block_n)
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
         self.programs = min(tiles * group.size, backend().num_sms())
-        meet = _plan.agree_once("gemm_rs", group, dict(m=self.m, n=self.n, dtype=x.dtype, hop_dtype=hop_dtype,
-                                                       ws=core is not None))
         self.space = workspace(group, "gemm_rs")
         self.space.reserve(self.hops * self.pitch * self.n * hop_dtype.itemsize, self.hops * tiles,
                            writer=lambda flag: (group.rank - 1) % group.size)

@@ -1,0 +1,58 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The last op calls of every rank, compared without waiting: ranks that make different calls are told before they hang.
+
+A rank writes its call and looks at what its peers wrote under the same number, so that of two ranks the later one finds the
+difference; the earlier one learns of it from the later, or while it waits. Nobody waits for anybody: a barrier here would
+hide the races that the emulator is there to show.
+"""
+import struct
+import zlib
+from typing import Any, Sequence
+
+_SLOTS = 32                                  # calls a rank can be ahead of another; ops let it be two
+_ENTRY = struct.Struct("<qqq200s")           # ranks of the group, number, digest (0: refused), words
+SIZE = _SLOTS * _ENTRY.size
+
+
+class Ledger:
+    """`blocks`: a writable buffer a world rank; entries begin at `offset` of each."""
+
+    def __init__(self, blocks: Sequence, offset: int = 0):
+        self._blocks, self._offset = blocks, offset
+        self._told: set = set()              # (rank, group, number)
+
+    def post(self, rank: int, ranks: tuple, number: int, what: Any, refused: bool) -> list:
+        """Notes call `number` of `rank` on the group of `ranks`; the peers that have another call under that number."""
+        words = what if isinstance(what, str) else ", ".join(f"{k}={v}" for k, v in what.items())
+        group, text = zlib.crc32(repr(ranks).encode()), words.encode()
+        digest = 0 if refused else 1 + zlib.crc32(text)
+        slot = self._offset + (group + number) % _SLOTS * _ENTRY.size
+        _ENTRY.pack_into(self._blocks[rank], slot, group, number, digest, text)
+        if refused:
+            self._told.add((rank, group, number))
+        peers = [peer for peer in ranks if peer != rank]
+        return [peer for peer in peers if self._differ(self._read(rank, slot), self._read(peer, slot))]
+
+    def conflict(self, rank: int) -> str | None:
+        """Words for a call in which `rank` differs from a peer and of which it has not been told; None where there is none."""
+        for i in range(_SLOTS):
+            slot = self._offset + i * _ENTRY.size
+            group, number, _, words = mine = self._read(rank, slot)
+            if number and (rank, group, number) not in self._told:
+                for peer in range(len(self._blocks)):
+                    other = self._read(peer, slot)
+                    if peer != rank and self._differ(mine, other):
+                        self._told.add((rank, group, number))
+                        pair = sorted([(rank, words), (peer, other[3])])
+                        return (f"call {number} on this group: ranks disagree: " + ", ".join(
+                            f"rank {r} has {text.rstrip(bytes(1)).decode(errors='replace')}" for r, text in pair)
+                            + "; every rank of a group must make the same calls in the same order")
+        return None
+
+    def _read(self, rank: int, slot: int) -> tuple:
+        return _ENTRY.unpack_from(self._blocks[rank], slot)
+
+    @staticmethod
+    def _differ(mine: tuple, other: tuple) -> bool:
+        return mine[:2] == other[:2] and mine[2] != other[2]
