@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 _SEARCHED = ("tests", "tutorials", "benchmarks")
 _EMULATED_RANKS = 4
+_MAX_WORLD = 64                                  # runtime.context.MAX_WORLD, which this file does not import
 _OWN = {  # option -> environment variable that gives its default
     "nproc_per_node": "NPROC_PER_NODE",
     "nnodes": "NNODES",
@@ -69,6 +70,8 @@ def parse(argv: list, environ: dict) -> Command:
                 raise UsageError(f"--{name} needs a value")
             value = rest.pop(0)
         options[name] = value
+        if name == "vendor" and value not in ("nvidia", "amd"):
+            raise UsageError(f"--vendor: expected nvidia or amd, found {value!r}")
     raise UsageError(f"no script given\n{USAGE}")
 
 
@@ -140,13 +143,19 @@ def plan(command: Command, environ: dict) -> tuple[list, dict]:
     if path not in env.get("PYTHONPATH", "").split(os.pathsep):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
     options = command.options
+    per_node, nodes = _number(options, "nproc_per_node", ranks), _number(options, "nnodes", 1)
+    if per_node * nodes > _MAX_WORLD:
+        raise UsageError(f"--nproc_per_node times --nnodes: expected at most {_MAX_WORLD} ranks, found {per_node * nodes}")
     argv = [sys.executable, str(Path(__file__).with_name("torchrun.py")),
-            f"--nproc-per-node={_number(options, 'nproc_per_node', ranks)}"]
-    nodes = _number(options, "nnodes", 1)
+            f"--nproc-per-node={per_node}"]
     if nodes > 1 or "master_addr" in options or "master_port" in options:
-        argv += [f"--nnodes={nodes}", f"--node-rank={_number(options, 'node_rank', 0, least=0)}",
-                 f"--master-addr={options.get('master_addr', '127.0.0.1')}",
-                 f"--master-port={_number(options, 'master_port', 29500)}"]
+        node, port = _number(options, "node_rank", 0, least=0), _number(options, "master_port", 29500)
+        if node >= nodes:
+            raise UsageError(f"--node_rank: expected a number below --nnodes={nodes}, found {node}")
+        if port > 65535:
+            raise UsageError(f"--master_port: expected at most 65535, found {port}")
+        argv += [f"--nnodes={nodes}", f"--node-rank={node}",
+                 f"--master-addr={options.get('master_addr', '127.0.0.1')}", f"--master-port={port}"]
     else:
         argv.append("--standalone")             # a free port: two launches do not meet
     # Behind "--" torchrun leaves options alone that look like short forms of its own.
@@ -155,7 +164,7 @@ def plan(command: Command, environ: dict) -> tuple[list, dict]:
 
 def _number(options: dict, name: str, default: int, least: int = 1) -> int:
     text = str(options.get(name, default))
-    if not text.isdigit() or int(text) < least:
+    if not text.isdecimal() or int(text) < least:
         raise UsageError(f"--{name}: expected a whole number of at least {least}, found {text!r}")
     return int(text)
 

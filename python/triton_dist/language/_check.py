@@ -13,6 +13,9 @@ _COMM_SCOPES = {"gpu": "gpu", "intra_node": "sys", "inter_node": "sys"}
 @constexpr_function
 def choice(function: str, name: str, value, allowed) -> str:
     """`value`, if it is one of `allowed`."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{function}: {name} must be a constexpr, one of {', '.join(map(repr, allowed))}, got "
+                        f"{type(value).__name__}")
     if value not in allowed:
         raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
@@ -32,9 +35,32 @@ def pointee_bits(function: str, value, allowed) -> int:
 
 
 @constexpr_function
-def notify_scope(ptr, sig_op, comm_scope):
+def scalar(function: str, name: str, value) -> None:
+    """Refuses a block where one value is needed."""
+    shape = getattr(value, "shape", ())
+    if len(shape):
+        raise TypeError(f"{function}: {name} must be a scalar or one pointer, got a block of shape {list(map(int, shape))}")
+
+
+@constexpr_function
+def word(function: str, name: str, value, bits: int) -> None:
+    """Refuses what a flag of `bits` bits cannot hold, lest the rest is lost without a word."""
+    scalar(function, name, value)
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, float) or dtype is not None and not dtype.is_int():
+        raise TypeError(f"{function}: {name} must be an integer, got {dtype or value}; convert it with .to(tl.int{bits})")
+    if dtype is None and isinstance(value, int) and not -2**(bits - 1) <= value < 2**bits:
+        raise ValueError(f"{function}: {name} {value}, an int64, does not fit the {bits}-bit flag")
+    if dtype is not None and dtype.primitive_bitwidth > bits:
+        raise TypeError(f"{function}: {name} is {dtype}, which does not fit the {bits}-bit flag; convert it with "
+                        f".to(tl.int{bits}) or use 64-bit flags")
+
+
+@constexpr_function
+def notify_scope(ptr, signal, sig_op, comm_scope):
     """Checks notify's arguments; the memory scope of its release."""
-    pointee_bits("notify", ptr, (32, 64))
+    scalar("notify", "ptr", ptr)
+    word("notify", "signal", signal, pointee_bits("notify", ptr, (32, 64)))
     choice("notify", "sig_op", sig_op, SIGNAL_OPS)
     return _COMM_SCOPES[choice("notify", "comm_scope", comm_scope, tuple(_COMM_SCOPES))]
 

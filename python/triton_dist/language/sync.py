@@ -8,7 +8,7 @@ notify (a release). Consumer: wait (an acquire), then consume_token, then loads.
 import triton.language as tl
 
 from triton_dist.language._call import helper, primitive
-from triton_dist.language._check import choice, notify_scope, pointee_bits
+from triton_dist.language._check import choice, notify_scope, pointee_bits, scalar, word
 from triton_dist.language.abi import BITS, COMPARISONS, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
 from triton_dist.language.memory import symm_at
 from triton_dist.language.team import num_ranks, rank as world_rank
@@ -28,6 +28,9 @@ def _true():
 @primitive
 def _wait(flags, count, value, scope, semantic, cmp):
     bits = pointee_bits("wait", flags, BITS)
+    scalar("wait", "barrierPtrs", flags)
+    scalar("wait", "numBarriers", count)
+    word("wait", "waitValue", value, bits)
     choice("wait", "scope", scope, SCOPES)
     choice("wait", "semantic", semantic, WAIT_SEMANTICS)
     choice("wait", "cmp", cmp, COMPARISONS)
@@ -48,6 +51,8 @@ def notify_warp(ptr, value, sig_op="set", scope="sys"):
     the peer's address (symm_at). `sig_op` "set" or "add"; `scope` "gpu" or "sys". After TMA stores, wait for their
     completion and fence the async proxy first."""
     bits = pointee_bits("notify_warp", ptr, BITS)
+    scalar("notify_warp", "ptr", ptr)
+    word("notify_warp", "value", value, bits)
     choice("notify_warp", "sig_op", sig_op, SIGNAL_OPS)
     choice("notify_warp", "scope", scope, SCOPES)
     return f"tdist_notify_warp_{sig_op}_b{bits}_{scope}", (ptr, value)
@@ -77,7 +82,7 @@ def notify(ptr, rank, signal=1, sig_op: tl.constexpr = _SET, comm_scope: tl.cons
     stored ("set") or added ("add"). `comm_scope`: "gpu" if the waiter is on this device, else "intra_node" or
     "inter_node" (both release to the system). Called by a whole program in uniform control flow; not inside a Gluon
     partition (`notify_warp`). Stores of other programs are covered only if this one acquired them."""
-    scope: tl.constexpr = notify_scope(ptr, sig_op, comm_scope)
+    scope: tl.constexpr = notify_scope(ptr, signal, sig_op, comm_scope)
     flag = symm_at(ptr, rank)
     if not _PLAIN_RELEASE:
         tl.debug_barrier()    # Triton 3.6 orders other threads' stores before a release atomic only by this, 3.9 itself

@@ -8,6 +8,7 @@ a team, because one compiled module serves many groups; `rank` and `num_ranks` a
 import triton.language as tl
 
 from triton_dist.language._call import helper, primitive
+from triton_dist.language._check import pointee_bits
 
 
 @primitive
@@ -35,16 +36,19 @@ def num_ranks(axis: tl.constexpr = -1):
 @helper
 def team_size(team):
     """Number of members of `team` (pointer to int32), int32."""
+    pointee_bits("team_size", team, (32, ))
     return tl.load(team)
 
 
 @helper
 def team_rank(team):
     """This rank's index in `team` (pointer to int32), int32."""
+    pointee_bits("team_rank", team, (32, ))
     return tl.load(team + 1)
 
 
 @helper
 def team_world_rank(team, i):
     """World rank of member `i` (int, scalar or tensor) of `team`: what symm_at and notify take. int32."""
+    pointee_bits("team_world_rank", team, (32, ))
     return tl.load(team + 2 + i)

@@ -19,6 +19,9 @@ class _Sharded(nn.Module):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, group: Any = None):
         super().__init__()
+        for name, t in (("weight", weight), ("bias", bias)):
+            if not isinstance(t, torch.Tensor) and (name == "weight" or t is not None):
+                raise InvalidArgument(f"{name}: expected {'None or ' * (name == 'bias')}a torch.Tensor, found {type(t).__name__}")
         self.group = group
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
@@ -30,6 +33,8 @@ class _Sharded(nn.Module):
 def _linear(layer: nn.Linear) -> nn.Linear:
     if not isinstance(layer, nn.Linear):
         raise InvalidArgument(f"linear: expected an nn.Linear, found {type(layer).__name__}")
+    if isinstance(layer.weight, nn.parameter.UninitializedParameter):
+        raise InvalidArgument("linear: its parameters are not initialised, found an nn.LazyLinear; run it once before")
     return layer
 
 

@@ -28,6 +28,14 @@ def matrix(name: str, t: torch.Tensor, like: torch.Tensor | None = None) -> None
         raise InvalidArgument(f"{name}: expected {like.dtype} like the other operand, found {t.dtype}; convert it with .to()")
 
 
+def size(name: str, value: int) -> None:
+    """A whole number of rows or columns."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgument(f"{name}: expected a whole number, found {value!r}")
+    if not 0 <= value < _MAX_SIZE:
+        raise InvalidArgument(f"{name}: expected a size of at least 0 and below 2^31, found {value}")
+
+
 def rows(name: str, total: int) -> None:
     """The rows of all ranks together still count as int32."""
     if total >= _MAX_SIZE:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _model, _plan
+from triton_dist.ops import _check, _model, _plan
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -35,7 +35,11 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
     Collective only in that all ranks of `group` get the same answer; nothing is sent.
     """
     if op not in ("ag_gemm", "gemm_rs"):
-        raise InvalidArgument(f"op: expected 'ag_gemm' or 'gemm_rs', found {op!r}")
+        raise InvalidArgument(f"op: expected 'ag_gemm' or 'gemm_rs', found {op!r}; pass one of these names")
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        _check.size(name, size)
+    if dtype not in _check.DTYPES:
+        raise InvalidArgument(f"dtype: expected torch.float16, torch.bfloat16 or torch.float32, found {dtype!r}")
     members = resolve(group)
     world, core, machine = members.size, backend().core(op), backend().machine_model()
     gather = op == "ag_gemm"

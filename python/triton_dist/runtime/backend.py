@@ -111,6 +111,9 @@ class Backend(ABC):
     def device(self) -> Any:
         """torch.device of the calling rank."""
 
+    def check_join(self) -> None:
+        """Raises where the calling rank cannot join a world now."""
+
     @abstractmethod
     def set_device(self, local_rank: int) -> None:
         """Binds this process to a device (no-op in the emulator)."""

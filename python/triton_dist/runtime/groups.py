@@ -23,6 +23,10 @@ class Group(ABC):
         """Identity of the group, equal on all members. Groups of the same ranks share workspaces."""
         return self.world_ranks
 
+    def usable_in(self, world: "Group") -> bool:
+        """Whether it is a part of `world`, the present one, and has not been destroyed."""
+        return set(self.world_ranks) <= set(world.world_ranks)
+
     @abstractmethod
     def barrier(self) -> None:
         """Returns once every member has called it."""
@@ -78,6 +82,12 @@ class TorchGroup(Group):
         self.world_ranks = tuple(dist.get_process_group_ranks(process_group))
         self.size = len(self.world_ranks)
 
+    def usable_in(self, world: Group) -> bool:
+        try:
+            return self._dist.get_rank(self._pg) >= 0
+        except ValueError:                      # destroyed
+            return False
+
     def barrier(self) -> None:
         backend().blocking(lambda: self._dist.barrier(self._pg))
 
@@ -107,13 +117,13 @@ def resolve(group: Any = None) -> Group:
     Accepts None (the world), a Group, a torch ProcessGroup, or a one-dimensional DeviceMesh.
     Raises InvalidArgument for anything else and for a group that this rank is not in.
     """
-    if isinstance(group, Group):
-        return group
     world = state().world
+    if world is None:
+        raise NotInitialized("no world yet: call triton_dist.initialize_distributed() first")
     if group is None:
-        if world is None:
-            raise NotInitialized("no world yet: call triton_dist.initialize_distributed() first")
         return world
+    if isinstance(group, Group):
+        return _present(group, world)
     import torch.distributed as dist
     process_group = group
     if hasattr(group, "get_group") and hasattr(group, "mesh"):
@@ -127,12 +137,23 @@ def resolve(group: Any = None) -> Group:
         raise InvalidArgument(f"group: expected None, a ProcessGroup or a DeviceMesh, found {type(group).__name__}")
     known = state().groups.get(id(process_group))
     if known is not None:
-        return known[1]
-    resolved = TorchGroup(process_group)
-    if world is not None and resolved.world_ranks == world.world_ranks:
+        return _present(known[1], world)
+    try:
+        resolved = TorchGroup(process_group)
+    except (KeyError, ValueError) as error:
+        raise InvalidArgument(f"group: found a ProcessGroup that torch.distributed does not know ({error}), maybe one that has "
+                              "been destroyed; make it again") from error
+    if resolved.world_ranks == world.world_ranks:
         resolved = world
     state().groups[id(process_group)] = (process_group, resolved)     # keeps it alive, so its id stays its own
     return resolved
+
+
+def _present(group: Group, world: Group) -> Group:
+    if group is not world and not group.usable_in(world):
+        raise InvalidArgument(f"group: found one of ranks {list(group.world_ranks)} that belongs to another world or has been "
+                              "destroyed; make it again in this world")
+    return group
 
 
 def require_agreement(group: Group, what: str, value: Any) -> None:

@@ -32,7 +32,7 @@ def heap_size(default: int) -> int:
     number, unit = (text[:-1], text[-1]) if text[-1] in _UNITS else (text, "")
     try:
         size = int(float(number) * _UNITS[unit])
-    except ValueError:
+    except (ValueError, OverflowError):
         size = 0
     if size <= 0:
         raise InvalidArgument(f"TRITON_DIST_HEAP_SIZE={os.environ['TRITON_DIST_HEAP_SIZE']!r}: expected a positive size "
@@ -82,7 +82,8 @@ class SymmetricHeap:
     def release(self, allocation: Allocation, group: groups.Group | None = None) -> None:
         """Collective: returns the range once all members have stopped using it. `group`: another group of the same ranks."""
         if self._live.get(allocation.offset) is not allocation:
-            raise InvalidArgument(f"{allocation.name}: freed twice, or not of this heap")
+            raise InvalidArgument(f"{allocation.name}: freed twice, or of a heap that has gone; free what "
+                                  "create_symm_tensor returned once")
         backend().synchronize()
         (group or allocation.group).barrier()
         del self._live[allocation.offset]
@@ -181,8 +182,10 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
         raise InvalidArgument(f"shape: expected whole numbers, found {shape!r}") from error
     if any(s < 0 for s in shape):
         raise InvalidArgument(f"shape: expected sizes of at least 0, found {shape}")
-    if not isinstance(dtype, torch.dtype):
-        raise InvalidArgument(f"dtype: expected a torch.dtype, found {dtype!r}")
+    if not isinstance(dtype, torch.dtype) or str(dtype).startswith(("torch.q", "torch.bits")):
+        raise InvalidArgument(f"dtype: expected a torch.dtype of numbers, not quantised, found {dtype!r}")
+    if not isinstance(name, str):
+        raise InvalidArgument(f"name: expected a string, found {name!r}")
     members = groups.resolve(group)
     allocation = heap().allocate(math.prod(shape) * dtype.itemsize, members,
                                  name or f"symmetric {str(dtype).removeprefix('torch.')}{list(shape)}",
@@ -209,11 +212,16 @@ def peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     `tensor` is contiguous. Raises NotSymmetric for other memory and InvalidArgument where `rank` cannot be reached.
     """
     home = heap()
-    if tensor.numel():                              # an empty tensor has no address
-        home.find(tensor)
-    if not 0 <= rank < len(home.arena.bases):
-        raise InvalidArgument(f"rank: expected 0 to {len(home.arena.bases) - 1}, found {rank}")
+    if not isinstance(tensor, torch.Tensor):
+        raise NotSymmetric(f"tensor: expected one made by create_symm_tensor, found {type(tensor).__name__}")
+    if not isinstance(rank, int) or not 0 <= rank < len(home.arena.bases):
+        raise InvalidArgument(f"rank: expected a world rank, 0 to {len(home.arena.bases) - 1}, found {rank!r}")
+    members = home.find(tensor).group.world_ranks if tensor.numel() else (rank,)      # an empty tensor has no address
+    if rank not in members:
+        raise InvalidArgument(f"rank: expected a member of its group, of ranks {list(members)}, found {rank}; "
+                              "another rank has no such tensor")
     if not tensor.is_contiguous():
-        raise InvalidArgument("tensor: expected a contiguous tensor; take a view of the peer tensor instead")
+        raise InvalidArgument(f"tensor: expected a contiguous tensor, found strides {list(tensor.stride())}; take a view of the "
+                              "peer tensor instead")
     offset = tensor.data_ptr() - home.base if tensor.numel() else 0
     return home.view(rank, offset, tensor.shape, tensor.dtype)

@@ -17,6 +17,9 @@ class BackendLaunch:
 
     def run(self, *args, grid, warmup, **kwargs):
         """What kernel[grid](...) and kernel.warmup(...) call."""
+        warps = kwargs.get("num_warps", 4)
+        if not isinstance(warps, int) or warps < 1 or warps & warps - 1:
+            raise InvalidArgument(f"num_warps: expected a power of 2, found {warps!r}")
         if warmup:
             return backend().compile(self, grid, args, kwargs)
         return backend().launch(self, grid, args, kwargs)

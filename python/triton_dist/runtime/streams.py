@@ -4,6 +4,7 @@
 from typing import Any
 
 from triton_dist.runtime.backend import Stream, backend
+from triton_dist.runtime.errors import InvalidArgument
 
 
 def device() -> Any:
@@ -13,6 +14,8 @@ def device() -> Any:
 
 def new_stream(priority: int = 0) -> Stream:
     """A new stream; a negative priority is a higher one."""
+    if not isinstance(priority, int):
+        raise InvalidArgument(f"priority: expected a whole number, found {priority!r}; a negative one is a higher priority")
     return backend().new_stream(priority)
 
 

@@ -12,7 +12,7 @@ import torch
 from triton_dist.runtime import heap as heap_module
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.context import MAX_WORLD, Context
-from triton_dist.runtime.environment import wait_timeout
+from triton_dist.runtime.environment import number, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, require_agreement
 from triton_dist.runtime.state import RankState, state
@@ -26,6 +26,8 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
     otherwise the group of this (emulated or lone) world: either works as `group=`.
     """
     me = state()
+    if seed is not None and (not isinstance(seed, int) or not -2**63 <= seed < 2**63):
+        raise InvalidArgument(f"seed: expected None or a whole number of 64 bits, found {seed!r}")
     if me.world is None:
         _join(me)
     if initialize_shmem and me.heap is None:
@@ -40,7 +42,8 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
 
 def _join(me: RankState) -> None:
     import torch.distributed as dist
-    backend().set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    backend().check_join()
+    backend().set_device(number("LOCAL_RANK", 0, least=0, kind=int))
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             me.world = SoloGroup()

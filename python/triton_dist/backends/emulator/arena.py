@@ -5,18 +5,19 @@
 Between processes a slab is a memfd that peers open through /proc; where /proc does not allow that, a file in TMPDIR
 that is unlinked once all have mapped it. Nothing lies in /dev/shm.
 """
+import contextlib
 import mmap
 import os
 import socket
 import tempfile
-from typing import Any, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 import torch
 
 from triton_dist.backends.emulator.machine import Machine
 from triton_dist.backends.emulator.meeting import VirtualGroup
 from triton_dist.runtime.backend import Arena
-from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -69,12 +70,23 @@ def shared(world: Group, nbytes: int) -> tuple:
     hosts = world.all_gather_object(socket.gethostname())
     if len(set(hosts)) > 1:
         raise UnsupportedFeature(f"the emulator runs on one machine, found ranks on {', '.join(sorted(set(hosts)))}")
-    fds = by_memfd(world, nbytes) or by_file(world, nbytes)
-    return [mmap.mmap(fd, nbytes, mmap.MAP_SHARED) for fd in fds], fds
+    with _reserving(nbytes):
+        fds = by_memfd(world, nbytes) or by_file(world, nbytes)
+        return [mmap.mmap(fd, nbytes, mmap.MAP_SHARED) for fd in fds], fds
 
 
 def _private(nbytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    with _reserving(nbytes):
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+
+
+@contextlib.contextmanager
+def _reserving(nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        raise OutOfHeap(f"cannot reserve {nbytes} bytes of symmetric heap for each rank ({error}); set a smaller "
+                        "TRITON_DIST_HEAP_SIZE") from error
 
 
 def by_memfd(world: Group, nbytes: int) -> Optional[list]:

@@ -37,6 +37,10 @@ class EmulatorBackend(Backend):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    def check_join(self) -> None:
+        if scheduler.is_active() and machine().states:
+            raise InvalidArgument("this rank has left its virtual world, which cannot be joined again; call run_ranks again")
+
     def set_device(self, local_rank: int) -> None:
         pass
 

@@ -3,6 +3,7 @@
 """From a launch to something the scheduler can run: arguments become kernel values, the kernel a Python function."""
 import functools
 import inspect
+import operator
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -130,6 +131,8 @@ def _use(tensor: torch.Tensor, name: str, keep: list) -> None:
     if tensor.device.type != "cpu":
         raise InvalidArgument(f"argument {name!r} is on {tensor.device}: the emulator takes CPU tensors; make it on "
                               "triton_dist.device()")
+    if tensor.layout is not torch.strided:
+        raise InvalidArgument(f"argument {name!r} is {tensor.layout}: a kernel takes dense tensors; pass its values")
     keep.append(tensor)
     memory.active().register(tensor, name, scheduler.active().current.rank)
 
@@ -137,13 +140,16 @@ def _use(tensor: torch.Tensor, name: str, keep: list) -> None:
 def _grid(grid: Any, meta: dict) -> tuple:
     if callable(grid):
         grid = grid(meta)
-    grid = tuple(grid) if isinstance(grid, (tuple, list)) else (grid, )
-    if not 1 <= len(grid) <= 3:
+    sizes = tuple(grid) if isinstance(grid, (tuple, list)) else (grid, )
+    if not 1 <= len(sizes) <= 3:
         raise InvalidArgument(f"grid {grid}: expected one to three dimensions")
-    out = tuple(int(n) for n in grid) + (1, ) * (3 - len(grid))
-    if min(out) < 0:
-        raise InvalidArgument(f"grid {grid}: a dimension is negative")
-    return out
+    try:
+        sizes = tuple(map(operator.index, sizes)) + (1, ) * (3 - len(sizes))
+    except TypeError:
+        raise InvalidArgument(f"grid {grid}: expected whole numbers") from None
+    if min(sizes) < 0:
+        raise InvalidArgument(f"grid {grid}: expected sizes of at least 0")
+    return sizes
 
 
 def _linked(kernel: Any, options: dict) -> bool:

@@ -238,7 +238,7 @@ def start() -> Machine:
     """The machine of this process, made on first use."""
     global _machine
     if _machine is None:
-        rank = int(os.environ.get("RANK", 0))
+        rank = number("RANK", 0, least=0, kind=int)
         scheduler = ProcessScheduler(number("TRITON_DIST_EMULATOR_SEED", 0, kind=int) + rank,
                                      os.environ.get("TRITON_DIST_EMULATOR_MODE") or "random", default_sms(), rank)
         _machine = Machine(scheduler)

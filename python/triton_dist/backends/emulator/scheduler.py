@@ -64,7 +64,7 @@ class Scheduler:
 
     def __init__(self, seed: int = 0, mode: str = "random", num_sms: int = 8, rank: int = 0):
         if mode not in MODES:
-            raise InvalidArgument(f"emulator mode {mode!r}: expected one of {', '.join(MODES)}")
+            raise InvalidArgument(f"mode (or TRITON_DIST_EMULATOR_MODE): {mode!r}, expected one of {', '.join(MODES)}")
         if num_sms < 1:
             raise InvalidArgument(f"num_sms={num_sms}: a rank needs at least one SM")
         self.rng, self.mode, self.num_sms = random.Random(seed), mode, num_sms

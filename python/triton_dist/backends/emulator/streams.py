@@ -54,6 +54,8 @@ class Stream:
     # -- the part that torch.cuda.Stream has as well -------------------------------------------------------
     def wait_stream(self, other: "Stream") -> None:
         """Work put on this stream from now on starts after all that is on `other` now."""
+        if not isinstance(other, Stream):
+            raise InvalidArgument(f"stream: expected one made by new_stream() or current_stream(), found {type(other).__name__}")
         self._wait_for(other, other.issued)
 
     def record_event(self, event: Optional[Event] = None) -> Event:

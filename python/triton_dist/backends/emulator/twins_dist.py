@@ -6,13 +6,14 @@ from typing import Any, Callable
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator import memory, primitives, scheduler
+from triton_dist.backends.emulator import memory, primitives, rebuild, scheduler
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import I32, I64, info, wrap
-from triton_dist.backends.emulator.registry import invalid
-from triton_dist.backends.emulator.scalars import IntScalar, Scalar
+from triton_dist.backends.emulator.registry import fault, invalid, twin
+from triton_dist.backends.emulator.scalars import IntScalar, Pointer, Scalar
 from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, filled
 from triton_dist.backends.emulator.twins_memory import wait_word
+from triton_dist.language import memory as device_memory
 from triton_dist.language.abi import BITS, COMPARISONS, FENCE_SEMANTICS, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
 
 TWINS = primitives.SYMBOLS
@@ -57,6 +58,20 @@ def symm_delta(peer: Any) -> Any:
     if isinstance(peer, Scalar):
         return IntScalar(delta(peer.v), I64)
     return Tensor(torch.tensor([delta(to) for to in peer.d.reshape(-1).tolist()]).view(peer.shape), I64)
+
+
+@twin("memory.symm_at")
+def symm_at(ptr: Any, peer: Any) -> Any:
+    """dl.symm_at, which a GPU lets shift any address: to look at memory of this rank's heap alone is what it is for."""
+    running = scheduler.active()
+    me = running.context_of(running.current.rank).rank
+    if isinstance(ptr, Pointer) and running.machine is not None and (not isinstance(peer, IntScalar) or peer.v != me):
+        owner = running.machine.locate(ptr.v)
+        if owner is None or owner[0] != me:
+            where = "in no symmetric heap" if owner is None else f"of rank {owner[0]}'s heap"
+            raise fault(f"symm_at: the pointer is {where}, expected one into this rank's own; pass a tensor "
+                        "of create_symm_tensor")
+    return rebuild.build(device_memory.symm_at)(ptr, peer)
 
 
 def barrier_pad() -> IntScalar:

@@ -14,7 +14,7 @@ import torch
 from triton_dist.backends.emulator import ledger
 from triton_dist.backends.emulator.actors import Actor, Waiting
 from triton_dist.backends.emulator.machine import Machine, default_sms
-from triton_dist.backends.emulator.meeting import Meetings, VirtualGroup
+from triton_dist.backends.emulator.meeting import NON_MEMBER, Meetings, VirtualGroup
 from triton_dist.backends.emulator.scheduler import Scheduler, activated
 from triton_dist.runtime import state as rank_state
 from triton_dist.runtime.errors import InvalidArgument
@@ -125,13 +125,16 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
         mode: who goes next and when copies land: one of order.MODES ('eager', 'random', 'late', 'skew', 'priority').
         seed: with the mode, fixes the order in which everything runs.
         num_sms: programs that can be resident at a time, per rank. Default TRITON_DIST_EMULATOR_SMS, or 8.
-        groups: disjoint or overlapping lists of ranks; fn then gets `group=`, the first of them that holds its rank.
+        groups: disjoint or overlapping lists of ranks; fn then gets `group=`, the first of them that holds its rank, or
+            torch's GroupMember.NON_GROUP_MEMBER.
         heap: whether each rank has joined the world, symmetric heap included, before fn starts.
     Returns the results by rank. An exception on one rank ends the world and is raised here, with a note of its rank;
     HangError when nothing can run.
     """
-    if world_size < 1:
-        raise InvalidArgument(f"world_size: expected at least 1, found {world_size}")
+    if not callable(fn):
+        raise InvalidArgument(f"fn: expected a function, found {type(fn).__name__}")
+    if not isinstance(world_size, int) or world_size < 1:
+        raise InvalidArgument(f"world_size: expected a whole number of at least 1, found {world_size}")
     world = World(world_size, seed, mode, num_sms or default_sms())
     machine, meetings = Machine(world), Meetings(world)
     machine.ledger = ledger.Ledger([bytearray(ledger.SIZE) for _ in range(world_size)])
@@ -145,7 +148,7 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
                 from triton_dist.runtime.world import attach_heap
                 attach_heap(mine)
             own = [mine.world.new_group(ranks) for ranks in lists]
-            extra = {"group": next((g for g in own if g is not None), None)} if lists else {}
+            extra = {"group": next((g for g in own if g is not NON_MEMBER), NON_MEMBER)} if lists else {}
             return fn(*args, **extra, **kwargs)
         finally:
             rank_state.leave(token)

@@ -1,0 +1,76 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Bad command lines of the launcher and of the benchmark: what each says, before any rank is started."""
+import pytest
+
+from triton_dist.bench import command, shapes
+from triton_dist.cli import launch
+
+SCRIPT = "test_gemm_rs.py"
+LAUNCHER = [  # name, command line, environment, the option, what was found, what to do
+    ("no script", [], {}, "no script", "given", "usage: bash launch.sh"),
+    ("only options", ["--nproc_per_node", "2"], {}, "no script", "given", "usage: bash launch.sh"),
+    ("misspelt script", ["test_ag_gem.py"], {}, "no script", "'test_ag_gem.py'", "did you mean test_ag_gemm.py"),
+    ("no such path", ["nowhere/run.py"], {}, "no script", "'nowhere/run.py'", "here or under tests/"),
+    ("a folder", ["tests"], {}, "no script", "'tests'", "here or under tests/"),
+    ("value left out", ["--nproc_per_node"], {}, "--nproc_per_node", "needs", "a value"),
+    ("script taken as a value", ["--nproc_per_node", SCRIPT], {}, "no script", "given", "usage"),
+    ("ranks: none", ["--nproc_per_node=0", SCRIPT], {}, "--nproc_per_node", "'0'", "at least 1"),
+    ("ranks: negative", ["--nproc_per_node=-2", SCRIPT], {}, "--nproc_per_node", "'-2'", "at least 1"),
+    ("ranks: a word", ["--nproc_per_node=four", SCRIPT], {}, "--nproc_per_node", "'four'", "a whole number"),
+    ("ranks: a fraction", ["--nproc_per_node=2.5", SCRIPT], {}, "--nproc_per_node", "'2.5'", "a whole number"),
+    ("ranks: superscript", ["--nproc_per_node=²", SCRIPT], {}, "--nproc_per_node", "'²'", "a whole number"),
+    ("ranks: from the environment", [SCRIPT], {"NPROC_PER_NODE": "all"}, "--nproc_per_node", "'all'", "a whole number"),
+    ("ranks: more than a world holds", ["--nproc_per_node=65", SCRIPT], {}, "--nproc_per_node", "65", "at most 64"),
+    ("ranks: more than a world holds, on nodes", ["--nnodes=9", "--nproc_per_node=8", SCRIPT], {}, "--nnodes", "72",
+     "at most 64"),
+    ("nodes: none", ["--nnodes=0", SCRIPT], {}, "--nnodes", "'0'", "at least 1"),
+    ("nodes: a word", ["--nnodes", "two", SCRIPT], {}, "--nnodes", "'two'", "a whole number"),
+    ("node: negative", ["--nnodes=2", "--node_rank=-1", SCRIPT], {}, "--node_rank", "'-1'", "at least 0"),
+    ("node: too large", ["--nnodes=2", "--node_rank=2", SCRIPT], {}, "--node_rank", "2", "below --nnodes"),
+    ("port: a word", ["--master_port=ssh", SCRIPT], {}, "--master_port", "'ssh'", "a whole number"),
+    ("port: too large", ["--master_port=70000", SCRIPT], {}, "--master_port", "70000", "at most 65535"),
+    ("vendor", ["--vendor=intel", SCRIPT], {}, "--vendor", "'intel'", "nvidia or amd"),
+]
+BENCH = [  # name, command line, words of the message
+    ("no op", [], ["required", "command"]),
+    ("unknown op", ["all_reduce"], ["all_reduce", "ag_gemm"]),
+    ("shapes: unknown", ["ag_gemm", "--shapes", "9B"], ["--shapes 9B", "expected 8B"]),
+    ("shapes: two sizes", ["ag_gemm", "--shapes", "64,64"], ["--shapes 64,64", "M,N,K"]),
+    ("shapes: zero", ["gemm_rs", "--shapes", "64,0,64"], ["--shapes 64,0,64", "M,N,K"]),
+    ("shapes: no rows", ["gemm_rs", "--shapes", "8B@0"], ["--shapes 8B@0", "@M"]),
+    ("dtype", ["ag_gemm", "--dtype", "int8"], ["--dtype", "int8", "bfloat16"]),
+    ("methods: unknown", ["ag_gemm", "--methods", "auto,fast"], ["--methods", "auto,fast", "portable"]),
+    ("methods: none", ["ag_gemm", "--methods", ","], ["--methods", "expected some of"]),
+    ("peers", ["ag_gemm", "--peers", "jax"], ["--peers", "jax", "torch"]),
+    ("rounds: none", ["ag_gemm", "--rounds", "0"], ["--rounds", "'0'", "at least 1"]),
+    ("iters: a word", ["ag_gemm", "--iters", "many"], ["--iters", "'many'", "a whole number"]),
+    ("iters: superscript", ["ag_gemm", "--iters", "²"], ["--iters", "'²'", "a whole number"]),
+    ("ranks: negative", ["ag_gemm", "--nproc_per_node", "-1"], ["--nproc_per_node", "expected"]),
+    ("unknown option", ["ag_gemm", "--warmup", "3"], ["--warmup", "unrecognized"]),
+    ("plot: no folder", ["plot"], ["DIR", "required"]),
+]
+
+
+@pytest.mark.parametrize("argv, environ, names, found, todo", [row[1:] for row in LAUNCHER], ids=[row[0] for row in LAUNCHER])
+def test_launcher(argv, environ, names, found, todo):
+    with pytest.raises(launch.UsageError) as caught:
+        launch.plan(launch.parse(argv, environ), {"CUDA_VISIBLE_DEVICES": ""})
+    for part in (names, found, todo):
+        assert part in str(caught.value)
+    assert launch.plan(launch.parse([SCRIPT], {}), {"CUDA_VISIBLE_DEVICES": ""})[0]
+
+
+@pytest.mark.parametrize("argv, says", [row[1:] for row in BENCH], ids=[row[0] for row in BENCH])
+def test_bench(argv, says, capsys, monkeypatch):
+    monkeypatch.setattr(command, "_start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        command.main(argv)
+    printed = capsys.readouterr().err
+    assert caught.value.code == 2 and all(part in printed for part in says), printed
+
+
+def test_bench_shapes_must_divide():
+    with pytest.raises(ValueError, match="--shapes 9,8,8: M must divide by the 4 ranks; found 9"):
+        shapes.parse(["9,8,8"], "ag_gemm", 4, emulated=True)
