@@ -2,17 +2,13 @@
 # SPDX-License-Identifier: MIT
 """Groups of virtual ranks: collectives of host scripts in one process."""
 import pickle
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
-from torch.distributed import GroupMember
 
 from triton_dist.backends.emulator.actors import Waiting
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
-
-
-NON_MEMBER = GroupMember.NON_GROUP_MEMBER
 
 
 class _Round:
@@ -55,12 +51,12 @@ class VirtualGroup(Group):
     def usable_in(self, world: Group) -> bool:
         return isinstance(world, VirtualGroup) and world._meetings is self._meetings
 
-    def new_group(self, ranks: Sequence[int]) -> Any:
-        """The group of these world ranks, in this order; as in torch, NON_GROUP_MEMBER where the caller is not among them."""
+    def new_group(self, ranks: Sequence[int]) -> Optional["VirtualGroup"]:
+        """The group of these world ranks, in this order; None where the caller is not among them."""
         ranks, me = tuple(int(r) for r in ranks), self.world_ranks[self.rank]
         if len(set(ranks)) != len(ranks) or not set(ranks) <= set(self.world_ranks):
             raise InvalidArgument(f"ranks: expected different members of {list(self.world_ranks)}, found {list(ranks)}")
-        return VirtualGroup(self._meetings, ranks, me) if me in ranks else NON_MEMBER
+        return VirtualGroup(self._meetings, ranks, me) if me in ranks else None
 
     def share(self, what: str, obj: Any) -> list:
         """Every member's object itself, by index."""

@@ -10,11 +10,12 @@ import threading
 from typing import Any, Callable, Optional, Sequence
 
 import torch
+from torch.distributed import GroupMember
 
 from triton_dist.backends.emulator import ledger
 from triton_dist.backends.emulator.actors import Actor, Waiting
 from triton_dist.backends.emulator.machine import Machine, default_sms
-from triton_dist.backends.emulator.meeting import NON_MEMBER, Meetings, VirtualGroup
+from triton_dist.backends.emulator.meeting import Meetings, VirtualGroup
 from triton_dist.backends.emulator.scheduler import Scheduler, activated
 from triton_dist.runtime import state as rank_state
 from triton_dist.runtime.errors import InvalidArgument
@@ -148,7 +149,7 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
                 from triton_dist.runtime.world import attach_heap
                 attach_heap(mine)
             own = [mine.world.new_group(ranks) for ranks in lists]
-            extra = {"group": next((g for g in own if g is not NON_MEMBER), NON_MEMBER)} if lists else {}
+            extra = {"group": next((g for g in own if g is not None), GroupMember.NON_GROUP_MEMBER)} if lists else {}
             return fn(*args, **extra, **kwargs)
         finally:
             rank_state.leave(token)
