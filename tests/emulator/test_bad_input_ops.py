@@ -137,7 +137,8 @@ COMMON = [
     ("group: NaN", both(group=lambda: math.nan), "group:", "found float", "ProcessGroup or a DeviceMesh"),
     ("group: ranks", both(group=lambda: [0, 1]), "group:", "found list", "ProcessGroup or a DeviceMesh"),
     ("group: a name", both(group=lambda: "world"), "group:", "found str", "ProcessGroup or a DeviceMesh"),
-    ("group: of none", both(group=lambda: torch.distributed.GroupMember.NON_GROUP_MEMBER), "group:", "not a member", "only members may call"),
+    ("group: of none", both(group=lambda: torch.distributed.GroupMember.NON_GROUP_MEMBER), "group:", "not a member",
+     "only members may call"),
 ]
 
 

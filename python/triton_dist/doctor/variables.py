@@ -52,6 +52,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "TRITON_DIST_HEAP_SIZE": _size,
     "TRITON_DIST_WAIT_TIMEOUT": _number(float, 0),
     "TRITON_DIST_CACHE_DIR": _folder,
+    "TRITON_DIST_DEBUG": _nothing,
     "TRITON_DIST_EMULATOR_MODE": _one_of(*_MODES),
     "TRITON_DIST_EMULATOR_SEED": _number(int, -1e18),
     "TRITON_DIST_EMULATOR_SMS": _number(int, 1),
