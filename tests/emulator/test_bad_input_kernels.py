@@ -213,7 +213,7 @@ DEVICE = [
     ("symm_at rank: a fraction", on(store_at, flags, 1.5), "symm_delta", "found fp32", "convert it"),
     ("fence semantic", on(fence, "relaxed", "sys"), "semantic", "got 'relaxed'", "'acquire', 'release', 'acq_rel'"),
     ("fence scope", on(fence, "acquire", "cluster"), "scope", "got 'cluster'", "'gpu', 'sys'"),
-    ("consume_token: a block pointer", on(tie_block_pointer, flags, BLOCK=4), "consume_token", "block pointers",
+    ("consume_token: a block pointer", on(tie_block_pointer, flags, BLOCK=4), "tie_block_pointer", "lock pointers",
      "tensor descriptor"),
     ("consume_token: fp8", on(tie_float8, floats), "consume_token", "fp8e5", "tie the pointer"),
     ("consume_token: a name", on(tie_name, flags, "x"), "consume_token", "str", "cannot tie"),
