@@ -26,7 +26,7 @@ _suits() {  # the interpreter has all that this command needs
 
 _python3() {
     local name
-    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+    for name in python3 python3.13 python3.12 python3.11; do
         if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             echo "$name"
             return

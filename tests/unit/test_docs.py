@@ -56,6 +56,6 @@ def test_install_shows_what_the_doctor_says():
 
 
 def test_install_states_the_ranges_that_are_checked():
-    from triton_dist.runtime.versions import TORCH, TRITON
+    from triton_dist.runtime.versions import PYTHON, TORCH, TRITON
     page = (DOCS / "install.md").read_text()
-    assert f"| torch | {TORCH} |" in page and f"| triton | {TRITON} |" in page
+    assert f"| Python | {PYTHON} |" in page and f"| torch | {TORCH} |" in page and f"| triton | {TRITON} |" in page

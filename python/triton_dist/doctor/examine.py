@@ -39,7 +39,7 @@ def guarded(report: Report, section: str, look: Callable) -> None:
 
 
 def _backend(report: Report, environ: Mapping[str, str], trial: Trial) -> Finding:
-    found = trial("chosen", seconds=30)             # asking torch may start a driver, and a broken one may never answer
+    found = trial("chosen", seconds=60)             # asking torch may start a driver, and a broken one may never answer
     if "error" in found:
         report.backend = "emulator"                 # so that the rest of the report says what works without a GPU
         return Finding("unknown", found["error"], BAD, f"set TRITON_DIST_BACKEND to a backend that there is, or {_DRIVER}")

@@ -39,7 +39,7 @@ class Supported:
         return f"pip install '{self.name}>={_text(self.least)},<{upper}'"
 
 
-PYTHON = Supported("Python", (3, 11), (3, 14))
+PYTHON = Supported("Python", (3, 11), (3, 13))
 TORCH = Supported("torch", (2, 11), (2, 13))
 TRITON = Supported("triton", (3, 6), (3, 9))
 
