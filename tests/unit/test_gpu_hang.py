@@ -1,9 +1,13 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Reports of hangs on GPUs, with ranks that are threads and a store that is a dict."""
+import os
+import re
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +22,8 @@ from triton_dist.runtime.errors import WaitTimeout
 from triton_dist.runtime.groups import SoloGroup
 from triton_dist.runtime.hang_table import SHOWN, Row, merge, table
 from triton_dist.runtime.heap import SymmetricHeap
+
+PACKAGE = Path(__file__).resolve().parents[2] / "python"
 
 
 class Store:
@@ -235,3 +241,37 @@ def test_lines_come_from_the_comment_or_from_the_directive():
 	.file	2 "some" "sync.py"
 '''
     assert sites(directive) == {0: "mine.py:15"}
+
+
+# -- between processes -------------------------------------------------------------------------------------------------
+WORLD = """
+import time
+import torch.distributed as dist
+from triton_dist.backends import gpu_hang
+from triton_dist.runtime.hang_table import Row
+
+gpu_hang._LINGER = gpu_hang._GRACE = 1.0
+dist.init_process_group("gloo")
+rank, begun = dist.get_rank(), time.monotonic()
+late = Row(rank, "ring", "(0, 0, 0)", "ring.py:7", "flag ready + 0, of rank 0 (0x1000)", "1", "0", "rank 1")
+rows = lambda: [late] if not rank and time.monotonic() > begun + 0.5 else []
+watch = gpu_hang.HangWatch(rank, 2, gpu_hang.store_of_world(), rows, 2.0, window=0.5)
+watch.start()
+if rank:
+    dist.barrier()                      # stuck in torch, on the host, where nothing but the watch can end it
+time.sleep(1.5)
+raise RuntimeError("CUDA error: unspecified launch failure")
+"""
+
+
+def test_processes_under_torchrun_tell_once_and_all_end(tmp_path):
+    """With the store that the launcher brings: rank 0's device traps, rank 1 waits for it in a collective."""
+    (tmp_path / "world.py").write_text(WORLD)
+    environment = dict(os.environ, PYTHONPATH=f"{PACKAGE}:{os.environ.get('PYTHONPATH', '')}", OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "world.py"],
+                          cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    told = [line for line in done.stderr.splitlines() if re.match(r"hang: |[01] +|rank \d", line)]
+    assert told[0].startswith("hang: no signal") and "ring.py:7" in told[1] and "world.py:" in told[2], done.stderr
+    assert sum(line.startswith("hang: ") for line in told) == 1
+    assert "rank 0 ends by this RuntimeError" in told and "launch failure" not in done.stderr, done.stderr
