@@ -1,14 +1,13 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Argument checks that all ops share. They run before an op touches its epoch, so a refused call harms nobody."""
-from typing import Sequence
-
 import torch
 
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_PLAIN = torch.Tensor.__torch_dispatch__
 _MAX_SIZE = 2**31            # sizes travel to kernels as int32
 
 
@@ -72,22 +71,22 @@ def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor) 
         raise InvalidArgument(f"{name}: requires grad, and is written to out of autograd's sight; pass {name}.detach()")
 
 
-def overlapping(out: torch.Tensor | None, inputs: Sequence[torch.Tensor | None]) -> int | None:
+def overlapping(out: torch.Tensor | None, *inputs: torch.Tensor | None) -> int | None:
     """Index of the first input that shares memory with `out`; None where there is none. For tensors that have memory."""
     if out is None or not out.numel():
         return None
     first, last = _span(out)
     for index, t in enumerate(inputs):
-        if t is not None and t.numel():
+        if t is not None:
             start, end = _span(t)
-            if start < last and first < end:
+            if start < last and first < end and t.numel():
                 return index
     return None
 
 
 def no_overlap(name: str, out: torch.Tensor | None, **inputs: torch.Tensor | None) -> None:
     """`out` shares no memory with an input."""
-    index = overlapping(out, tuple(inputs.values()))
+    index = overlapping(out, *inputs.values())
     if index is not None:
         raise InvalidArgument(f"{name}: must not overlap {list(inputs)[index]} in memory; pass a tensor of its own")
 
@@ -108,7 +107,7 @@ def rows_contiguous(t: torch.Tensor) -> torch.Tensor:
 
 def has_memory(t: torch.Tensor) -> bool:
     """Whether `t` is what kernels read: strides over memory of its own, not a wrapper (DTensor, FakeTensor, nested, sparse)."""
-    return t.layout is torch.strided and type(t).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return t.layout is torch.strided and (type(t) is torch.Tensor or type(t).__torch_dispatch__ is _PLAIN)
 
 
 def _strided(name: str, t: torch.Tensor) -> None:

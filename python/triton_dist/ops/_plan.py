@@ -9,7 +9,6 @@ import torch
 from triton_dist.ops import _check
 from triton_dist.runtime import heap as heap_module
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.environment import debug
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.state import state
@@ -22,13 +21,15 @@ METHODS = ("auto", "portable", "ws", "unfused")
 
 def signature(x: Any, weight: Any, bias: Any, out: Any) -> tuple:
     """What decides whether a call with these arguments is valid and which code serves it, whatever they are."""
-    given = (x, weight, bias, out)
-    dense = all(t is None or isinstance(t, torch.Tensor) and _check.has_memory(t) for t in given)
-    if not dense:
-        return ("no tensors of memory",)                # refused, hence never found again
-    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    return (backend().allow_tf32(), grad, _check.overlapping(out, (x, weight, bias)),
-            *(None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg()) for t in given))
+    parts = [backend().allow_tf32(), torch.is_grad_enabled()]
+    for t in (x, weight, bias, out):
+        if t is None:
+            parts.append(None)
+        elif isinstance(t, torch.Tensor) and _check.has_memory(t):
+            parts.append((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg(), t.requires_grad))
+        else:
+            return ("no tensors of memory",)            # refused, hence never found again
+    return (_check.overlapping(out, x, weight, bias), *parts)
 
 
 def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: Callable[[dict], Any]) -> Any:
@@ -60,11 +61,11 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
     The emulator compares without waiting; a GPU only under TRITON_DIST_DEBUG, by a collective a call.
     """
     me = state()
-    if group.key in me.disagreed:
+    if me.disagreed and group.key in me.disagreed:
         restart(group)
         me.disagreed.discard(group.key)
     number = me.calls[group.key] = me.calls.get(group.key, 0) + 1
-    if debug() and group.size > 1:
+    if me.debug and group.size > 1:
         require_agreement(group, f"call {number}", what if refused else str(what))
     backend().note_call(group, number, what, refused)
 

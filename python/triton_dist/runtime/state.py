@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from triton_dist.runtime.environment import debug
+
 
 @dataclass
 class RankState:
@@ -18,6 +20,7 @@ class RankState:
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
     plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan
+    debug: bool = field(default_factory=debug)          # compare op calls over the ranks
     calls: dict = field(default_factory=dict)           # group key -> number of op calls
     disagreed: set = field(default_factory=set)         # keys of groups whose last call differed between ranks
     first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
