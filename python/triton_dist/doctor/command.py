@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The command line of the doctor."""
 import os
+import sys
 
 import triton_dist
 from triton_dist.doctor.examine import examine
@@ -10,6 +11,7 @@ from triton_dist.doctor.trials import attempt
 
 def main(as_json: bool) -> int:
     """Prints the report; the exit code is 1 when something that the chosen backend needs is missing."""
+    print("triton_dist doctor: trying the backend and the symmetric heap, up to a minute", file=sys.stderr, flush=True)
     report = examine(os.environ, attempt)
     print(report.to_json() if as_json else f"triton_dist {triton_dist.__version__}\n\n{report.to_text()}")
     return report.exit_code

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The examination: every section guarded, so that what fails is a line of the report and not its end."""
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Mapping
 
 from triton_dist.doctor import software, variables
@@ -15,18 +16,27 @@ _DRIVER = ("install the vendor's driver, or show the devices to this container (
 
 def examine(environ: Mapping[str, str], trial: Trial) -> Report:
     """The whole report. trial: doctor.trials.attempt, or a stand-in for it."""
-    report = Report()
-    guarded(report, "backend", lambda: _backend(report, environ, trial))
+    report, emulator = Report(), dict(ranks=2, TRITON_DIST_BACKEND="emulator")
+    with ThreadPoolExecutor() as pool:              # importing torch takes seconds, in each trial: they run beside each other
+        early = {"chosen": pool.submit(trial, "chosen", seconds=60),      # a broken driver may never answer
+                 "gpus": pool.submit(trial, "gpus") if device_nodes() else None,
+                 "emulator": pool.submit(trial, "world", TRITON_DIST_WAIT_TIMEOUT="20", **emulator),
+                 **{name: pool.submit(trial, name, **emulator) for name in ("memfd", "file")}}
+        _examine(report, environ, trial, lambda name: early[name].result() if early[name] else trial(name))
+    return report
+
+
+def _examine(report: Report, environ: Mapping[str, str], trial: Trial, early: Callable[[str], dict]) -> None:
+    guarded(report, "backend", lambda: _backend(report, environ, early))
     emulated = report.backend == "emulator"
     for look in (software.supported, software.toolkit, software.driver, software.nccl, software.nvshmem,
                  lambda: software.package("numpy", "needed by the emulator and the benchmark", "emulator", needed=emulated),
                  lambda: software.package("greenlet", "the emulator's programs", "emulator", needed=emulated),
                  lambda: software.package("matplotlib", "pictures of benchmarks", "bench")):
         guarded(report, "versions", look)
-    guarded(report, "GPUs", lambda: _gpus(report, environ, trial))
-    guarded(report, "symmetric heap, tried", lambda: _heap(report, trial))
+    guarded(report, "GPUs", lambda: _gpus(report, environ, early))
+    guarded(report, "symmetric heap, tried", lambda: _heap(report, trial, early))
     guarded(report, "variables that are set", lambda: variables.examine(environ))
-    return report
 
 
 def guarded(report: Report, section: str, look: Callable) -> None:
@@ -38,8 +48,8 @@ def guarded(report: Report, section: str, look: Callable) -> None:
         report.add(section, Finding("cannot tell", f"{type(error).__name__}: {error}", BAD))
 
 
-def _backend(report: Report, environ: Mapping[str, str], trial: Trial) -> Finding:
-    found = trial("chosen", seconds=60)             # asking torch may start a driver, and a broken one may never answer
+def _backend(report: Report, environ: Mapping[str, str], early: Callable[[str], dict]) -> Finding:
+    found = early("chosen")
     if "error" in found:
         report.backend = "emulator"                 # so that the rest of the report says what works without a GPU
         return Finding("unknown", found["error"], BAD, f"set TRITON_DIST_BACKEND to a backend that there is, or {_DRIVER}")
@@ -58,12 +68,12 @@ def _backend(report: Report, environ: Mapping[str, str], trial: Trial) -> Findin
     return Finding("emulator", "torch sees no GPU")
 
 
-def _gpus(report: Report, environ: Mapping[str, str], trial: Trial) -> list[Finding]:
+def _gpus(report: Report, environ: Mapping[str, str], early: Callable[[str], dict]) -> list[Finding]:
     if report.backend == "emulator":
         report.peers = [["", *(f"rank {i}" for i in range(4))],
                         *([f"rank {i}", *(["emulated"] * 4)] for i in range(4))]
         return [Finding("none in use", "ranks are processes on this CPU; streams and copy engines are emulated", NOTE)]
-    found = trial("gpus")
+    found = early("gpus")
     if "error" in found:
         return [Finding("devices", found["error"], BAD, _DRIVER)]
     count = len(found["devices"])
@@ -89,7 +99,7 @@ def _links(topology: str) -> dict:
     return {(i, j): row[j] for i, row in rows.items() for j in range(min(len(rows), len(row))) if row[j] != "X"}
 
 
-def _heap(report: Report, trial: Trial) -> list[Finding]:
+def _heap(report: Report, trial: Trial, early: Callable[[str], dict]) -> list[Finding]:
     lines = []
     if report.backend != "emulator":
         count = max(1, len(report.peers) - 1)
@@ -100,9 +110,8 @@ def _heap(report: Report, trial: Trial) -> list[Finding]:
                             "--ipc=host and NVLink or PCIe without ACS"))
     emulated = report.backend == "emulator"
     lines.append(_tried("emulator", "2 ranks map each other's memory, a kernel on each stores, notifies and waits",
-                        trial("world", ranks=2, TRITON_DIST_BACKEND="emulator", TRITON_DIST_WAIT_TIMEOUT="20"), emulated,
-                        "pip install 'triton_dist[emulator]'"))
-    heaps = {name: trial(name, ranks=2, TRITON_DIST_BACKEND="emulator") for name in ("memfd", "file")}
+                        early("emulator"), emulated, "pip install 'triton_dist[emulator]'"))
+    heaps = {name: early(name) for name in ("memfd", "file")}
     works = any("error" not in found for found in heaps.values())
     lines += [_tried(f"  by {name}", "shared between 2 processes", found, emulated and not works,
                      "set TMPDIR to a folder that all ranks can write") for name, found in heaps.items()]
