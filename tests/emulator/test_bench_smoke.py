@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Benchmark and stress test on emulated ranks: started as a user does, and with ops that are wrong on purpose."""
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from triton_dist.backends.emulator.virtual import run_ranks
-from triton_dist.bench import problems, rows
+from triton_dist.bench import command, problems, results, rows
+from triton_dist.bench.late import Late, Lateness
 from triton_dist.bench.measure import Settings, measure
+from triton_dist.bench.run import run
 from triton_dist.bench.shapes import Shape
 from triton_dist.runtime.groups import resolve
 
@@ -40,10 +43,13 @@ def test_bench_starts_its_ranks_and_writes_a_result(tmp_path):
     assert json.loads((folder / "host.json").read_text())["comparable"] is False
 
 
-def test_bench_as_a_script_of_the_launcher():
+def test_bench_as_a_script_of_the_launcher_with_a_late_rank(tmp_path):
     printed = started("bash", "launch.sh", "--nproc_per_node", "2", "benchmarks/bench.py", "gemm_rs", "--shapes",
-                      "24,40,50", "--methods", "portable", "--rounds", "1", "--iters", "1", "--dtype", "float16")
-    assert "gemm_rs float16 on 2 x emulator" in printed
+                      "24,40,50", "--methods", "portable", "--rounds", "1", "--iters", "1", "--dtype", "float16",
+                      "--late", "1:3", "--out", str(tmp_path))
+    row, = json.loads(next(tmp_path.glob("*/gemm_rs.json")).read_text())
+    assert "gemm_rs float16 on 2 x emulator" in printed and "mean lateness" in printed
+    assert row["mode"] == "rank 1 late 3 ms on the host" and not results.headline([row])
 
 
 def test_stress_as_a_script_of_the_launcher(tmp_path):
@@ -75,11 +81,11 @@ class Fickle(problems.AgGemm):
         return out.mul_(1 + 2**-7) if self.calls > self.after else out
 
 
-def measured(kind: type, after: int = 0):
+def measured(kind: type, after: int = 0, settings: Settings = QUICK):
     def script():
         problem = kind(Shape("x", 16, 24, 32), torch.bfloat16, resolve())
         problem.after = after
-        return measure(problem, QUICK)
+        return measure(problem, settings)
     return run_ranks(script, 2)
 
 
@@ -96,6 +102,42 @@ def test_a_result_that_does_not_repeat_gives_no_row(after):
     for found in measured(Fickle, after):
         assert found.failed == ["portable"] and "differ from the first" in found.skipped["portable"]
         assert "portable" not in found.milliseconds
+
+
+@pytest.mark.parametrize("kind", [problems.AgGemm, problems.GemmRs])
+@pytest.mark.parametrize("lateness, mean", [(Lateness(1, 5.0), (5.0, 5.0)), (Lateness(None, 5.0, "device"), (1.5, 3.5))])
+def test_stragglers_cost_time_and_change_no_bit(kind, lateness, mean):
+    settings = dataclasses.replace(QUICK, iterations=4, lateness=lateness)
+    for found in measured(kind, settings=settings):
+        assert not found.failed and mean[0] <= found.late_ms <= mean[1]
+        row = rows.build({"op": kind.op}, found, settings)
+        assert row["mode"] == str(lateness) and set(row["late"]["costs"]) == {"seq", "portable"}
+        # All ranks are threads under one token here: nobody's sleep is hidden, and with jitter both ranks' add up.
+        assert all(cost["ms"] > mean[0] for cost in row["late"]["costs"].values())
+
+
+def test_a_result_that_lateness_breaks_gives_no_row():
+    settings = dataclasses.replace(QUICK, lateness=Lateness(0, 1.0))
+    calls = 2 + (1 + 3) + 2 * 2 + (1 + 3) + 2 * 2 + 1       # admitted, tried and timed on time, then late, then repeated
+    for found in measured(Fickle, calls, settings):
+        assert found.failed == ["portable"] and "differ from the first" in found.skipped["portable"]
+        assert "portable" not in found.milliseconds and "portable, late" not in found.milliseconds
+
+
+def test_every_candidate_meets_the_same_lateness():
+    waits = [[], []]
+    for mine in waits:
+        call = Late(lambda s: s, Lateness(None, 5.0), 1, mine.append)
+        assert [call(s) for s in range(20)] == list(range(20))
+    assert waits[0] == waits[1] and len(set(waits[0])) == 20 and all(0 <= ms <= 5 for ms in waits[0])
+
+
+def test_a_late_rank_that_is_not_there_is_an_error():
+    def script():
+        with pytest.raises(ValueError, match="--late 2:3: expected a rank below 2"):
+            run(command.parser().parse_args(["ag_gemm", "--late", "2:3"]), resolve())
+        return True
+    assert run_ranks(script, 2) == [True, True]
 
 
 def test_a_method_that_this_device_lacks_is_skipped_without_being_a_failure():

@@ -48,6 +48,13 @@ BENCH = [  # name, command line, words of the message
     ("iters: superscript", ["ag_gemm", "--iters", "²"], ["--iters", "'²'", "a whole number"]),
     ("ranks: negative", ["ag_gemm", "--nproc_per_node", "-1"], ["--nproc_per_node", "expected"]),
     ("unknown option", ["ag_gemm", "--warmup", "3"], ["--warmup", "unrecognized"]),
+    ("late: no time", ["ag_gemm", "--late", "1"], ["--late", "'1'", "RANK:MS"]),
+    ("late: superscript", ["ag_gemm", "--late", "²:1"], ["--late", "'²:1'", "RANK:MS"]),
+    ("late: negative", ["ag_gemm", "--late", "1:-2"], ["--late", "'-2'", "above 0"]),
+    ("jitter: not a number", ["ag_gemm", "--jitter", "nan"], ["--jitter", "'nan'", "milliseconds"]),
+    ("jitter: too much", ["ag_gemm", "--jitter", "1e9"], ["--jitter", "'1e9'", "at most 1000"]),
+    ("late and jitter", ["ag_gemm", "--late", "1:2", "--jitter", "2"], ["--jitter", "not allowed with", "--late"]),
+    ("late-on: nobody is late", ["ag_gemm", "--late-on", "device"], ["--late-on", "needs --late or --jitter"]),
     ("plot: no folder", ["plot"], ["DIR", "required"]),
 ]
 

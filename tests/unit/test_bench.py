@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from triton_dist.bench import command, host, measure, plot, results, rows, shapes, stats, table
+from triton_dist.bench import command, host, late, measure, plot, results, rows, shapes, stats, table
 
 FACTS = {"op": "ag_gemm", "shape": "8B@2048", "dtype": "bfloat16", "world": 4, "device": "NVIDIA H100 80GB HBM3",
          "m": 2048, "n": 28672, "k": 4096, "commit": "abc", "date": "2026-01-31"}
@@ -60,6 +60,22 @@ def test_ratios_are_formed_inside_a_round():
     assert stats.estimate([2 * f for f in DRIFT]).high > 2.5
     assert stats.smallest([1, 5], [2, 3]) == [1, 3] and stats.largest([1, 5], [2, 3]) == [2, 5]
     assert stats.geomean([0.5, 2.0]) == pytest.approx(1.0)
+
+
+def test_interval_of_a_geometric_mean():
+    one = stats.Estimate(1.0, 0.9, 1.3)
+    assert vars(stats.geomean_of([one])) == pytest.approx(vars(one))
+    four = stats.geomean_of([one] * 4)                  # four independent figures: half the distance, on the log scale
+    assert (four.value, four.low, four.high) == pytest.approx((1.0, 0.9**0.5, 1.3**0.5))
+
+
+def test_interval_of_a_geometric_mean_covers_it():
+    draw, hits, medians = random.Random(0), 0, [0.8, 0.9, 1.0, 1.1]
+    for _ in range(1000):
+        found = stats.geomean_of([stats.estimate([true * draw.lognormvariate(0, 0.02 + 0.02 * i) for _ in range(9)])
+                                  for i, true in enumerate(medians)])
+        hits += found.low <= stats.geomean(medians) <= found.high
+    assert hits > 950
 
 
 def test_batches_fill_their_time_within_bounds():
@@ -144,6 +160,30 @@ def test_a_second_run_replaces_its_cells_and_keeps_the_others(tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["ag_gemm.json", "host.json"]
 
 
+def test_rows_of_another_mode_or_method_are_other_cells():
+    plain, ws = row(), rows.build(FACTS, measurement(auto=None), settings())
+    old = {name: value for name, value in plain.items() if name != "mode"}          # written before there were modes
+    late = {**plain, "mode": "rank 1 late 2 ms on the host"}
+    assert results.merge([old, ws, late], [dict(plain, commit="new")]) == [dict(plain, commit="new"), ws, late]
+
+
+def test_headline_is_what_users_get():
+    auto, ws = row(), rows.build({**FACTS, "commit": "new"}, measurement(auto=None), settings())
+    late, other = {**row(commit="late"), "mode": "jitter 2 ms on the host"}, row(m=64)
+    assert results.headline([ws, auto, late, other]) == results.headline([auto, ws, other]) == [auto, other]
+    assert results.headline([ws, late]) == [ws]
+
+
+def test_newest_rows_of_each_kind_over_all_dates(tmp_path):
+    for date, kind, new in (("2026-01-31", "4xH100-80GB", [row(), row(m=64)]), ("2026-02-01", "4xH100-80GB", [row(commit="def")]),
+                            ("2026-01-01", "2xH100-80GB", [row(world=2)])):
+        results.save(tmp_path / f"{date}-{kind}", "ag_gemm", new, {"kind": kind, "date": date})
+    found = results.newest(tmp_path, "ag_gemm")
+    assert {kind: [(r["world"], r["m"], r["commit"]) for r in new] for kind, (new, _) in found.items()} == {
+        "4xH100-80GB": [(4, 2048, "def"), (4, 64, "abc")], "2xH100-80GB": [(2, 2048, "abc")]}
+    assert found["4xH100-80GB"][1]["date"] == "2026-02-01" and results.newest(tmp_path, "gemm_rs") == {}
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     path = results.save(tmp_path, "ag_gemm", [row()], {})
     with pytest.raises(ValueError):
@@ -181,17 +221,34 @@ def test_table_has_a_line_a_shape_with_dashes_for_what_is_missing():
     assert "geometric mean 0.800" in printed and "4 x NVIDIA H100" in printed
 
 
+def test_table_of_stragglers():
+    found = measurement()
+    found.milliseconds |= {"auto, late": [ms + 3.0 for ms in found.milliseconds["auto"]],
+                           "seq, late": [ms + 1.5 for ms in found.milliseconds["seq"]]}
+    found.late_ms = 2.0
+    mode = late.Lateness(1, 2.0)
+    slow = rows.build(FACTS, found, settings(lateness=mode))
+    assert slow["mode"] == str(mode) == "rank 1 late 2 ms on the host" and slow["efficiency"] == row()["efficiency"]
+    assert set(slow["all_ms"]) == set(row()["all_ms"]) and "late" not in row()
+    header, *lines = table.late_cells([slow])
+    assert [[dict(zip(header, line))[name] for name in ("candidate", "cost", "95 %", "beyond")] for line in lines] == [
+        ["seq", "1.500", "1.500 to 1.500", "-0.500"], ["auto", "3.000", "3.000 to 3.000", "+1.000"]]
+    assert "rank 1 late" in table.text([slow]) and "late" not in table.text([row()])
+
+
 def test_picture_from_json(tmp_path):
     pytest.importorskip("matplotlib")
     results.save(tmp_path, "ag_gemm", [row(), row(m=8192, shape="8B@8192"), row(world=2)], {})
+    assert plot.draw(tmp_path) == [tmp_path / "ag_gemm.png"]
+    results.save(tmp_path, "gemm_rs", [{**row(op="gemm_rs"), "mode": "jitter 2 ms on the host"}], {})
     assert plot.draw(tmp_path) == [tmp_path / "ag_gemm.png"]
     picture = (tmp_path / "ag_gemm.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) < 300_000
 
 
-def test_bars_of_a_row():
-    assert {label: value for label, (value, _, _) in plot.bars(row()).items()} == pytest.approx(
-        {"in sequence": 2 / 3, "torch, fused": 0.4, "ours, auto": 0.8, "ours, portable": 0.5}, rel=1e-4)
+def test_curves_of_a_row():
+    assert {label: value for label, (value, _, _) in plot.curves(row()).items()} == pytest.approx(
+        {"in sequence": 2 / 3, "torch, fused": 0.4, "triton_dist, auto": 0.8, "triton_dist, portable": 0.5}, rel=1e-4)
 
 
 # -- command line ------------------------------------------------------------------------------------------------------
@@ -226,7 +283,7 @@ def test_outside_torchrun_it_starts_its_ranks(monkeypatch):
 
 
 def test_plot_of_an_empty_folder_says_what_is_missing(tmp_path, capsys):
-    assert command.main(["plot", str(tmp_path)]) == 1
+    assert command.main(["plot", str(tmp_path)]) == 2
     assert "expected result files" in capsys.readouterr().err
 
 

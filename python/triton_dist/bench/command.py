@@ -4,26 +4,37 @@
 
     triton-dist bench ag_gemm                                 # starts a rank on every GPU, or emulated ranks
     bash launch.sh --nproc_per_node 2 benchmarks/bench.py gemm_rs --shapes 8B 70B@2048 8192,8192,29568 --out results
+    triton-dist bench ag_gemm --late 1:2                      # rank 1 is late by 2 ms before each call: what does it cost?
     triton-dist bench plot results/2026-01-31-4xH100-80GB     # pictures, on any machine
+    triton-dist bench docs                                    # docs/performance.md from all results
+    triton-dist bench --verify-bars                           # does the newest result of each kind reach its bar?
 """
 import argparse
 import os
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Callable
 
 from triton_dist.bench.shapes import OPS, parse
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "benchmarks" / "results"
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _METHODS = ("auto", "ws", "portable", "unfused")
 _PEERS = ("torch", "none")
+_LATEST = 1000                              # milliseconds: later than this, and waits would be taken for hangs
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `bench`."""
     top = argparse.ArgumentParser(prog="triton-dist bench", description=__doc__,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = top.add_subparsers(dest="command", required=True)
+    top.add_argument("--verify-bars", nargs="?", type=Path, const=RESULTS, metavar="DIR",
+                     help="print each bar with its figure from the newest files under DIR (default: benchmarks/results); "
+                          "exit 1 where one falls short, 2 where one is not measured")
+    commands = top.add_subparsers(dest="command")
     for op in OPS:
         sub = commands.add_parser(op, help=f"time {op} beside its baselines")
         sub.add_argument("--shapes", nargs="+", default=[], metavar="NAME|M,N,K",
@@ -37,38 +48,72 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--rounds", type=_positive, help="interleaved rounds (default: 9; emulated 3)")
         sub.add_argument("--iters", type=_positive,
                          help="calls in a batch (default: what fills 20 ms, 10 to 200; emulated 2)")
+        who = sub.add_mutually_exclusive_group()
+        who.add_argument("--late", type=_late, metavar="RANK:MS", help="time also with this rank late before each call")
+        who.add_argument("--jitter", type=_milliseconds, metavar="MS",
+                         help="time also with every rank late by a random time up to MS before each call")
+        sub.add_argument("--late-on", choices=("host", "device"), help="where it is late (default: host)")
         sub.add_argument("--nproc_per_node", "--nproc-per-node", type=_positive, metavar="N", help="ranks to start")
         sub.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<date>-<host>/<op>.json and host.json")
     plot = commands.add_parser("plot", help="draw pictures from a folder of results")
     plot.add_argument("folder", type=Path, metavar="DIR")
+    docs = commands.add_parser("docs", help="write docs/performance.md and its pictures from all results")
+    docs.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
+    docs.add_argument("--out", type=Path, default=ROOT / "docs" / "performance.md", metavar="FILE",
+                      help="pictures go to a folder of its name (default: docs/performance.md)")
     return top
 
 
 def main(argv: list) -> int:
-    """Runs the command; the exit status is 1 where a result was wrong or a shape gave no figure."""
+    """Runs the command; the exit status is 1 where a result was wrong or a shape gave no figure, or a bar is not reached."""
     args = parser().parse_args(argv)
-    if args.command != "plot":
-        try:
-            parse(args.shapes, args.command, world=1, emulated=True)
-        except ValueError as error:                     # said once, before ranks start
-            parser().error(str(error))
+    if args.verify_bars is not None:
+        return _from_files("--verify-bars", lambda: _verify(args.verify_bars))
     if args.command == "plot":
-        return _plot(args.folder)
+        return _from_files("plot", lambda: _plot(args.folder))
+    if args.command == "docs":
+        return _from_files("docs", lambda: _docs(args.results, args.out))
+    if args.command is None:
+        parser().error(f"a command is required: {', '.join(OPS)}, plot, docs, or --verify-bars")
+    if args.late_on is not None and args.late is None and args.jitter is None:
+        parser().error("--late-on: needs --late or --jitter, which say who is late")
+    try:
+        parse(args.shapes, args.command, world=1, emulated=True)
+    except ValueError as error:                         # said once, before ranks start
+        parser().error(str(error))
     if "RANK" not in os.environ:
         return _start_ranks(argv, args.nproc_per_node)
     return _on_rank(args)
 
 
-def _plot(folder: Path) -> int:
+def _from_files(name: str, work: Callable[[], int]) -> int:
+    """Runs what needs result files only. Exit status 2: the files, or what draws them, are not there."""
     try:
-        from triton_dist.bench.plot import draw
-        print("\n".join(str(path) for path in draw(folder)))
+        return work()
     except ModuleNotFoundError as error:
-        print(f"triton-dist bench plot: needs {error.name}: pip install 'triton_dist[bench]'", file=sys.stderr)
-        return 1
+        reason = f"needs {error.name}: pip install 'triton_dist[bench]'"
     except (OSError, ValueError) as error:
-        print(f"triton-dist bench plot: {error}", file=sys.stderr)
-        return 1
+        reason = str(error)
+    print(f"triton-dist bench {name}: {reason}", file=sys.stderr)
+    return 2
+
+
+def _verify(folder: Path) -> int:
+    from triton_dist.bench import bars
+    findings = bars.judge(folder)
+    print(bars.text(findings))
+    return bars.status(findings)
+
+
+def _plot(folder: Path) -> int:
+    from triton_dist.bench.plot import draw
+    print("\n".join(str(path) for path in draw(folder)))
+    return 0
+
+
+def _docs(folder: Path, out: Path) -> int:
+    from triton_dist.bench.docs import write
+    print("\n".join(str(path) for path in write(folder, out)))
     return 0
 
 
@@ -118,6 +163,23 @@ def _names(known: tuple):
             raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, found {text!r}")
         return tuple(name for name in names if name != "none")
     return split
+
+
+def _late(text: str) -> tuple[int, float]:
+    rank, colon, ms = text.partition(":")
+    if not colon or not rank.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected RANK:MS such as 1:2.5, found {text!r}")
+    return int(rank), _milliseconds(ms)
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= _LATEST:
+        raise argparse.ArgumentTypeError(f"expected milliseconds, above 0 and at most {_LATEST}, found {text!r}")
+    return value
 
 
 def _positive(text: str) -> int:

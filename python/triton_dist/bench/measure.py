@@ -6,7 +6,8 @@ Each way to compute a shape (a candidate) is first checked against float64 with 
 a round every candidate is timed once, in an order that turns from round to round: the same matmuls as before every
 other candidate bring the device to the same power state, one untimed call, a barrier of the group, then a batch of
 back-to-back calls that rotate over input sets larger than L2. A candidate's time in a round is the mean of its batch on
-the slowest rank. Ratios are formed inside a round, since clocks drift between rounds.
+the slowest rank. Ratios are formed inside a round, since clocks drift between rounds. With stragglers (late.py) a candidate has a
+twin that is late.
 """
 import math
 import statistics
@@ -17,6 +18,7 @@ from typing import Callable
 
 import torch
 
+from triton_dist.bench import late
 from triton_dist.bench.checks import Call, Checker
 from triton_dist.bench.problems import Problem
 from triton_dist.runtime.streams import current_stream, device, synchronize
@@ -35,6 +37,7 @@ class Settings:
     duty_ms: float = 15.0
     methods: tuple = ("auto", "ws", "portable")
     peers: tuple = PEERS
+    lateness: late.Lateness | None = None   # with it, candidates are timed late as well
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Measurement:
     skipped: dict = field(default_factory=dict)         # candidate: why it was not timed
     failed: list = field(default_factory=list)          # of the skipped, what ran and went wrong
     chosen: str = ""                                    # the method behind "auto"
+    late_ms: float = 0.0                                # mean lateness a call, of the rank that is late most
 
 
 def measure(problem: Problem, settings: Settings) -> Measurement:
@@ -69,16 +73,33 @@ def measure(problem: Problem, settings: Settings) -> Measurement:
             calls[peer] = call
     checker.forget_reference()
     result = Measurement(errors=checker.errors, skipped=checker.skipped, failed=checker.failed, chosen=problem.chosen())
-    _rounds(result, calls, problem, settings)
-    for method in settings.methods:
-        if method in calls and not checker.repeat(method, calls[method]):
+    late_calls = _late_calls(calls, problem, settings)
+    _rounds(result, {**calls, **late_calls}, problem, settings)
+    if late_calls:
+        result.late_ms = max(problem.group.all_gather_object(next(iter(late_calls.values())).mean()))
+    for method in [method for method in settings.methods if method in calls]:
+        twin = f"{method}{late.SUFFIX}"
+        again = [calls[method]] + ([late.storm(late_calls[twin], problem.sets)] if late_calls else [])
+        if not all(checker.repeat(method, call) for call in again):
             del result.milliseconds[method]             # it was wrong while it was timed
+            result.milliseconds.pop(twin, None)
     return result
+
+
+def _late_calls(calls: dict, problem: Problem, settings: Settings) -> dict:
+    """The late twins of all candidates but the matmul and the collective alone; {} where nobody is to be late."""
+    if settings.lateness is None:
+        return {}
+    pause = late.pause_on(settings.lateness.on)
+    return {f"{name}{late.SUFFIX}": late.Late(call, settings.lateness, problem.group.rank, pause)
+            for name, call in calls.items() if name not in ("gemm", "comm")}
 
 
 def _rounds(result: Measurement, calls: dict, problem: Problem, settings: Settings) -> None:
     group, names = problem.group, list(calls)
     trial = {name: max(group.all_gather_object(_trial(call, problem.sets))) for name, call in calls.items()}
+    if settings.lateness is not None:                   # twins, and all schedules, have equal numbers of calls
+        trial = dict(trial, **dict.fromkeys(names[2:], max(trial.values())))
     result.iterations = {name: settings.iterations or batch_length(trial[name], settings.batch_ms) for name in names}
     duty = math.ceil(settings.duty_ms / max(trial["gemm"], 1e-3)) if device().type == "cuda" else 0
     mine: dict = {name: [] for name in names}

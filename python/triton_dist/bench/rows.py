@@ -3,7 +3,7 @@
 """From times a round to a row of a result file."""
 from typing import Any
 
-from triton_dist.bench import stats
+from triton_dist.bench import late, results, stats
 from triton_dist.bench.measure import Measurement, Settings
 
 
@@ -15,9 +15,10 @@ def build(facts: dict, found: Measurement, settings: Settings) -> dict:
     """The row of one shape. `facts`: op, shape, dtype, world, device, m, n, k (global), commit, date.
 
     `ms`, `efficiency` and the ratios speak of the first of our methods that was timed; `ours` has them all.
-    efficiency = T* / T with T* = max(matmul alone, collective alone); a ratio is the other's time over ours.
+    efficiency = T* / T with T* = max(matmul alone, collective alone); a ratio is the other's time over ours. Where ranks were
+    late, `mode` says which and `late` what it cost; all other columns are of the calls on time.
     """
-    rounds = found.milliseconds
+    rounds = {name: ms for name, ms in found.milliseconds.items() if not name.endswith(late.SUFFIX)}
     methods = [name for name in settings.methods if name in rounds]
     missing = [name for name in ("gemm", "comm", "seq") if name not in rounds]
     if missing or not methods:
@@ -41,6 +42,7 @@ def build(facts: dict, found: Measurement, settings: Settings) -> dict:
         "ci95": first["ci95"],
         "method": found.chosen if methods[0] == "auto" else methods[0],
         "graph": False,
+        "mode": results.PLAIN if settings.lateness is None else str(settings.lateness),
         "rounds": settings.rounds,
         "ratios": first["ratios"],
         "ours": ours,
@@ -49,7 +51,17 @@ def build(facts: dict, found: Measurement, settings: Settings) -> dict:
         "host_us": {name: _short(us) for name, us in found.host_us.items() if name in rounds},
         "iterations": {name: count for name, count in found.iterations.items() if name in rounds},
         "skipped": found.skipped,
+        **({} if settings.lateness is None else {"late": _late(found)}),
     }
+
+
+def _late(found: Measurement) -> dict:
+    """mean_ms of lateness a call; of each candidate its milliseconds when late, and what that is more than on time."""
+    both = {name: (found.milliseconds[name + late.SUFFIX], ms) for name, ms in found.milliseconds.items()
+            if name + late.SUFFIX in found.milliseconds}
+    return {"mean_ms": _short(found.late_ms),
+            "costs": {name: {"ms": _median(slow), **_figures(stats.estimate([a - b for a, b in zip(slow, quick)]), "cost_ms")}
+                      for name, (slow, quick) in both.items()}}
 
 
 def _ours(name: str, found: Measurement, limit: list, rivals: dict) -> dict:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from triton_dist.bench import host, rows
+from triton_dist.bench.late import Lateness
 from triton_dist.bench.measure import Settings, measure
 from triton_dist.bench.problems import PROBLEMS
 from triton_dist.bench.shapes import Shape, parse
@@ -19,12 +20,12 @@ from triton_dist.runtime.streams import device
 def run(args: argparse.Namespace, group: Group) -> tuple[int, list, dict]:
     """(exit status, rows, host.json) for a parsed command line. Collective; the same on all ranks.
 
-    Raises ValueError where a shape does not fit the world.
+    Raises ValueError where a shape or the late rank does not fit the world.
     """
     emulated = device().type != "cuda"
     shapes = parse(args.shapes, args.command, group.size, emulated)
     settings = Settings(methods=args.methods, peers=args.peers, rounds=args.rounds or (3 if emulated else 9),
-                        iterations=args.iters or (2 if emulated else None))
+                        iterations=args.iters or (2 if emulated else None), lateness=_lateness(args, group))
     facts = host.describe(group.size) if group.rank == 0 else {}
     facts = group.broadcast_object(facts)
     status, found = 0, []
@@ -36,6 +37,18 @@ def run(args: argparse.Namespace, group: Group) -> tuple[int, list, dict]:
         if group.rank == 0:
             _progress(shape, row, complaint, time.perf_counter() - start)
     return status, found, facts
+
+
+def _lateness(args: argparse.Namespace, group: Group) -> Lateness | None:
+    where = args.late_on or "host"
+    if args.jitter is not None:
+        return Lateness(None, args.jitter, where)
+    if args.late is None:
+        return None
+    rank, ms = args.late
+    if rank >= group.size:
+        raise ValueError(f"--late {rank}:{ms:g}: expected a rank below {group.size}")
+    return Lateness(rank, ms, where)
 
 
 def _row(args: argparse.Namespace, shape: Shape, settings: Settings, facts: dict, group: Group) -> tuple[Any, str]:

@@ -16,7 +16,7 @@ _SETS = {
     "default": [(model, 8192) for model in _MODELS] + [("8B", 2048), ("70B", 2048)],
     "large": [(model, m) for m in (8192, 16384) for model in _MODELS],
     "medium": [(model, m) for m in (2048, 4096) for model in _MODELS],
-    "small": [(model, m) for m in _SMALL_M for model in ("8B", "70B")],
+    "small": [(model, m) for m in _SMALL_M for model in _MODELS],
 }
 _TINY = {"tiny": (48, 64, 64), "tiny-ragged": (72, 88, 136)}      # what the emulator runs in a moment
 

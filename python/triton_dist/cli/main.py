@@ -19,7 +19,7 @@ def main() -> None:
     @tools.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
     @click.argument("words", nargs=-1, type=click.UNPROCESSED)
     def bench(words: tuple) -> None:
-        """Time an op beside its baselines, or draw pictures of results."""
+        """Time an op beside its baselines; judge results, or make pictures and pages of them."""
         from triton_dist.bench.command import main as run
         sys.exit(run(list(words)))
 

@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""docs/performance.md: bars, tables, pictures and notes, all from benchmarks/results.
+
+What is in the result files is written here; what was predicted and learned is in benchmarks/results/notes_<op>.md, by hand,
+and goes into the page as it is.
+"""
+from pathlib import Path
+
+from triton_dist.bench import bars, plot, results, table
+from triton_dist.bench.shapes import OPS
+
+_HEAD = """# Performance
+
+<!-- Written by `triton-dist bench docs` from benchmarks/results. Change those files, not this one. -->
+
+Times are milliseconds a call, medians over interleaved rounds, of the slowest rank, on random inputs; method: `bench/measure.py`.
+M, N, K are global. *matmul* and *collective* are each alone, *in sequence* is one after the other (cuBLAS and NCCL on NVIDIA
+GPUs), *torch* is its fused symmetric-memory op. T\\* = max(matmul, collective) is the limit of hiding one behind the other, and
+T\\*/T how near it a call comes; "vs" is the other's time over ours. Brackets hold 95 % intervals. Ratios are formed inside a
+round: compare them, not times of different rows, since clocks drift. *host us* is what the host needs to issue a call.
+"""
+_VERDICTS = """## Bars
+
+What the project has set itself. *met*: the figure reaches the bar; *unclear*: it is below, but its interval reaches the bar;
+*SHORT*: the interval lies below. How means and their intervals are formed: `bench/bars.py`. The same from the command line:
+`triton-dist bench --verify-bars`.
+"""
+_LATE = """Stragglers: a rank, or each by a random time, is late before every call. *cost* is the time late less that on time,
+*beyond* what of it exceeds the mean lateness of the rank that is late most.
+"""
+
+
+def write(folder: Path, out: Path) -> list[Path]:
+    """Writes the page and its pictures, to a folder of its name; returns their paths. Unchanged results give the same page.
+
+    FileNotFoundError where `folder` holds no results.
+    """
+    content = page(folder, out)
+    drawn = [plot.picture(rows, out.parent / _picture(out, kind, op))
+             for op in OPS for kind, (rows, _) in _headlines(folder, op).items()]
+    out.write_text(content)
+    return [out, *drawn]
+
+
+def page(folder: Path, out: Path) -> str:
+    """The page's text. `out` is where it is to lie: links to pictures start there."""
+    parts = [_HEAD, _VERDICTS, _markdown(bars.cells(bars.judge(folder)))]
+    for op in OPS:
+        parts += [f"## {op}\n", *_op(folder, out, op)]
+    return "\n".join(parts)
+
+
+def _op(folder: Path, out: Path, op: str) -> list[str]:
+    parts = []
+    for kind, (rows, host) in _headlines(folder, op).items():
+        late = [row for row in results.newest(folder, op)[kind][0] if results.mode(row) != results.PLAIN]
+        parts += [f"### {op} on {kind}\n", _host(host), _markdown(_cells(rows)),
+                  f"![{op} on {kind}: T*/T over M for each model]({_picture(out, kind, op)})\n"]
+        parts += [_LATE, _markdown(table.late_cells(late))] if late else []
+    notes = Path(folder) / f"notes_{op}.md"
+    return parts + ([f"### {op}: predicted, measured, learned\n", notes.read_text()] if notes.exists() else [])
+
+
+def _headlines(folder: Path, op: str) -> dict:
+    """{host kind: (a row a problem, host.json)}, of GPUs: times of emulated ranks say nothing."""
+    found = {kind: (results.headline(rows), host) for kind, (rows, host) in results.newest(folder, op).items()
+             if host["comparable"]}
+    return {kind: (rows, host) for kind, (rows, host) in sorted(found.items(), reverse=True) if rows}
+
+
+def _picture(out: Path, kind: str, op: str) -> str:
+    return f"{out.stem}/{kind}-{op}.png"
+
+
+def _host(host: dict) -> str:
+    software = ", ".join(f"{name} {host[key]}" for name, key in (
+        ("torch", "torch"), ("Triton", "triton"), ("CUDA", "cuda"), ("HIP", "hip"), ("NCCL", "nccl"), ("driver", "driver"))
+        if host[key])
+    settings = "".join(f", {name}={value}" for name, value in host["environment"].items())
+    return (f"{host['device_count']} x {host['device']}, {host['memory_gib']} GiB, {host['multiprocessors']} multiprocessors, "
+            f"links {host['link'] or 'unknown'}; {software}{settings}. Last run {host['date']}.\n")
+
+
+def _cells(rows: list) -> list[list[str]]:
+    ms, peers = table.milliseconds, list(dict.fromkeys(peer for row in rows for peer in row["ms_peers"]))
+    columns = {
+        "model": lambda row: row["shape"].partition("@")[0] if "@" in row["shape"] else "-",
+        **{name.upper(): lambda row, name=name: str(row[name]) for name in ("m", "n", "k")},
+        "dtype": lambda row: row["dtype"],
+        "matmul": lambda row: ms(row["ms_gemm"]),
+        "collective": lambda row: ms(row["ms_comm"]),
+        "in sequence": lambda row: ms(row["ms_seq"]),
+        **{peer: lambda row, peer=peer: ms(row["ms_peers"].get(peer)) for peer in peers},
+        "triton_dist": lambda row: f"**{ms(row['ms'])}**",
+        "method": lambda row: row["method"],
+        "TFLOP/s a GPU": lambda row: f"{2 * row['m'] * row['n'] * row['k'] / row['world'] / row['ms'] / 1e9:.0f}",
+        "T\\*": lambda row: ms(row["ms_limit"]),
+        "T\\*/T": lambda row: _figure(row["efficiency"], row["ci95"]),
+        "vs in sequence": lambda row: _ratio(row, "seq"),
+        **{f"vs {peer}": lambda row, peer=peer: _ratio(row, peer) for peer in peers},
+        "host us": lambda row: f"{row['host_us'][results.asked(row)]:.0f}",
+        "graph": lambda row: "yes" if row["graph"] else "no",
+        "rounds": lambda row: str(row["rounds"]),
+        "date": lambda row: row["date"],
+        "commit": lambda row: str(row["commit"]),
+    }
+    rows = sorted(rows, key=lambda row: (-row["world"], row["dtype"], row["n"] * row["k"], row["m"]))
+    return [list(columns), *[[show(row) for show in columns.values()] for row in rows]]
+
+
+def _ratio(row: dict, rival: str) -> str:
+    found = row["ratios"].get(rival)
+    return "-" if found is None else _figure(found["ratio"], found["ci95"])
+
+
+def _figure(value: float, interval: list) -> str:
+    return f"{value:.3f} ({interval[0]:.3f}-{interval[1]:.3f})"
+
+
+def _markdown(lines: list) -> str:
+    """Lines of cells as a Markdown table, the first one its header."""
+    header, *body = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([header, "|" + "---|" * len(lines[0]), *body]) + "\n"
