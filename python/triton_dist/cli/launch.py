@@ -36,7 +36,7 @@ class UsageError(Exception):
 
 @dataclass
 class Command:
-    """A parsed command line. `torchrun` holds options of torchrun that are passed on as they are."""
+    """A parsed command line. `torchrun` holds options of torchrun, or of the checker, that are passed on as they are."""
     script: Path
     script_args: list
     options: dict
@@ -62,6 +62,9 @@ def parse(argv: list, environ: dict) -> Command:
         name = name.replace("-", "_")
         if name in ("h", "help"):
             raise HelpRequested
+        if name == "check":
+            options[name] = True
+            continue
         if name not in _OWN:
             torchrun.append(word)
             continue
@@ -77,6 +80,7 @@ def parse(argv: list, environ: dict) -> Command:
 
 USAGE = """usage: bash launch.sh [--nproc_per_node N] [--nnodes N] [--node_rank R] [--master_addr A] [--master_port P]
                       [torchrun options] SCRIPT [ARGS...]
+       bash launch.sh --check [--nproc_per_node N] [options of triton-dist check] SCRIPT [ARGS...]
 SCRIPT is a path, or the bare name of a file under tests/, tutorials/ or benchmarks/.
 Each option may come from the environment: NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT.
 TRITON_DIST_BACKEND=emulator (or TRITON_INTERPRET=1) runs emulated ranks on a machine that has GPUs."""
@@ -143,6 +147,11 @@ def plan(command: Command, environ: dict) -> tuple[list, dict]:
     if path not in env.get("PYTHONPATH", "").split(os.pathsep):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
     options = command.options
+    if options.get("check"):                    # emulated ranks of one process, whatever the machine has
+        env["TRITON_DIST_BACKEND"] = "emulator"
+        env.setdefault("OMP_NUM_THREADS", "1")
+        words = [f"--nproc_per_node={_number(options, 'nproc_per_node', _EMULATED_RANKS)}", *command.torchrun]
+        return [sys.executable, "-m", "triton_dist.checker", *words, str(command.script), *command.script_args], env
     per_node, nodes = _number(options, "nproc_per_node", ranks), _number(options, "nnodes", 1)
     if per_node * nodes > _MAX_WORLD:
         raise UsageError(f"--nproc_per_node times --nnodes: expected at most {_MAX_WORLD} ranks, found {per_node * nodes}")

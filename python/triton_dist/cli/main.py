@@ -30,4 +30,11 @@ def main() -> None:
         from triton_dist.doctor.command import main as run
         sys.exit(run(as_json))
 
+    @tools.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def check(words: tuple) -> None:
+        """Find races, deadlocks and wrong scopes of a script's kernels on emulated ranks."""
+        from triton_dist.checker.command import main as run
+        sys.exit(run(list(words)))
+
     tools(prog_name="triton-dist")

@@ -95,6 +95,12 @@ class Arena(ABC):
     def view(self, rank: int) -> Any:
         """torch.uint8 tensor [nbytes] over the slab of world rank `rank`; error where base is 0."""
 
+    def allocated(self, offset: int, nbytes: int, name: str, ranks: Sequence[int]) -> None:
+        """The slabs of `ranks` hold an object of `nbytes` at `offset` from now on."""
+
+    def freed(self, offset: int, ranks: Sequence[int]) -> None:
+        """The object at `offset` is gone."""
+
     @abstractmethod
     def close(self) -> None:
         """Unmap. Silent, idempotent."""

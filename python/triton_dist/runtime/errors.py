@@ -11,6 +11,10 @@ class InvalidArgument(TritonDistError, ValueError):
     """A public function was called with an argument it cannot accept."""
 
 
+class CollectiveMismatch(InvalidArgument):
+    """Ranks call different collectives, or the same with different arguments."""
+
+
 class NotInitialized(TritonDistError):
     """Something needs `triton_dist.initialize_distributed()` (or a virtual world) first."""
 
@@ -33,6 +37,8 @@ class WorkspacePoisoned(TritonDistError):
 
 class DeviceFault(TritonDistError):
     """A kernel did something the device would fault on: out of bounds, misaligned, use after free."""
+
+    kind = ""              # 'out-of-bounds', 'use-after-free', 'barrier-misuse', 'race' where it is known
 
 
 class HangError(TritonDistError):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.errors import InvalidArgument, NotInitialized
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized
 from triton_dist.runtime.state import state
 
 
@@ -161,6 +161,6 @@ def require_agreement(group: Group, what: str, value: Any) -> None:
     values = group.all_gather_object(value)
     for index, other in enumerate(values):
         if other != values[0]:
-            raise InvalidArgument(
+            raise CollectiveMismatch(
                 f"{what}: ranks disagree: rank {group.world_ranks[0]} has "
                 f"{values[0]}, rank {group.world_ranks[index]} has {other}; every rank of the group must pass the same")

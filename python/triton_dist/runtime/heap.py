@@ -15,7 +15,7 @@ import torch
 
 from triton_dist.runtime import groups
 from triton_dist.runtime.backend import Arena, backend
-from triton_dist.runtime.errors import InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
 from triton_dist.runtime.state import state
 
 ALIGNMENT = 256
@@ -47,6 +47,7 @@ class Allocation:
     nbytes: int
     group: groups.Group
     name: str
+    live: bool = True
     writer: Callable[[int], int] | None = None      # byte offset of a flag -> world rank that writes it; None: not known
 
 
@@ -56,6 +57,7 @@ class SymmetricHeap:
     def __init__(self, arena: Arena):
         self.arena = arena
         self.base = arena.local.data_ptr()
+        arena.allocated(0, RESERVED, "world barrier pad", range(len(arena.bases)))
         self._free = [(RESERVED, arena.nbytes - RESERVED)]       # (offset, nbytes), by offset
         self._live: dict[int, Allocation] = {}
 
@@ -68,7 +70,7 @@ class SymmetricHeap:
         answers = group.all_gather_object((what or f"{nbytes} bytes", self._free))
         if any(other != answers[0][0] for other, _ in answers):
             asked = dict(zip(group.world_ranks, (other for other, _ in answers)))
-            raise InvalidArgument(f"{name}: ranks ask for different tensors: {asked} by rank; pass the same shape and dtype "
+            raise CollectiveMismatch(f"{name}: ranks ask for different tensors: {asked} by rank; pass the same shape and dtype "
                                   "on all")
         offset = _lowest_common([free for _, free in answers], need)
         if offset is None:
@@ -77,6 +79,7 @@ class SymmetricHeap:
                             "raise TRITON_DIST_HEAP_SIZE or free symmetric tensors")
         self._take(offset, need)
         self._live[offset] = Allocation(offset, need, group, name)
+        self.arena.allocated(offset, nbytes, name, group.world_ranks)
         return self._live[offset]
 
     def release(self, allocation: Allocation, group: groups.Group | None = None) -> None:
@@ -87,6 +90,8 @@ class SymmetricHeap:
         backend().synchronize()
         (group or allocation.group).barrier()
         del self._live[allocation.offset]
+        allocation.live = False
+        self.arena.freed(allocation.offset, allocation.group.world_ranks)
         self._free = _merge(self._free + [(allocation.offset, allocation.nbytes)])
 
     def find(self, tensor: torch.Tensor) -> Allocation:

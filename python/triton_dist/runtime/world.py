@@ -82,7 +82,7 @@ def _leave() -> None:
     """What is left to do at exit, also when peers have died: no collective, no noise."""
     me = state()
     arena = me.heap.arena if me.heap else None
-    owns = me.owns_process_group
+    owns, of_torch = me.owns_process_group, isinstance(me.world, TorchGroup)
     for name, value in vars(RankState()).items():
         setattr(me, name, value)
     atexit.unregister(_leave)
@@ -93,5 +93,5 @@ def _leave() -> None:
         import torch.distributed as dist
         if dist.is_initialized():
             dist.destroy_process_group()
-    # Plans hold groups in cycles. gloo's threads live as long as a group, and must not outlive the interpreter.
-    gc.collect()
+    if of_torch:     # plans hold groups in cycles; gloo's threads live as long as a group, and must not outlive the interpreter
+        gc.collect()

@@ -276,7 +276,7 @@ def polite(words, out, HOW: tl.constexpr):
     """Both offer to go first in turn, until one has taken what the other offers."""
     mine, theirs = words + dl.rank(), dl.symm_at(words + 1 - dl.rank(), 1 - dl.rank())
     rounds = 0
-    while rounds < 3 or HOW == "endless":  # FAULT
+    while (rounds < 3) | (HOW == "endless"):  # FAULT
         tl.atomic_xor(mine, 1, sem="acq_rel", scope="sys")  # FAULT
         tl.atomic_add(theirs, 0, sem="acquire", scope="sys")  # FAULT
         rounds += 1

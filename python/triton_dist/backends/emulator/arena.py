@@ -32,8 +32,9 @@ class EmulatorArena(Arena):
         self._views: Optional[list] = [torch.frombuffer(slab, dtype=torch.uint8) for slab in slabs]
         self.bases = [view.data_ptr() for view in self._views]
         self.local = self._views[rank]
-        self._segments = [machine.memory.add_segment(self.bases[owner], self.nbytes, f"heap of rank {owner}", owner)
-                          for owner in owned]
+        self._owned, self._segments = owned, {}      # (rank, offset) -> segment, of the objects this rank answers for
+        for owner in owned:
+            machine.memory.reserve(self.bases[owner], self.nbytes, f"heap of rank {owner}")
         machine.arenas.append(self)
 
     def view(self, rank: int) -> torch.Tensor:
@@ -41,12 +42,24 @@ class EmulatorArena(Arena):
             raise InvalidArgument("the symmetric heap has been closed; call initialize_distributed() again")
         return self._views[rank]
 
+    def allocated(self, offset: int, nbytes: int, name: str, ranks: Sequence[int]) -> None:
+        for rank in set(ranks).intersection(self._owned) if nbytes else ():
+            self._segments[rank, offset] = self._machine.memory.add_segment(self.bases[rank] + offset, nbytes, name, rank)
+
+    def freed(self, offset: int, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            segment = self._segments.pop((rank, offset), None)
+            if segment is not None:
+                self._machine.memory.drop_segment(segment)
+
     def close(self) -> None:
         if self._views is None:
             return
         self._machine.arenas.remove(self)
-        for segment in self._segments:
+        for segment in self._segments.values():
             self._machine.memory.drop_segment(segment)
+        for owner in self._owned:
+            self._machine.memory.release(self.bases[owner])
         self._views = self.local = None
 
 

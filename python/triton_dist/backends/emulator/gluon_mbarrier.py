@@ -29,13 +29,13 @@ class Barrier:
         self.bytes += nbytes
         if self.missing < 0:
             raise fault(f"mbarrier {self.name}: {self.count - self.missing} arrivals in one phase, expected "
-                        f"{self.count}")
+                        f"{self.count}", "barrier-misuse")
         self._settle()
 
     def deliver(self, nbytes: int) -> None:
         """TMA has written `nbytes`."""
         if not self.valid:
-            raise fault(f"mbarrier {self.name}: TMA delivers to it after it was invalidated")
+            raise fault(f"mbarrier {self.name}: TMA delivers to it after it was invalidated", "barrier-misuse")
         gluon_smem.active().arrived(self)
         self.bytes -= nbytes
         self._settle()
@@ -62,7 +62,7 @@ def barrier(memory: Any) -> Barrier:
     """The initialised barrier at a shared memory descriptor."""
     found = memory.allocation.barriers.get(_place(memory))
     if found is None:
-        raise fault(f"mbarrier {memory.allocation.name} at byte {memory.offset} used before mbarrier.init")
+        raise fault(f"mbarrier {memory.allocation.name} at byte {memory.offset} used before mbarrier.init", "barrier-misuse")
     return found
 
 
@@ -85,7 +85,7 @@ def init(mbarrier: Any, count: Any) -> None:
         raise invalid(f"mbarrier.init with count {n}: expected at least 1")
     barriers, index = mbarrier.allocation.barriers, at // 8
     if at in barriers:
-        raise fault(f"mbarrier {barriers[at].name} initialised twice: invalidate it first")
+        raise fault(f"mbarrier {barriers[at].name} initialised twice: invalidate it first", "barrier-misuse")
     found = barriers[at] = Barrier(f"{mbarrier.allocation.name.split(':')[0]}[{index}]", n)
     gluon_smem.active().initialised(found)
 

@@ -19,7 +19,7 @@ def leave() -> None:
     if found is not None:
         _leave_partition(actor)
         for load in found.loads:
-            raise fault(f"the CTA ends while the TMA load issued at {load.issued_at} is in flight")
+            raise fault(f"the CTA ends while the TMA load issued at {load.issued_at} is in flight", "race")
 
 
 def _leave_partition(actor: Actor) -> None:
@@ -45,6 +45,7 @@ def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_r
         if not isinstance(args, tuple):
             raise invalid(f"warp_specialize: the arguments of {fn.__name__} must be a tuple, found {args!r}")
     shared, started = gluon_smem.block(), []
+    running.observer.barrier()
     for (fn, args), n in zip(workers, warps):
         if any(isinstance(x, Tensor) for x in args):
             raise invalid(f"worker {fn.__name__} takes a tensor: only the default partition can")
@@ -58,6 +59,7 @@ def warp_specialize(functions_and_args: Any, worker_num_warps: Any, worker_num_r
     where = site()
     for worker in started:
         running.block(worker, lambda: worker.done, Waiting("partition", site=where, text=f"partition {worker.name}"))
+        running.observer.joined(worker)
     return result
 
 
@@ -82,3 +84,4 @@ def thread_barrier(*, cluster: bool = False) -> None:
     if cluster:
         raise unsupported("barrier(cluster=True): the emulator has no clusters")
     scheduler.active().point()
+    scheduler.active().observer.barrier()

@@ -52,8 +52,11 @@ class SharedMemory:
     and stores of threads, 'async' for TMA and wgmma. Events run as the actor that acts.
     """
 
-    def observe(self, kind: str, proxy: str, view: "View") -> None:
-        """Called before each access. kind: 'load' or 'store'; the bytes are those of `view`."""
+    def observe(self, kind: str, proxy: str, view: "View", product: Any = None) -> None:
+        """Called before each access. kind: 'load' or 'store'; the bytes are those of `view`; `product`: the wgmma."""
+
+    def issued(self, product: Any) -> None:
+        """The running actor has issued a wgmma, which reads its operands later."""
 
     def fence(self, kind: str) -> None:
         """A proxy fence of the running actor: 'shared' (fence_async_shared), 'global' (fence_proxy_async)."""
@@ -75,9 +78,9 @@ class SharedMemory:
         self.observe("load", proxy, view)
         return view.d.clone(memory_format=torch.contiguous_format)
 
-    def operand(self, view: "View") -> torch.Tensor:
-        """The elements in place, for an instruction of the async proxy that reads them at once."""
-        self.observe("load", "async", view)
+    def operand(self, view: "View", product: Any) -> torch.Tensor:
+        """The elements in place, for a wgmma that reads them at once."""
+        self.observe("load", "async", view, product)
         return view.d
 
     def store(self, view: "View", values: torch.Tensor, proxy: str = "generic") -> None:

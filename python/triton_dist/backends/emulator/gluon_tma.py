@@ -38,10 +38,11 @@ class Copy(scheduler.Actor):
 
 
 def stores_of(actor: Any) -> list:
-    """The actor's TMA stores, one commit group each, in order; leading ones that are over and waited for are dropped."""
+    """The actor's TMA stores, one commit group each, in order; leading ones that are over and waited for have moved on."""
     found = actor.__dict__.get("tma_stores")
     if found is None:
-        found = actor.tma_stores = []
+        found, actor.tma_unflushed = [], []      # the second: those known to have read, but not to have written
+        actor.tma_stores = found
     return found
 
 
@@ -126,17 +127,19 @@ def store_wait(pendings: Any, read_only: Any = True) -> None:
     scheduler.active().point()
     stores = stores_of(scheduler.active().current)
     _await(stores[:max(0, len(stores) - gluon_smem.static(pendings, "store_wait"))], not read_only)
+    unflushed = scheduler.active().current.tma_unflushed
     while stores and stores[0].done and stores[0].awaited:
-        stores.pop(0)
+        unflushed.append(stores.pop(0))
 
 
 @twin("hopper_prims.flush_tma_stores")
 def flush_tma_stores() -> IntScalar:
     """wait_group 0 and a proxy fence."""
     scheduler.active().point()
-    stores = stores_of(scheduler.active().current)
-    _await(stores, True)
+    stores, unflushed = stores_of(scheduler.active().current), scheduler.active().current.tma_unflushed
+    _await([*unflushed, *stores], True)
     stores.clear()
+    unflushed.clear()
     gluon_smem.active().fence("global")
     return IntScalar(0, I32)
 
@@ -173,4 +176,4 @@ def leave(actor: Any) -> None:
     for operation in actor.__dict__.get("tma_stores", ()):
         if not operation.awaited:
             raise fault(f"{actor.name} ends before tma.store_wait: the TMA store issued at {operation.issued_at} may "
-                        "still read shared memory")
+                        "still read shared memory", "race")

@@ -28,7 +28,7 @@ class _InFlight:
 
     def __iter__(self) -> None:
         raise fault(f"accumulator read while its wgmma, issued at {self.product.issued_at}, is in flight: wait for it "
-                    "with warpgroup_mma_wait")
+                    "with warpgroup_mma_wait", "race")
 
     def __getitem__(self, _: Any) -> None:
         iter(self)
@@ -45,7 +45,8 @@ class Product:
 
     def compute(self) -> None:
         wide = torch.float64 if self.acc.ty is I32 else torch.float32
-        a, b = (x.d if isinstance(x, Tensor) else gluon_smem.active().operand(x) for x in (self.a, self.b))
+        a, b = (x.d if isinstance(x, Tensor) else gluon_smem.active().operand(x, self)
+                for x in (self.a, self.b))
         a, b = a.to(wide), b.to(wide)
         if self.use_acc:
             acc = self.before.value if self.before is not None else self.acc.d
@@ -97,6 +98,7 @@ def warpgroup_mma(a: Any, b: Any, acc: Any, *, use_acc: Any = True, precision: A
     running = scheduler.active()
     running.point()
     product = Product(a, b, acc, enabled(use_acc))
+    gluon_smem.active().issued(product)
     in_flight = products_of(running.current)
     in_flight.append(product)
     if running.mode == "eager" or running.mode == "random" and running.rng.random() < _EARLY:
@@ -127,4 +129,4 @@ def warpgroup_mma_init(value: Any) -> Any:
 def leave(actor: Any) -> None:
     """The actor's part of the kernel is over: nothing may be in flight."""
     for product in actor.__dict__.get("wgmma", ()):
-        raise fault(f"{actor.name} ends before warpgroup_mma_wait of the wgmma issued at {product.issued_at}")
+        raise fault(f"{actor.name} ends before warpgroup_mma_wait of the wgmma issued at {product.issued_at}", "race")

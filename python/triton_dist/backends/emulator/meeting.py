@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence
 import torch
 
 from triton_dist.backends.emulator.actors import Waiting
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import Group
 
 
@@ -70,27 +70,28 @@ class VirtualGroup(Group):
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
         mine = pickle.dumps(obj) if self.rank == root else None
-        return pickle.loads(self._meet(f"broadcast_object from {root}", mine)[root])
+        return pickle.loads(self._meet(f"broadcast_object from {root}", mine, root)[root])
 
     def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        self._finish_stream()
+        self.finish_stream()
         parts = self._meet("all_gather_tensor", x.detach().clone())
         with torch.no_grad():
             out.copy_(torch.cat(parts).view(out.shape))
 
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        self._finish_stream()
+        self.finish_stream()
         rows = x.shape[0] // self.size
         parts = self._meet("reduce_scatter_tensor", x.detach().clone())
         mine = torch.stack([part[self.rank * rows:(self.rank + 1) * rows] for part in parts])
         with torch.no_grad():
             out.copy_(mine.float().sum(0) if mine.dtype in (torch.bfloat16, torch.float16) else mine.sum(0))
 
-    def _finish_stream(self) -> None:
+    def finish_stream(self) -> None:
         """A tensor collective follows the current stream, as it does on a GPU."""
         self._meetings.scheduler.machine.device().current.synchronize()
 
-    def _meet(self, what: str, value: Any) -> list:
+    def _meet(self, what: str, value: Any, root: Optional[int] = None) -> list:
+        """Every member's value. Members then know what all did before, or with a `root` what that one did."""
         place, scheduler = self._place, self._meetings.scheduler
         number = place.counts[self.rank]
         place.counts[self.rank] += 1
@@ -101,10 +102,11 @@ class VirtualGroup(Group):
         if not meeting.arrived:
             meeting.what, meeting.first = what, me
         if meeting.what != what:
-            raise InvalidArgument(f"collective {number} of ranks {list(self.world_ranks)}: rank {meeting.first} called "
+            raise CollectiveMismatch(f"collective {number} of ranks {list(self.world_ranks)}: rank {meeting.first} called "
                                   f"{meeting.what}, rank {me} called {what}; all members must call the same")
         meeting.values[self.rank] = value
         meeting.arrived[self.rank] = scheduler.current
+        scheduler.observer.arrived(meeting, root in (None, self.rank))
         scheduler.wake(meeting)
         try:
             scheduler.block(meeting, lambda: len(meeting.arrived) == self.size,
@@ -113,6 +115,7 @@ class VirtualGroup(Group):
             if len(meeting.arrived) < self.size and meeting.arrived.get(self.rank) is scheduler.current:
                 self._withdraw(meeting, self.rank)
             raise
+        scheduler.observer.left(meeting)
         meeting.left += 1
         if meeting.left == self.size:
             del place.rounds[number]

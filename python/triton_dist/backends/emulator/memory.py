@@ -7,6 +7,7 @@ of them, or one that is not aligned, is a DeviceFault that names the segment and
 once per access, with the order and scope it has: a checker overrides it.
 """
 import bisect
+import collections
 import ctypes
 import weakref
 from typing import Any, Callable, Optional
@@ -23,6 +24,7 @@ __all__ = ["Memory", "Segment", "active", "activate", "site"]
 _WORDS = {"int1": ctypes.c_uint8, "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32,
           "int64": ctypes.c_int64, "uint8": ctypes.c_uint8, "uint16": ctypes.c_uint16, "uint32": ctypes.c_uint32,
           "uint64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
+_NEAR = 1 << 16          # bytes past a tensor's end within which an address is an overrun of it, not of what was freed there
 _FLAGS = {32: ctypes.c_int32, 64: ctypes.c_int64}
 
 
@@ -55,6 +57,8 @@ class Memory:
     def __init__(self) -> None:
         self._map: tuple = [], []            # sorted bases, segments; replaced, never changed: storages die at any time
         self._last: Optional[Segment] = None
+        self._reserved: dict = {}            # base -> (end, name) of slabs in which objects become segments one by one
+        self._graves: collections.deque = collections.deque(maxlen=64)       # segments that are gone, latest first
         self.watched: dict = {}              # address of a flag somebody waits on -> how many wait
 
     # -- segments ------------------------------------------------------------------------------------------
@@ -64,9 +68,18 @@ class Memory:
         self._insert(segment)
         return segment
 
+    def reserve(self, base: int, nbytes: int, name: str) -> None:
+        """Storages in this range are no segments: the objects that live there are added one by one."""
+        self._reserved[base] = base + nbytes, name
+
+    def release(self, base: int) -> None:
+        """The reserved range at `base` is unmapped."""
+        del self._reserved[base]
+
     def drop_segment(self, segment: Segment) -> None:
         """Makes a range inaccessible: later accesses fault. Idempotent."""
         self._replace(lambda segments: [s for s in segments if s is not segment])
+        self._graves.appendleft(segment)
         if self._last is segment:
             self._last = None
 
@@ -74,7 +87,7 @@ class Memory:
         """Makes a tensor's storage accessible for as long as it lives."""
         storage = tensor.untyped_storage()
         base, nbytes = storage.data_ptr(), storage.nbytes()
-        if not nbytes or not base:
+        if not nbytes or not base or base in self._reserved:
             return
         found = self.at(base)
         if found is not None and base + nbytes <= found.end and (found.owner is None or found.owner() is not None):
@@ -137,13 +150,20 @@ class Memory:
         where = " and ".join(near) if near else "no memory is known"
         if -(1 << 40) < address < 1 << 32:
             where = "it is no address: a null pointer, or symm_at of a rank that does not exist or cannot be reached"
+        near_a_live_one = i >= 0 and address - segments[i].end < _NEAR
+        for grave in self._graves:
+            symmetric = any(base <= grave.base < end for base, (end, _) in self._reserved.items())
+            if grave.base <= address < grave.end and (symmetric or not near_a_live_one):
+                return fault(f"{what} of {nbytes} bytes at {address:#x}, {address - grave.base} bytes into {grave}, which has "
+                             "been freed: keep the tensor until the work that uses it is over", "use-after-free")
         return fault(f"{what} of {nbytes} bytes at {address:#x} is outside every tensor: {where}; check the mask, the "
-                     "offsets, and that the tensor still lives")
+                     "offsets, and that the tensor still lives", "out-of-bounds")
 
     def observe(self, kind: str, segment: Segment, address: Any, shape: Any, steps: Any, size: int, sem: Optional[str],
                 scope: Optional[str]) -> None:
         """Called before each access. kind: 'load', 'store', 'atomic'. A strided one has address, shape and byte steps;
-        a scattered one has an int64 tensor of addresses, and no shape. sem is None for plain accesses."""
+        a scattered one has an int64 tensor of addresses, and no shape. sem is None for plain accesses, and 'packet' for
+        relaxed ones of words that carry data and a flag."""
 
     def fence(self, sem: str, scope: str) -> None:
         """A memory fence of the running actor; nothing to do where memory is sequentially consistent."""

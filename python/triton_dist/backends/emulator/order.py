@@ -7,19 +7,23 @@
     late      streams and copies move only when somebody waits for them, or when nothing else can run
     skew      late, and one rank runs ahead of the others
     priority  the ready actor of the highest priority runs; priorities are random and change at random moments, so that
-              single programs and copies are left far behind (probabilistic concurrency testing)
+              single programs and copies are left far behind
+    pct       the same with three changes at random turns (probabilistic concurrency testing)
+    round-robin  everybody in turn
 """
 import random
 from typing import Any, Collection, Optional
 
 from triton_dist.backends.emulator.actors import Actor
 
-MODES = ("eager", "random", "late", "skew", "priority")
+MODES = ("eager", "random", "late", "skew", "priority", "pct", "round-robin")
 LATE = ("late", "skew")
-PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8, "priority": 8}      # points between two preemptions, at most
+PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8, "priority": 8, "pct": 8,      # points between two preemptions,
+           "round-robin": 8}                                                             # at most
 _ESCAPE = 0.005      # late modes: how often any actor may run, so that a spinning program cannot starve a copy
 _AHEAD = 0.9         # skew: how often the leading rank goes first
 _DEMOTE = 0.01       # priority: how often the leading actor becomes the last
+_CHANGES, _HORIZON = 3, 1000      # pct: how often the leading actor becomes the last, within the first so many turns
 
 
 class Ready:
@@ -31,9 +35,11 @@ class Ready:
         self._awake: list = []
         self._asleep: list = []              # streams and copies
         self._leads: dict = {}               # rank -> how far ahead it likes to be
+        self._changes = {int(rng.random() * _HORIZON) for _ in range(_CHANGES)} if mode == "pct" else set()
+        self._taken = 0
 
     def add(self, actor: Actor) -> None:
-        (self._asleep if actor.lazy else self._awake).append(actor)
+        (self._asleep if actor.lazy and self._mode != "round-robin" else self._awake).append(actor)
 
     def remove(self, actor: Actor) -> None:
         for pool in (self._awake, self._asleep):
@@ -49,8 +55,10 @@ class Ready:
     def take(self, waited: Collection) -> Optional[Actor]:
         """Removes and returns the next actor; None where there is none. `waited`: the keys somebody waits for."""
         awake, asleep, rng = self._awake, self._asleep, self._rng
-        if self._mode == "priority":
+        if self._mode in ("priority", "pct"):
             return self._take_first()
+        if self._mode == "round-robin":
+            return awake.pop(0) if awake else None
         if not self._late or rng.random() < _ESCAPE:
             n = int(rng.random() * (len(awake) + len(asleep)))
             if n < len(awake):
@@ -72,7 +80,8 @@ class Ready:
         if not pool:
             return None
         index = max(range(len(pool)), key=lambda i: self._urgency(pool[i]))
-        if self._rng.random() < _DEMOTE:
+        self._taken += 1
+        if self._taken in self._changes or self._mode == "priority" and self._rng.random() < _DEMOTE:
             pool[index].priority = -self._rng.random()
         return _take(pool, index)
 

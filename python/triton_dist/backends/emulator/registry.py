@@ -40,9 +40,11 @@ def unsupported(text: str) -> UnsupportedFeature:
     return UnsupportedFeature(f"{text}, at {site()}")
 
 
-def fault(text: str) -> DeviceFault:
-    """What the device would fault on, with the place."""
-    return DeviceFault(f"{text}, at {site()}")
+def fault(text: str, kind: str = "") -> DeviceFault:
+    """What the device would fault on, with the place; `kind`: what a checker calls it."""
+    error = DeviceFault(f"{text}, at {site()}")
+    error.kind = kind
+    return error
 
 
 class Tup(tuple):

@@ -17,6 +17,7 @@ import torch
 
 from triton_dist.backends.emulator import hang
 from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
+from triton_dist.backends.emulator.observer import Observer
 from triton_dist.backends.emulator.order import MODES, PREEMPT, Ready
 from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.context import Context
@@ -72,9 +73,11 @@ class Scheduler:
         self.current = self.main
         self.hosts = {rank: self.main}
         self.lock = contextlib.nullcontext()
-        self.turns = 0
+        self.turns = self.pauses = 0
+        self.most_pauses = float("inf")              # an observer may want to hear of more
         self.wait_timeout = wait_timeout()           # seconds; 0 = unbounded
         self.machine: Any = None                     # memory, devices and arenas that go with it
+        self.observer = Observer()
         self.writers: dict = {}                      # flag address -> (rank, name) of its last writer
         self._hub: Any = None
         self._credit = 0
@@ -95,6 +98,9 @@ class Scheduler:
     def pause(self) -> None:
         """Gives up the turn."""
         self._credit = int(self.rng.random() * PREEMPT[self.mode])
+        self.pauses += 1
+        if self.pauses > self.most_pauses:
+            self.observer.busy(self)
         actor = self.current
         if actor.greenlet is None or actor.killed:
             return
@@ -141,6 +147,7 @@ class Scheduler:
         """
         actor.work = (fn, args)
         self._enlist(actor)
+        self.observer.spawned(actor)
         if actor.kind == "program":
             self._queued[actor.rank].append(actor)
             self._fill(actor.rank)
@@ -152,6 +159,7 @@ class Scheduler:
         """Starts an asynchronous copy: steps that run one after another, some time later, and cannot block."""
         actor.steps = list(reversed(steps))
         self._enlist(actor)
+        self.observer.issued(actor)
         early = len(steps) if self.mode == "eager" else int(self.rng.random() < 0.5)
         caller = self.current
         for _ in range(early):
@@ -225,6 +233,7 @@ class Scheduler:
     # -- the hub -------------------------------------------------------------------------------------------
     def idle(self) -> None:
         """Nothing can run and the hub's owner still waits. Raises, or returns after something may have changed."""
+        self.observer.stuck(self)
         self.collapse(hang.deadlock(self))
 
     def check_bounds(self) -> None:
@@ -311,6 +320,7 @@ class Scheduler:
             self._ready.add(actor)
 
     def _finish(self, actor: Actor) -> None:
+        self.observer.finished(actor)
         if actor.resident:
             actor.resident = False
             self._resident[actor.rank] -= 1

@@ -124,8 +124,13 @@ def loop(*bounds: Any, **hints: Any) -> Iterator:
         raise invalid("a loop step of 0")
     if typed[2].v < 0 and isinstance(step, Scalar):
         raise invalid("a negative loop step must be a constexpr")
-    for i in builtins.range(*(wrap(x.v, known) if x.v >= 0 or not known.signed else x.v for x in typed)):
-        yield IntScalar(i, ty)
+    observer, actor = scheduler.active().observer, scheduler.active().current
+    observer.loop(actor, True)
+    try:
+        for i in builtins.range(*(wrap(x.v, known) if x.v >= 0 or not known.signed else x.v for x in typed)):
+            yield IntScalar(i, ty)
+    finally:
+        observer.loop(actor, False)
 
 
 def constexpr_or(x: Any) -> Any:

@@ -31,14 +31,14 @@ class Event:
         self._stream, self._ticket = stream, stream.issued
 
     def query(self) -> bool:
-        return self._stream is None or self._stream.passed(self._ticket)
+        return self._stream is None or self._stream.ask(self._ticket)
 
     def wait(self, stream: "Stream") -> None:
         stream.wait_event(self)
 
     def synchronize(self) -> None:
         if self._stream is not None:
-            self._stream.wait_host(self._ticket)
+            self._stream.wait_host(self._ticket, told=True)
 
 
 class Stream:
@@ -70,11 +70,11 @@ class Stream:
             self._wait_for(event._stream, event._ticket)
 
     def query(self) -> bool:
-        return self.passed(self.issued)
+        return self.ask(self.issued)
 
     def synchronize(self) -> None:
         """Returns once all that is on this stream has run; raises what failed."""
-        self.wait_host(self.issued)
+        self.wait_host(self.issued, told=True)
         self.device.settle()
 
     # -- operations ----------------------------------------------------------------------------------------
@@ -96,7 +96,10 @@ class Stream:
     def _transfer(self, what: str, steps: list) -> int:
         scheduler = self.device.scheduler
         if scheduler.mode == "eager" and not self._queue:
-            scheduler.issue(Actor(f"{what} on {self.name}", self.device.rank, "copy"), *steps)
+            scheduler.observer.enqueued(self, 0, what)
+            engine = Actor(f"{what} on {self.name}", self.device.rank, "copy")
+            engine.stream = self
+            scheduler.issue(engine, *steps)
             return self.issued
 
         def run() -> None:
@@ -110,8 +113,18 @@ class Stream:
     def passed(self, ticket: int) -> bool:
         return self.finished >= ticket
 
-    def wait_host(self, ticket: int) -> None:
-        """The calling host waits until the operation behind `ticket` has run. A failed wait ends what it waited for."""
+    def ask(self, ticket: int) -> bool:
+        """`passed`, asked by the host script, which may rely on a yes."""
+        if not self.passed(ticket):
+            return False
+        self.device.scheduler.observer.synchronized(self, ticket)
+        return True
+
+    def wait_host(self, ticket: int, told: bool = False) -> None:
+        """The calling host waits until the operation behind `ticket` has run. A failed wait ends what it waited for.
+
+        `told`: the host script asked for it, so that it may rely on it.
+        """
         waiting = Waiting("stream", text=lambda: f"stream {self.name}: {self._queue[0][0] if self._queue else 'idle'}")
         try:
             self.device.scheduler.block(self, lambda: self.finished >= ticket, waiting)
@@ -119,6 +132,8 @@ class Stream:
             if self.finished < ticket:
                 self.abort()
             raise
+        if told:
+            self.device.scheduler.observer.synchronized(self, ticket)
 
     def abort(self) -> None:
         """Drops all that is on the stream, the running kernel included."""
@@ -132,9 +147,12 @@ class Stream:
         self.device.scheduler.wake(self)
 
     def _wait_for(self, other: "Stream", ticket: int) -> None:
-        if other is self or other.passed(ticket):
-            return
         scheduler = self.device.scheduler
+        if other is self:
+            return
+        scheduler.observer.followed(self, other, ticket)
+        if other.passed(ticket):
+            return
 
         def run() -> None:
             scheduler.block(other, lambda: other.passed(ticket), Waiting("stream", text=f"stream {other.name}"))
@@ -146,8 +164,10 @@ class Stream:
     def _put(self, what: str, run: Callable[[], None]) -> int:
         self._queue.append((what, run))
         self.issued += 1
+        self.device.scheduler.observer.enqueued(self, self.issued, what)
         if self._actor is None or self._actor.done:
             self._actor = Actor(self.name, self.device.rank, "stream", serves=(self, ))
+            self._actor.stream = self
             self.device.scheduler.spawn(self._actor, self._perform, self._actor)
         ticket = self.issued
         if self is not self.device.default:
@@ -158,9 +178,11 @@ class Stream:
         scheduler = self.device.scheduler
         try:
             while self._queue:
+                scheduler.observer.began(self, self.finished + 1)
                 self._queue[0][1]()
                 self._queue.pop(0)
                 self.finished += 1
+                scheduler.observer.completed(self, self.finished)
                 scheduler.wake(self)
                 scheduler.point()
         except Exception as error:       # later work of this stream relies on what failed
@@ -183,7 +205,7 @@ class Stream:
         for pz, py, px in itertools.product(range(z), range(y), range(x)):
             cta = Cta((px, py, pz), (x, y, z), launch.name, launch.num_warps, num_ctas)
             program = Actor(f"{launch.name}{cta.pid}", rank, "program", cta, crew)
-            program.stream = self
+            program.stream, program.launch = self, launch
             scheduler.spawn(program, launch.body)
         scheduler.block(crew, lambda: crew.done, Waiting("kernel", text=f"kernel {launch.name}"))
         self._crew = None
@@ -238,7 +260,7 @@ class Device:
     def synchronize(self) -> None:
         """Waits for all streams of the rank; raises what failed."""
         for stream in [self.default, *self._streams.values()]:
-            stream.wait_host(stream.issued)
+            stream.wait_host(stream.issued, told=True)
 
     def settle(self, issuing: bool = False) -> None:
         """In a process of its own: lets side streams go as far as they can, since nobody runs them during host code.

@@ -214,6 +214,7 @@ def assume(condition: Any) -> None:
 @twin("core.debug_barrier", "core.barrier")
 def debug_barrier(*_: Any, **__: Any) -> None:
     scheduler.active().point()
+    scheduler.active().observer.barrier()
 
 
 @twin("core.inline_asm_elementwise")

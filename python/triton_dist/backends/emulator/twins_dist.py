@@ -37,6 +37,7 @@ def true() -> IntScalar:
 
 
 def zero_after(token: Any) -> Any:
+    scheduler.active().observer.consumed(token)
     return _ZERO if isinstance(token, Scalar) else filled(_ZERO, token.shape)
 
 
@@ -97,7 +98,9 @@ def _wait(cmp: str, bits: int, sem: str, scope: str) -> Callable:
             if not reached(cmp, bits, mem.flag_load(address, bits, sem, scope), wanted):
                 wait_word(address, bits, cmp, lambda: reached(cmp, bits, mem.peek(address, bits), wanted), wanted)
                 mem.flag_load(address, bits, sem, scope)
-        return _ZERO
+        token = IntScalar(0, I32)
+        running.observer.waited(token)
+        return token
     return wait
 
 
@@ -108,9 +111,12 @@ def _notify_warp(op: str, bits: int, scope: str) -> Callable:
         running.point()
         running.current.polled = None
         if op == "set":
+            running.observer.warp_barrier(False)
             mem.flag_store(flag.v, value.v, bits, "release", scope)
         else:                                # lane 0 of every warp that runs the call
-            for _ in range(running.current.cta.num_warps if running.current.cta else 1):
+            warps = running.current.cta.num_warps if running.current.cta else 1
+            for warp in range(warps):
+                running.observer.warp_barrier(warp == warps - 1)
                 mem.flag_add(flag.v, value.v, bits, "release", scope)
         return _ZERO
     return notify
@@ -145,7 +151,7 @@ def ll_store(address: Any, data: Any, flag: Any, pred: Any) -> Any:
     keep = on != 0
     if bool(keep.any()):
         packet = (low & 0xFFFFFFFF) | high << 32
-        memory.active().store_points(at[keep], _PACKET, packet[keep], "relaxed", "sys")
+        memory.active().store_points(at[keep], _PACKET, packet[keep], "packet", "sys")
     return filled(_ZERO, shape) if shape else _ZERO
 
 
@@ -157,12 +163,9 @@ def ll_load(address: Any, flag: Any, pred: Any) -> Any:
     out = torch.zeros(at.shape, dtype=torch.int32)
     some, want = at[keep], wanted[keep].to(torch.int32)
     if some.numel():
-        packets = mem.load_points(some, _PACKET, "relaxed", "sys")
-        while not bool((arrived := (packets >> 32).to(torch.int32) == want).all()):
-            late, flag = int(some[~arrived][0]) + 4, int(want[~arrived][0])
+        for late, flag in zip((some + 4).tolist(), want.tolist()):       # flags lie in the packets' upper halves
             wait_word(late, 32, "eq", lambda: mem.peek(late, 32) == flag, flag)
-            packets = mem.load_points(some, _PACKET, "relaxed", "sys")
-        out[keep] = packets.to(torch.int32)
+        out[keep] = mem.load_points(some, _PACKET, "packet", "sys").to(torch.int32)
     return Tensor(out.view(shape), I32) if shape else IntScalar(int(out[0]), I32)
 
 

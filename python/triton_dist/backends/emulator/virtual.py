@@ -16,6 +16,7 @@ from triton_dist.backends.emulator import ledger
 from triton_dist.backends.emulator.actors import Actor, Waiting
 from triton_dist.backends.emulator.machine import Machine, default_sms
 from triton_dist.backends.emulator.meeting import Meetings, VirtualGroup
+from triton_dist.backends.emulator.observer import Observer
 from triton_dist.backends.emulator.scheduler import Scheduler, activated
 from triton_dist.runtime import state as rank_state
 from triton_dist.runtime.errors import InvalidArgument
@@ -119,16 +120,17 @@ class World(Scheduler):
 
 def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", seed: int = 0,
               num_sms: Optional[int] = None, groups: Optional[Sequence[Sequence[int]]] = None, heap: bool = True,
-              **kwargs: Any) -> list:
+              observer: Optional[Observer] = None, **kwargs: Any) -> list:
     """Runs `fn(*args, **kwargs)` as the host script of every rank of an emulated world.
 
     Args:
-        mode: who goes next and when copies land: one of order.MODES ('eager', 'random', 'late', 'skew', 'priority').
+        mode: who goes next and when copies land: one of order.MODES ('eager', 'random', 'late', ...).
         seed: with the mode, fixes the order in which everything runs.
         num_sms: programs that can be resident at a time, per rank. Default TRITON_DIST_EMULATOR_SMS, or 8.
         groups: disjoint or overlapping lists of ranks; fn then gets `group=`, the first of them that holds its rank, or
             torch's GroupMember.NON_GROUP_MEMBER.
         heap: whether each rank has joined the world, symmetric heap included, before fn starts.
+        observer: hears who starts whom, and every edge of order.
     Returns the results by rank. An exception on one rank ends the world and is raised here, with a note of its rank;
     HangError when nothing can run.
     """
@@ -139,6 +141,8 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
     world = World(world_size, seed, mode, num_sms or default_sms())
     machine, meetings = Machine(world), Meetings(world)
     machine.ledger = ledger.Ledger([bytearray(ledger.SIZE) for _ in range(world_size)])
+    if observer is not None:
+        observer.watch(world)
     lists = [tuple(ranks) for ranks in groups or ()]
 
     def script(rank: int) -> Any:

@@ -1,0 +1,244 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Vector clocks. A thread of execution (a program, a partition, a stream, a host script, an asynchronous copy) has four:
+
+    KNOWS    what has happened before, by edges that the memory model grants
+    GLOBAL   what its async-proxy accesses to global memory may rely on: the proxy fences are counted
+    SHARED   the same for shared memory
+    SEEN     what it has heard of by signals of any kind: the difference to KNOWS explains a report
+
+The block-wide accesses of a program and its scalar ones (one thread's) have an identity each: a release by that one thread
+publishes its own accesses, and those of the block up to the last CTA barrier (protocol rule 1).
+"""
+from typing import Any, Optional
+
+import numpy as np
+
+KNOWS, GLOBAL, SHARED, SEEN = range(4)
+_LOOKED = 32             # identities of ended threads that a new one looks at
+_FIRST = 64              # identities for which a clock has room at first
+
+
+def widened(clock: np.ndarray, width: int) -> np.ndarray:
+    """A copy of a clock (its last axis is the identity) with room for `width` identities."""
+    out = np.zeros((*clock.shape[:-1], width), np.int32)
+    out[..., :clock.shape[-1]] = clock
+    return out
+
+
+def joined(clock: Optional[np.ndarray], other: np.ndarray) -> np.ndarray:
+    """The maximum of two clocks of the same rank; may change and return the first."""
+    if clock is None:
+        return other.copy()
+    if clock.shape[-1] < other.shape[-1]:
+        clock = widened(clock, other.shape[-1])
+    part = clock[..., :other.shape[-1]]
+    np.maximum(part, other, out=part)
+    return clock
+
+
+def covers(row: np.ndarray, tid: int, clk: int) -> bool:
+    """Whether a clock's row has seen moment `clk` of identity `tid`."""
+    return tid < row.shape[0] and row[tid] >= clk
+
+
+class Token:
+    """What a wait in a loop has acquired, and whether some value has been tied to its token."""
+
+    def __init__(self, depth: int, known: np.ndarray):
+        self.depth, self.known, self.value, self.consumed = depth, known, None, False
+
+
+class Thread:
+    """One thread of execution: identity `tid` and moment `clk` of its (block-wide) accesses, `head`, `head_clk` of scalar ones.
+
+    fenced: the moment up to which a release by one thread publishes the block's accesses. For a copy, reads happen at `clk`
+    and writes at `clk + 1`.
+    """
+
+    def __init__(self, name: str, rank: int, kind: str, tid: int, head: int, clk: int, head_clk: int,
+                 clocks: np.ndarray):
+        self.name, self.rank, self.kind = name, rank, kind
+        self.tid, self.head, self.clk, self.head_clk, self.fenced = tid, head, clk, head_clk, 0
+        self.C = clocks
+        self.cta: Any = None
+        self.home: Optional[Thread] = None           # the stream that launched it
+        self.ids: list = []                          # (tid, clk) of its finished copies, which it may use again
+        self.events: dict = {}                       # of the present moment, by kind and statement
+        self.fences: dict = {}                       # scope level -> [KNOWS, SEEN] as the last release fence left them
+        self.relaxed: dict = {}                      # scope level -> what an acquire fence of this scope would add to KNOWS
+        self.loops = 0
+        self.tokens: list = []                       # [Token] of waits in the loops it is in
+        self.spent: dict = {}                        # id -> token, of those that were consumed
+        self.loads: Optional[np.ndarray] = None      # KNOWS of loads while there are such
+        self.weak: list = []                         # (clock, why, stack) of signals seen that gave no edge, latest last
+        self.stack: tuple = ()                       # of what it does, where no kernel frame runs
+        self.what = ""
+        self.together = False                        # its next release is made by the last of its warps: all have released
+        self.stale: list = []                        # (start, end, name) of freed heap ranges that its arguments point to
+        self._set_own()
+
+    @property
+    def split(self) -> bool:
+        return self.head != self.tid
+
+    def _set_own(self) -> None:
+        for row in (KNOWS, SEEN):
+            self.C[row, self.tid] = self.clk
+            self.C[row, self.head] = self.head_clk if self.split else self.clk
+        if self.loads is not None:
+            self.loads[self.tid], self.loads[self.head] = self.C[KNOWS, self.tid], self.C[KNOWS, self.head]
+
+    def _fit(self, width: int) -> None:
+        if self.C.shape[1] < width:
+            self.C = widened(self.C, width)
+
+    # -- what it learns ----------------------------------------------------------------------------------------
+    def join(self, other: np.ndarray) -> None:
+        """All four rows."""
+        self.C = joined(self.C, other)
+        if self.loads is not None:
+            self.loads = joined(self.loads, other[KNOWS])
+
+    def learn(self, known: np.ndarray, loads: bool = True) -> None:
+        """KNOWS and SEEN from [KNOWS, SEEN]; not the proxies, which need a fence."""
+        self._fit(known.shape[1])
+        n = known.shape[1]
+        np.maximum(self.C[KNOWS, :n], known[0], out=self.C[KNOWS, :n])
+        np.maximum(self.C[SEEN, :n], known[1], out=self.C[SEEN, :n])
+        if self.loads is not None and loads:
+            self.loads = joined(self.loads, known[0])
+
+    def hear(self, seen: np.ndarray) -> None:
+        """SEEN only."""
+        self._fit(seen.shape[0])
+        n = seen.shape[0]
+        np.maximum(self.C[SEEN, :n], seen, out=self.C[SEEN, :n])
+
+    def trust(self) -> None:
+        """A kernel boundary: the proxies may rely on all that is known."""
+        self.C[GLOBAL] = self.C[SHARED] = self.C[KNOWS]
+
+    def proxy_fence(self, row: int) -> None:
+        """Async accesses issued from now on may rely on all that is known now."""
+        self.C[row] = self.C[KNOWS]
+        self.step()
+
+    # -- loops that the compiler may pipeline ------------------------------------------------------------------
+    def enter_loop(self, entered: bool) -> None:
+        self.loops += 1 if entered else -1
+        if not entered:                      # behind the loop program order holds again
+            self._keep([t for t in self.tokens if t.depth <= self.loops])
+
+    def acquire_in_loop(self, known: np.ndarray) -> None:
+        """An edge that loads of the loop may use only behind a consume_token; `waited` gives the token."""
+        if self.loads is None:
+            self.loads = self.C[KNOWS].copy()
+        self.learn(known, loads=False)
+        self.tokens.append(Token(self.loops, known[0]))
+
+    def waited(self, token: Any) -> None:
+        """The wait that has just acquired gives its token."""
+        for entry in self.tokens:
+            if entry.value is None:
+                entry.value = token
+
+    def consume(self, token: Any) -> None:
+        """Some value is tied to a token; to any where it is not known."""
+        own = [t for t in self.tokens if t.value is token]
+        for entry in own or ([] if id(token) in self.spent else self.tokens):
+            entry.consumed = True
+        if own:
+            self.spent[id(token)] = token
+
+    def in_order(self) -> None:
+        """A CTA barrier: a loop that holds one is not pipelined."""
+        self._keep([])
+
+    def _keep(self, tokens: list) -> None:
+        if len(tokens) < len(self.tokens):
+            for entry in self.tokens:
+                if entry not in tokens:
+                    self.loads = joined(self.loads, entry.known)
+            self.tokens = tokens
+            if not tokens:
+                self.loads = None
+
+    # -- moments -----------------------------------------------------------------------------------------------
+    def step(self) -> None:
+        """A new moment of the block."""
+        self.clk += 1
+        self.events.clear()
+        self._set_own()
+
+    def begin(self) -> None:
+        """A program starts behind a kernel boundary, which is a fence of all scopes, and the proxies may rely on all."""
+        self.trust()
+        known = self.C[KNOWS:SEEN + 1:SEEN].copy()
+        self.fences = {2: known, 3: known}
+        self.step()
+        self.head_clk += 1
+        self._set_own()
+
+    def barrier(self) -> None:
+        """All its threads meet."""
+        self.fenced = self.clk
+        self.step()
+
+    def released(self) -> np.ndarray:
+        """[KNOWS, SEEN] as a release by one thread publishes them; moves on to a new moment."""
+        out = self.C[KNOWS:SEEN + 1:SEEN].copy()
+        if self.split:
+            out[0, self.tid] = self.clk if self.together else self.fenced
+            self.together = False
+            self.head_clk += 1
+            self.events.clear()
+            self._set_own()
+        else:
+            self.step()
+        return out
+
+    def published(self) -> np.ndarray:
+        """All four rows, as a hand-over of the whole block publishes them; moves on to a new moment."""
+        out = self.C.copy()
+        self.step()
+        if self.split:
+            self.head_clk += 1
+            self._set_own()
+        return out
+
+
+class Clocks:
+    """Identities, and the clocks of new threads."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._width = _FIRST
+        self._free: dict = {}                # rank -> [(tid, clk)] of threads that are over
+
+    def room(self, base: Optional[np.ndarray]) -> np.ndarray:
+        """A copy of four rows with room for all identities; empty ones where `base` is None."""
+        if base is None:
+            return np.zeros((4, self._width), np.int32)
+        return widened(base, self._width) if base.shape[1] < self._width else base.copy()
+
+    def identity(self, rank: int, knows: np.ndarray, own: Any = None) -> tuple:
+        """(tid, first moment): one whose last user is over as far as `knows`, a [rows, width] array, can tell, or a new one."""
+        for pool in (own or [], self._free.get(rank, [])):
+            for i, (tid, clk) in enumerate(pool[:_LOOKED]):
+                if tid < knows.shape[1] and (knows[:, tid] >= clk).all():
+                    pool.pop(i)
+                    return tid, clk + 1
+        tid = self._next
+        self._next += 1
+        while self._next > self._width:
+            self._width *= 2
+        return tid, 1
+
+    def free(self, thread: Thread) -> None:
+        """The identities of a thread that is over may be used again by who knows of its end."""
+        pool = self._free.setdefault(thread.rank, [])
+        pool.append((thread.tid, thread.clk))
+        if thread.split:
+            pool.append((thread.head, thread.head_clk))
+        pool.extend(thread.ids)

@@ -1,0 +1,70 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""`triton-dist check`: the command line of the checker."""
+import argparse
+import contextlib
+import os
+import sys
+from typing import Any, Callable, Iterator
+
+from triton_dist.backends.emulator.machine import default_sms
+from triton_dist.backends.emulator.order import MODES
+from triton_dist.checker.schedules import EXHAUSTIVE, parse, schedules
+from triton_dist.checker.script import check_script
+from triton_dist.cli.launch import UsageError, find_script
+from triton_dist.runtime.errors import InvalidArgument
+
+_RANKS = 4
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="triton-dist check", description="Runs a script that works under launch.sh on emulated ranks, in many orders, and "
+        "reports races, deadlocks, wrong scopes and other faults of its kernels. Exit status 1 where there is one.")
+    parser.add_argument("--schedules", type=int, default=20, metavar="N", help="runs, each in an order of its own (20)")
+    parser.add_argument("-n", "--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help=f"ranks ({_RANKS})")
+    parser.add_argument("--num-sms", type=int, metavar="N", help="programs resident at a time on a rank (8)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first schedules (0)")
+    parser.add_argument("--mode", action="append", choices=(*MODES, EXHAUSTIVE), dest="modes",
+                        help="only these orders; may be repeated. exhaustive: all with few preemptions, for small kernels")
+    parser.add_argument("--keep-going", action="store_true", help="list all faults, not only the first")
+    parser.add_argument("--replay", metavar="TOKEN", help="one run: the schedule of a report's token")
+    parser.add_argument("--output", action="store_true", help="show what the script prints")
+    parser.add_argument("script", help="path, or bare name of a file under tests/, tutorials/ or benchmarks/")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
+    return parser
+
+
+@contextlib.contextmanager
+def _progress(length: int) -> Iterator[Callable[[], None]]:
+    """A progress bar where there is a terminal and click."""
+    try:
+        import click
+    except ImportError:
+        click = None
+    if click is None or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with click.progressbar(length=length, label="schedules", file=sys.stderr) as bar:
+        yield lambda: bar.update(1)
+
+
+def main(words: list) -> int:
+    """Exit status: 0 clean, 1 with a fault, 2 where the command line makes no sense."""
+    parser = _parser()
+    options = parser.parse_args(words)
+    os.environ["TRITON_DIST_BACKEND"] = "emulator"
+    try:
+        path = find_script(options.script, "nvidia")
+        if path is None:
+            raise UsageError(f"no script {options.script!r}")
+        chosen = [parse(options.replay)] if options.replay else schedules(
+            options.schedules, options.seed, options.nproc_per_node or int(os.environ.get("NPROC_PER_NODE") or _RANKS),
+            options.num_sms or default_sms(), options.modes)
+    except (UsageError, InvalidArgument) as error:
+        parser.error(str(error))
+    with _progress(1 if options.replay else options.schedules) as advance:
+        report = check_script(path, options.args, chosen, options.keep_going, sys.stdout if options.output else None, advance)
+    print(report)
+    print(report.traffic())
+    return 0 if report.clean else 1

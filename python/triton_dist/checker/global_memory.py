@@ -1,0 +1,182 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Global memory under check: every access against its shadow."""
+import ctypes
+from typing import Any, Optional
+
+import numpy as np
+
+from triton_dist.backends.emulator.memory import Memory, Segment
+from triton_dist.checker import sites, words
+from triton_dist.checker.clocks import GLOBAL, KNOWS, Thread, covers
+from triton_dist.checker.detector import Detector
+from triton_dist.checker.shadow import FRESH, UNWRITTEN, Event, Shadow, touch
+from triton_dist.checker.signals import LEVELS
+from triton_dist.checker.ties import tied
+
+
+class CheckedMemory(Memory):
+    """All segments of a checked world."""
+
+    def __init__(self, detector: Detector):
+        super().__init__()
+        self.detector = detector
+        self.unwritten: set = set()          # storages that a host script made and nobody has written
+        self.signals = detector.signals
+
+    # -- accesses ----------------------------------------------------------------------------------------------
+    def observe(self, kind: str, segment: Segment, address: Any, shape: Any, steps: Any, size: int, sem: Optional[str],
+                scope: Optional[str]) -> None:
+        detector = self.detector
+        thread = detector.scheduler.current.__dict__.get("hb") or detector.thread()
+        detector.accesses += 1
+        shadow = segment.__dict__.get("shadow") or self._shadow(segment)
+        write, level = kind != "load", LEVELS[scope] if sem is not None else 0
+        event = self._event(thread, write, level, shape == (), size, sem == "packet")
+        if thread.stale:
+            self._check_stale(thread, event, address if shape is not None else int(address.min()), segment)
+        if shape is None:
+            offsets = address.numpy() - segment.base
+            index: Any = shadow.points(offsets, size)
+            block, nbytes = shadow.ids, size * offsets.size
+        else:
+            block, index, nbytes = shadow.block(address - segment.base, tuple(shape), tuple(steps), size), None, size
+            for n in shape:
+                nbytes *= n
+        if segment.rank != thread.rank and segment.rank >= 0 and thread.rank >= 0:
+            detector.links[(thread.rank, segment.rank) if write else (segment.rank, thread.rank)] += nbytes
+
+        self._touch(thread, event, segment, shadow, address, block, index)
+        if level:
+            self.signals.access(thread, kind, segment, address.tolist() if shape is None else (address, ), sem, level, event)
+        elif segment.__dict__.get("signalled"):
+            if not write:
+                lo, hi = _span(segment, shadow, address, block, index)
+                self.signals.read(segment.base + lo, segment.base + hi)
+            elif shape == ():
+                self.signals.overwritten(address)
+
+    def _shadow(self, segment: Segment) -> Shadow:
+        fresh = segment.base in self.unwritten
+        self.unwritten.discard(segment.base)
+        segment.shadow = Shadow(segment.nbytes, UNWRITTEN if fresh else FRESH)
+        return segment.shadow
+
+    def host_access(self, segment: Segment, address: int, shape: tuple, steps: tuple, size: int, write: bool,
+                    stack: tuple) -> None:
+        """A torch operation of the acting host on a tensor that kernels know: it follows the current stream."""
+        detector = self.detector
+        thread, shadow = detector.thread(), segment.__dict__.get("shadow") or self._shadow(segment)
+        thread.step()
+        own = thread.C
+        thread.C = own.copy()
+        thread.stack = stack
+        try:
+            detector.synchronized(*detector.current_work())
+            event = Event(thread, thread.tid, thread.clk, write, 0, stack)
+            self._touch(thread, event, segment, shadow, address, shadow.block(address - segment.base, shape, steps, size), None)
+        finally:
+            thread.C = own
+        if not write:
+            lo, hi = _span(segment, shadow, address, shadow.block(address - segment.base, shape, steps, size), None)
+            self.signals.read(segment.base + lo, segment.base + hi)
+        else:                                # a flag that the host sets carries nothing of the last release
+            self.signals.drop(address, address + sum((n - 1) * step for n, step in zip(shape, steps)) + size)
+
+    def _touch(self, thread: Thread, event: Event, segment: Segment, shadow: Shadow, address: Any, block: np.ndarray,
+               index: Any) -> None:
+        states = self.detector.states
+
+        def after(state: int) -> int:
+            if state == UNWRITTEN and not event.write:
+                self._nobody_wrote(segment, event, _span(segment, shadow, address, block, index, state))
+            return states.after(
+                state, event, lambda e, new: self._conflict(thread, e, new, segment, shadow, address, block, index, state),
+                lambda e: self.detector.covered(thread, e, KNOWS))
+        touch(block, index, event, after)
+
+    def _nobody_wrote(self, segment: Segment, event: Event, span: tuple) -> None:
+        self.detector.report("uninitialized-read", sites.sites(event.stack), (
+            f"{words.verb(event)} of {words.place(segment)}, bytes {span[0]} to {span[1]}, which nobody has written\n"
+            f"  by {words.who(event)}\n  at {words.at(event.stack)}\n  mend: write it first, or allocate it with torch.zeros"))
+
+    def _check_stale(self, thread: Thread, event: Event, address: int, segment: Segment) -> None:
+        place = self.detector.scheduler.machine.locate(address)
+        for start, end, name in thread.stale if place is not None else ():
+            if start <= place[1] < end:
+                self.detector.report("use-after-free", sites.sites(event.stack), (
+                    f"{words.verb(event)} through an argument that was freed before the launch, {name!r}, into what is now part "
+                    f"of {words.place(segment)}\n  by {words.who(event)}\n  at {words.at(event.stack)}\n"
+                    "  mend: free a symmetric tensor behind its last use"))
+
+    def _outside(self, address: int, nbytes: int, what: str) -> Exception:
+        error = super()._outside(address, nbytes, what)
+        error.stack = self.detector.thread().stack       # of a copy: where it was put on its stream
+        return error
+
+    def _event(self, thread: Thread, write: bool, level: int, scalar: bool, size: int, packet: bool) -> Event:
+        stack = sites.kernel_stack() if thread.kind in ("program", "partition") else thread.stack
+        key = write, level, scalar, id(stack), size, packet
+        event = thread.events.get(key)
+        if event is None:
+            own = (thread.head, thread.head_clk) if scalar and thread.split else (
+                thread.tid, thread.clk + (write and thread.kind == "async"))
+            event = thread.events[key] = Event(thread, *own, write, level, stack)
+            event.size, event.packet = size, packet
+        return event
+
+    def _conflict(self, thread: Thread, earlier: Event, event: Event, segment: Segment, shadow: Shadow, address: Any,
+                  block: np.ndarray, index: Any, state: int) -> bool:
+        detector = self.detector
+        row = GLOBAL if thread.kind == "async" and earlier.write and not event.strong else KNOWS
+        signals = earlier.strong and event.strong
+        if signals and (self._atomic_together(earlier, event) or earlier.cta is event.cta is not None):
+            return False
+        if detector.covered(thread, earlier, row) and (
+                event.write or event.strong or row != KNOWS or self._may_load(thread, earlier, event)):
+            return False
+        lo, hi = _span(segment, shadow, address, block, index, state)
+        where, text = words.race(thread, earlier, event, row, f"{words.place(segment)}, bytes {lo} to {hi}")
+        if signals and earlier.size == event.size and not event.packet:
+            detector.scopes.append((where, text))        # data will show it, or the end of the run
+        else:
+            detector.report("race", where, text)
+        return True
+
+    @staticmethod
+    def _atomic_together(earlier: Event, event: Event) -> bool:
+        """Whether two accesses with a scope may meet: each is whole, and reaches the other. A packet must find its place free."""
+        if event.packet and (earlier.write or event.write):
+            return not event.write
+        return earlier.size == event.size and min(earlier.strong, event.strong) >= (3 if earlier.rank != event.rank else 2)
+
+    @staticmethod
+    def _may_load(thread: Thread, earlier: Event, event: Event) -> bool:
+        """Whether a load in a loop may rely on what its thread knows: not on a wait of the loop whose token it ignores."""
+        if thread.loads is None or earlier.tid in (thread.tid, thread.head) or covers(thread.loads, earlier.tid, earlier.clk):
+            return True
+        waits = [token for token in thread.tokens if covers(token.known, earlier.tid, earlier.clk)]
+        return any(token.consumed for token in waits) and tied(event.stack) is not False
+
+    def poke(self, address: int, value: int) -> None:
+        """Sets a 32-bit flag, seen by nobody."""
+        ctypes.c_int32.from_address(address).value = value
+
+    def _insert(self, segment: Segment) -> None:
+        self.signals.drop(segment.base, segment.end)         # of what lay there before
+        super()._insert(segment)
+
+    def fence(self, sem: str, scope: str) -> None:
+        self.signals.fence(self.detector.thread(), sem, scope)
+
+
+def _span(segment: Segment, shadow: Shadow, address: Any, block: np.ndarray, index: Any, state: Optional[int] = None) -> tuple:
+    """(first, last) byte of the segment among those that are accessed, and in a state where one is given."""
+    g = shadow.grain
+    if index is not None:
+        hit = index if state is None else index[block[index] == state]
+        return int(hit.min()) * g, int(hit.max()) * g + g - 1
+    start = (address - segment.base) // g
+    steps = np.array([step // 4 for step in block.strides], np.int64)
+    hit = np.argwhere(block == (block if state is None else state)) @ steps + start
+    return int(hit.min()) * g, int(hit.max()) * g + g - 1

@@ -1,0 +1,132 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""A world that is stuck: what it is called, who waits for whom, and which cycle that makes.
+
+A flag does not say who would have written it. So the stuck world is run on as if every wait were over: whoever then writes
+a flag is the one its waiter waits for; a flag that even then nobody writes lacks its signal; and where it is enough to give
+the waiting programs an SM, residency is what was missing.
+"""
+import sys
+from typing import Any, Optional
+
+from triton_dist.backends.emulator import hang
+from triton_dist.checker import sites
+
+_TURNS = 4000            # of a world that runs on
+_STATEMENTS = 8          # waiting statements that a fault names
+
+
+class Over(Exception):
+    """The world that ran on is stuck again."""
+
+
+class Inquest:
+    """Looks into one stuck world; the world is not usable afterwards."""
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+        self.waiting = {self._key(a): a for a in reversed(scheduler.blocked()) if a.waiting.kind in ("flag", "mbarrier")}
+        self.writers: dict = {}              # key -> (actor, stack) that would end the wait
+        self.stacks = [self._stack(actor) for actor in scheduler.blocked() if actor.kind != "stream"]
+        self.table = hang.table(hang.rows_of(scheduler))
+        self.hosts_only = all(a.kind == "host" and a.waiting.kind == "collective" for a in scheduler.blocked())
+        self.queued = [str(actor.name) for actor in scheduler.queued()]
+        self.held = {actor.rank for actor in scheduler.queued()}
+
+    @staticmethod
+    def _key(actor: Any) -> Any:
+        return actor.waiting.address or actor.key
+
+    @staticmethod
+    def _stack(actor: Any) -> tuple:
+        if actor.greenlet is not None:
+            return sites.kernel_stack(actor.greenlet.gr_frame)
+        thread = actor.__dict__.get("_thread")
+        return sites.host_stack(sys._current_frames().get(thread.ident)) if thread is not None else ()
+
+    def wrote(self, key: Any) -> None:
+        """The running actor has written a flag or arrived at a barrier, in the world that runs on."""
+        if key in self.waiting and key not in self.writers and self.scheduler.current is not self.waiting[key]:
+            self.writers[key] = self.scheduler.current, sites.kernel_stack()
+
+    # -- the verdict -------------------------------------------------------------------------------------------
+    def verdict(self) -> tuple:
+        """(kind, statements, text)."""
+        where = [site for stack in self.stacks[:_STATEMENTS] for site in sites.sites(stack)]
+        if self.hosts_only:
+            return "collective-mismatch", where, f"some ranks wait for others in a collective that they never call:\n{self.table}"
+        if self.queued and self._is_residency():
+            return "residency", where, (
+                f"programs wait for others that cannot start: a rank has {self.scheduler.num_sms} SMs, all held by programs that "
+                f"wait, and {len(self.queued)} programs have none ({', '.join(self.queued[:3])}):\n{self.table}\n"
+                "  mend: launch at most as many programs as can be resident (backend().num_sms()), as a cooperative launch")
+        self._pass_all()
+        return "deadlock", where, f"nothing can run, and these wait:\n{self.table}\n{self._relations()}"
+
+    def _is_residency(self) -> bool:
+        before = {id(actor) for actor in self.scheduler.blocked()}
+        most, self.scheduler.num_sms = self.scheduler.num_sms, 1 << 30
+        try:
+            for rank in self.held:
+                self.scheduler._fill(rank)
+            self._run_on()
+        finally:
+            self.scheduler.num_sms = most
+        return any(id(actor) in before and actor.kind == "program" and actor.done for actor in self.waiting.values())
+
+    def _pass_all(self) -> None:
+        memory = self.scheduler.machine.memory
+        for key, actor in self.waiting.items():
+            if actor.waiting.kind == "mbarrier":
+                actor.key.phase += 1
+                self.scheduler.wake(actor.key)
+            elif actor.waiting.cmp in ("eq", "ge"):
+                memory.poke(key, int(actor.waiting.wanted))
+                self.scheduler.wake(key)
+        self._run_on()
+
+    def _run_on(self) -> None:
+        end = self.scheduler.turns + _TURNS
+
+        def over() -> bool:
+            for actor in self.scheduler._ready.all():
+                if actor.kind == "host":             # host scripts stay where they are
+                    self.scheduler._ready.remove(actor)
+            return self.scheduler.turns >= end
+        try:
+            self.scheduler.run_until(over)
+        except Over:
+            pass
+
+    def _relations(self) -> str:
+        lines, edges = ["who waits for whom:"], {}
+        for key, actor in self.waiting.items():
+            writer = self.writers.get(key)
+            if writer is None:
+                lines.append(f"  {_name(actor)}: nobody would store this flag, even if every other wait were over: a notify is "
+                             "missing, or goes to another flag or rank")
+            else:
+                edges[actor] = writer[0]
+                place = sites.sites(writer[1])
+                lines.append(f"  {_name(actor)} waits for {_name(writer[0])}"
+                             + (f", which stores this flag at {place[0]}" if place else ""))
+        ring = _cycle(edges)
+        if ring:
+            lines.append("cycle: " + " -> ".join(_name(actor) for actor in ring))
+        return "\n".join(lines)
+
+
+def _name(actor: Any) -> str:
+    return f"rank {actor.rank} {actor.name}"
+
+
+def _cycle(edges: dict) -> Optional[list]:
+    """Actors that wait for each other in a ring, the first one at both ends."""
+    for start in edges:
+        path, at = [start], edges[start]
+        while at in edges and at not in path:
+            path.append(at)
+            at = edges[at]
+        if at in path:
+            return path[path.index(at):] + [at]
+    return None

@@ -1,0 +1,84 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What host scripts do with tensors that kernels use: torch operations as accesses of the host, and memory nobody has written.
+
+On a GPU a torch operation runs on the current stream; here it runs at once, on the host. So it may rely on all that the
+current stream has done, while what it writes counts as written by the host.
+"""
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from triton_dist.checker import sites
+from triton_dist.checker.global_memory import CheckedMemory
+
+_EMPTY = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted")
+_READ_NOTHING = ("_like", "detach", "alias")
+_READ_BACK = ("_local_scalar_dense", "equal", "is_nonzero", "item")      # on a GPU the host waits for the stream
+
+
+class HostOperations(TorchDispatchMode):
+    """Entered on the thread of one host script."""
+
+    def __init__(self, memory: CheckedMemory):
+        super().__init__()
+        self.memory = memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, arguments, makes = _known.get(func) or _read_schema(func)
+        for place, argument, write in arguments:
+            value = args[place] if place < len(args) else kwargs.get(argument)
+            for tensor in _tensors(value):
+                self._access(tensor, write)
+        out = func(*args, **kwargs)
+        if makes:
+            change = self.memory.unwritten.add if name in _EMPTY else self.memory.unwritten.discard
+            for tensor in _tensors(out):
+                change(tensor.untyped_storage().data_ptr())
+        if name in _READ_BACK:
+            detector = self.memory.detector
+            detector.synchronized(*detector.current_work())
+        return out
+
+    def _access(self, tensor: torch.Tensor, write: bool) -> None:
+        memory = self.memory
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.numel():
+            return
+        base = tensor.untyped_storage().data_ptr()
+        if write:
+            memory.unwritten.discard(base)
+        segment = memory.at(tensor.data_ptr())
+        if segment is None:
+            return
+        size = tensor.element_size()
+        steps = tuple(step * size for step in tensor.stride())
+        last = tensor.data_ptr() + sum((n - 1) * step for n, step in zip(tensor.shape, steps)) + size
+        if last <= segment.end:
+            memory.host_access(segment, tensor.data_ptr(), tuple(tensor.shape), steps, size, write, sites.host_stack())
+
+
+_known: dict = {}        # operation -> what _read_schema says of it
+
+
+def _read_schema(func: Any) -> tuple:
+    """(name, [(place, name, is written) of the arguments whose data it touches], whether the result is new memory)."""
+    schema = func._schema
+    name, arguments = schema.name.split("::")[-1], []
+    for place, argument in enumerate(schema.arguments):
+        alias = argument.alias_info
+        if "Tensor" not in str(argument.type):
+            continue
+        if alias is not None and alias.is_write:
+            arguments.append((place, argument.name, True))
+        elif alias is None and not name.startswith("new_") and not name.endswith(_READ_NOTHING):
+            arguments.append((place, argument.name, False))
+    found = _known[func] = name, arguments, all(result.alias_info is None for result in schema.returns)
+    return found
+
+
+def _tensors(value: Any) -> list:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for t in value if isinstance(t, torch.Tensor)] if isinstance(value, (tuple, list)) else []

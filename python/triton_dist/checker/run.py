@@ -1,0 +1,87 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Runs a host script on a virtual world under check, once a schedule."""
+import inspect
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Optional, Sequence
+
+from triton_dist.backends.emulator import gluon_smem, memory
+from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.checker.detector import Detector
+from triton_dist.checker.faults import Faults, Found
+from triton_dist.checker.global_memory import CheckedMemory
+from triton_dist.checker.host_memory import HostOperations
+from triton_dist.checker.report import Report
+from triton_dist.checker.schedules import EXHAUSTIVE, Schedule, schedules as every
+from triton_dist.checker.shared import CheckedSharedMemory
+from triton_dist.checker.trouble import note_error
+
+
+@contextmanager
+def _under_check(detector: Detector) -> Iterator[CheckedMemory]:
+    """Global and shared memory are the checker's inside the block."""
+    plain, plain_shared, checked = memory.active(), gluon_smem.active(), CheckedMemory(detector)
+    memory.activate(checked)
+    gluon_smem.activate(CheckedSharedMemory(detector))
+    try:
+        yield checked
+    finally:
+        memory.activate(plain)
+        gluon_smem.activate(plain_shared)
+
+
+def run_schedule(fn: Callable, schedule: Schedule, faults: Faults, report: Report, detector: Optional[Callable] = None,
+                 **options: Any) -> None:
+    """One run of fn() on all ranks; what it finds goes to `faults`, its figures to `report`. Options are those of run_ranks.
+
+    detector: makes another Detector.
+    """
+    faults.token = schedule.token
+    detector = (detector or Detector)(faults)
+    try:
+        with _under_check(detector) as checked:
+            def script() -> Any:
+                with HostOperations(checked):
+                    return fn()
+            detector.schedule = schedule
+            run_ranks(script, schedule.world_size, seed=schedule.seed, num_sms=schedule.num_sms, observer=detector,
+                      mode="random" if schedule.mode == EXHAUSTIVE else schedule.mode, **options)
+            detector.ended()
+    except Found:
+        pass
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:           # SystemExit of a script included
+        note_error(faults, error)
+    finally:
+        report.schedules += 1
+        report.programs += detector.programs
+        report.accesses += detector.accesses
+        report.links.update(detector.links)
+
+
+def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: int = 0, modes: Optional[Sequence[str]] = None,
+                 num_sms: int = 8, keep_going: bool = False) -> Report:
+    """Runs fn(rank), or fn(), as the host script of every rank of an emulated world, under check, in many schedules.
+
+    Args:
+        fn: host script of a rank. It creates symmetric tensors and launches kernels, as a script under launch.sh does.
+        world_size: ranks. num_sms: programs resident at a time on a rank.
+        schedules: runs, each with an order of its own. seed: of the first. modes: some of order.MODES, in turn; all by default.
+        keep_going: go on behind a fault, to list all; else the first fault ends the check.
+    Returns a Report; faults of the kernel or of the script are in it and are never raised.
+    """
+    report, start = Report(), time.perf_counter()
+    faults = Faults(keep_going, found=report.faults)
+
+    def script() -> Any:
+        from triton_dist.runtime.state import state
+        return fn(state().world.rank) if inspect.signature(fn).parameters else fn()
+
+    for schedule in every(schedules, seed, world_size, num_sms, modes):
+        run_schedule(script, schedule, faults, report)
+        if report.faults and not keep_going:
+            break
+    report.seconds = time.perf_counter() - start
+    return report

@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Whether the pointer of a load depends on a token, by the source: the names it is computed from, back to a consume_token.
+
+Names are followed through assignments of the function, in any order, and through parameters into the calling statements.
+"""
+import ast
+import functools
+from pathlib import Path
+from typing import Any, Optional
+
+_CONSUME = "consume_token"
+
+
+@functools.lru_cache(None)
+def _functions(file: str) -> list:
+    """All function definitions of a file."""
+    try:
+        tree = ast.parse(Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):       # typed at a prompt, or gone
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def tied(stack: tuple) -> Optional[bool]:
+    """Of the load at a kernel stack: True, False, or None where the source does not tell."""
+    if not stack:
+        return None
+    function, call = _place(*stack[0])
+    if call is None:
+        return None
+    pointers = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "pointer")]
+    if isinstance(call.func, ast.Attribute):         # x.load(...): the descriptor, or a pointer's own method
+        pointers.append(call.func.value)
+        pointers += call.args
+    return _depends(function, pointers, stack[1:])
+
+
+def _place(code: Any, instruction: int) -> tuple:
+    """(function definition, call expression) of an instruction; the second is None where it is not found."""
+    line, _, column, _ = list(code.co_positions())[instruction // 2]
+    for function in _functions(code.co_filename):
+        if function.name == code.co_name and function.lineno <= (line or 0) <= function.end_lineno:
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)
+                     and node.lineno == line and node.col_offset == (column or 0) + function.col_offset]
+            return function, max(calls, key=lambda call: (call.end_lineno, call.end_col_offset), default=None)
+    return None, None
+
+
+def _depends(function: ast.FunctionDef, expressions: list, callers: tuple) -> Optional[bool]:
+    """Whether expressions of a function depend on a consume_token."""
+    sources = _assignments(function)
+    parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+    seen: set = set()
+    waiting, outside = list(expressions), []
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            if isinstance(node, ast.Call) and _CONSUME in (getattr(node.func, "attr", ""), getattr(node.func, "id", "")):
+                return True
+            if isinstance(node, ast.Name) and node.id not in seen:
+                seen.add(node.id)
+                waiting += sources.get(node.id, ())
+                if node.id in parameters:
+                    outside.append(node.id)
+    return _through(function, outside, parameters, callers) if outside and callers else False
+
+
+def _through(function: ast.FunctionDef, names: list, parameters: list, callers: tuple) -> Optional[bool]:
+    """The same for the arguments that a calling statement gives for parameters."""
+    outer, call = _place(*callers[0])
+    if call is None:
+        return None
+    given = dict(zip(parameters, call.args))
+    if parameters[:1] == ["self"] and isinstance(call.func, ast.Attribute):
+        given = dict(zip(parameters, [call.func.value, *call.args]))
+    given.update({k.arg: k.value for k in call.keywords if k.arg})
+    found = [given[name] for name in names if name in given]
+    return _depends(outer, found, callers[1:]) if found else False
+
+
+def _assignments(function: ast.FunctionDef) -> dict:
+    """Name -> expressions that are assigned to it somewhere in a function."""
+    found: dict = {}
+
+    def note(target: ast.AST, value: Optional[ast.AST]) -> None:
+        for node in ast.walk(target):
+            if isinstance(node, ast.Name) and value is not None:
+                found.setdefault(node.id, []).append(value)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                note(target, node.value)
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)):
+            note(node.target, node.value)
+        elif isinstance(node, ast.For):
+            note(node.target, node.iter)
+    return found
