@@ -71,7 +71,7 @@ def symm_at(ptr: Any, peer: Any) -> Any:
         if owner is None or owner[0] != me:
             where = "in no symmetric heap" if owner is None else f"of rank {owner[0]}'s heap"
             raise fault(f"symm_at: the pointer is {where}, expected one into this rank's own; pass a tensor "
-                        "of create_symm_tensor")
+                        "of create_symm_tensor", "out-of-bounds")
     return rebuild.build(device_memory.symm_at)(ptr, peer)
 
 
