@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """`triton-dist check`: scripts run unmodified on virtual ranks, with torch.distributed and torchrun's environment."""
+import json
 import os
 import re
 import subprocess
@@ -73,6 +74,21 @@ def test_a_race_ends_the_check_and_its_token_replays_it(script, capsys):
     assert main(["--replay", token, str(script)]) == 1
     again = capsys.readouterr().out
     assert said.split("1 fault")[0].split("replay:")[0] == again.split("1 fault")[0].split("replay:")[0]
+
+
+def test_a_timeline_has_a_track_for_each_stream_and_flows_for_signals(script, tmp_path, capsys):
+    trace, picture = tmp_path / "out.json", tmp_path / "out.png"
+    words = ["--schedules", "1", "--mode", "late", "-n", "2", "--trace", str(trace), "--plot", str(picture)]
+    assert main([*words, str(script), "wait"]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    tracks = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert {(rank, name) for rank in (0, 1) for name in ("stream default", "program (0, 0, 0)")} <= tracks
+    assert [e for e in events if e["ph"] == "X" and e["cat"] == "program"]
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys() and any(starts[i]["pid"] != ends[i]["pid"] for i in starts)
+    assert all(starts[i]["ts"] <= ends[i]["ts"] for i in starts)
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_keep_going_lists_all_and_output_is_shown_on_request(script, capsys):

@@ -5,12 +5,15 @@ import argparse
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Any, Callable, Iterator
 
 from triton_dist.backends.emulator.machine import default_sms
 from triton_dist.backends.emulator.order import MODES
+from triton_dist.checker.faults import Faults
 from triton_dist.checker.schedules import EXHAUSTIVE, parse, schedules
 from triton_dist.checker.script import check_script
+from triton_dist.checker.traced import TracedDetector
 from triton_dist.cli.launch import UsageError, find_script
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -29,6 +32,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="only these orders; may be repeated. exhaustive: all with few preemptions, for small kernels")
     parser.add_argument("--keep-going", action="store_true", help="list all faults, not only the first")
     parser.add_argument("--replay", metavar="TOKEN", help="one run: the schedule of a report's token")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline of the last run for Perfetto (JSON)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the last run (PNG, PDF or SVG)")
     parser.add_argument("--output", action="store_true", help="show what the script prints")
     parser.add_argument("script", help="path, or bare name of a file under tests/, tutorials/ or benchmarks/")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
@@ -64,7 +69,17 @@ def main(words: list) -> int:
     except (UsageError, InvalidArgument) as error:
         parser.error(str(error))
     with _progress(1 if options.replay else options.schedules) as advance:
-        report = check_script(path, options.args, chosen, options.keep_going, sys.stdout if options.output else None, advance)
+        drawn: list = []
+
+        def traced(faults: Faults) -> TracedDetector:
+            drawn[:] = [TracedDetector(faults)]
+            return drawn[0]
+        report = check_script(path, options.args, chosen, options.keep_going, sys.stdout if options.output else None, advance,
+                              traced if options.trace or options.plot else None)
+    if options.trace:
+        drawn[0].timeline.write(options.trace)
+    if options.plot:
+        drawn[0].timeline.plot(options.plot)
     print(report)
     print(report.traffic())
     return 0 if report.clean else 1

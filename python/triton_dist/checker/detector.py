@@ -241,6 +241,13 @@ class Detector(Observer):
         if last:
             raise Found(text)
 
+    # -- for who draws a timeline ------------------------------------------------------------------------------
+    def stored(self, release: Any) -> None:
+        """A signal has been stored."""
+
+    def acquired(self, thread: Thread, release: Any) -> None:
+        """A thread has acquired what a release published."""
+
     # -- verdicts ----------------------------------------------------------------------------------------------
     def covered(self, thread: Thread, event: Any, row: int) -> bool:
         """Whether an earlier event is known to a thread by a row of its clocks, or is its own."""

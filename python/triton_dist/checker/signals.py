@@ -21,7 +21,7 @@ _CHAIN = 8               # updates behind a store that are kept apart; more of t
 
 class Release:
     """What one store to a signal published to other ranks and on its own, as [KNOWS, SEEN], and how far it reaches."""
-    __slots__ = ("far", "near", "level", "rank", "cta", "sem", "stack", "event", "segment")
+    __slots__ = ("far", "near", "level", "rank", "cta", "sem", "stack", "event", "segment", "at")
 
     def __init__(self, far: np.ndarray, near: np.ndarray, level: int, thread: Thread, sem: str, event: Event, segment: Segment):
         self.far, self.near, self.level, self.rank, self.cta = far, near, level, thread.rank, thread.cta
@@ -110,6 +110,7 @@ class Signals:
                 far, near = self._fenced(thread, 3), self._fenced(thread, 2)
             segment.signalled = True
             made = Release(far, near, level, thread, sem, event, segment)
+            self.detector.stored(made)
             self._heard.difference_update(addresses)
             for at in addresses:
                 before = self._last.get(at) if kind == "atomic" else None
@@ -140,6 +141,7 @@ class Signals:
                     "  missing: a signal between ranks needs scope 'sys' on both sides\n"
                     "  mend: use scope 'sys' in the wait and in the release")))
         elif sem in ("acquire", "acq_rel"):
+            detector.acquired(thread, release)
             if thread.loops and event.kind == "program" and not event.write:
                 thread.acquire_in_loop(known)
             else:

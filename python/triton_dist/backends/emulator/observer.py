@@ -27,6 +27,12 @@ class Observer:
     def joined(self, actor: Any) -> None:
         """The acting one has waited for a partition to end."""
 
+    def blocks(self, waiting: Any) -> None:
+        """The acting one begins to wait."""
+
+    def resumes(self, waiting: Any) -> None:
+        """What the acting one waited for is there."""
+
     # -- inside a program --------------------------------------------------------------------------------------
     def barrier(self) -> None:
         """All threads of the acting program or partition have met."""

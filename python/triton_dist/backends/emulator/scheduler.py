@@ -120,13 +120,15 @@ class Scheduler:
                 actor.waiting = None
         if actor.steps:
             raise RuntimeError("a step of an asynchronous copy must not block")
+        if not predicate():
+            self.observer.blocks(waiting)
         while True:
             if actor.killed:
                 raise greenlet.GreenletExit
             if actor.errors:
                 raise actor.errors.pop(0)
             if predicate():
-                return
+                return self.observer.resumes(waiting)
             actor.waiting, actor.key, actor.predicate = waiting, key, predicate
             self._waiters.setdefault(key, []).append(actor)
             actor.leave(self._hub)

@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Every op is clean, and checking costs little."""
+import time
+
+import pytest
+from scenarios import AG, F32, RS, back_to_back, overtaking, side_stream, two_groups
+
+from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.checker import check_kernel
+from triton_dist.checker.schedules import schedules
+
+
+class CoreAG(AG):
+    method = "ws"
+
+
+class CoreRS(RS):
+    method = "ws"
+
+
+CALLS = {
+    "ag_gemm": [AG(70, 40, 96, bias=True), AG(9, 41, 50), AG(20, lambda r: 24 * (r == 1), 40), AG(40, 72, 64, dtype=F32)],
+    "gemm_rs": [RS(70, 40, 96, bias=True), RS(9, 41, 50), RS(20, 24, lambda r: 40 * (r == 1)), RS(40, 72, 64, hop_dtype=F32)],
+    "ag_gemm, core": [CoreAG(136, 40, 64), CoreAG(16, 72, 160, bias=True), CoreAG(70, 40, 96)],
+    "gemm_rs, core": [CoreRS(72, 40, 128), CoreRS(136, 40, 32, bias=True), CoreRS(20, 72, 160, hop_dtype=F32)],
+}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_op_is_clean(name, world):
+    report = check_kernel(lambda: back_to_back(CALLS[name]), world, 3)
+    assert report.clean and report.accesses, str(report)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_op_is_clean_on_a_hundred_schedules(name, world):
+    report = check_kernel(lambda: back_to_back(CALLS[name]), world, 100)
+    assert report.clean and report.schedules == 100, str(report)
+
+
+@pytest.mark.parametrize("script", [
+    lambda: overtaking([AG(20, 24, 40), RS(20, 24, 40)], slow=1), lambda: side_stream([AG(20, 24, 40), RS(20, 24, 40)]),
+    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40)])], ids=["overtaking", "side stream", "two groups"])
+def test_both_ops_together_are_clean(script):
+    report = check_kernel(script, 4, 3)
+    assert report.clean, str(report)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op", [AG(64, 64, 256), RS(64, 256, 64), CoreAG(64, 64, 256), CoreRS(64, 256, 64)],
+                         ids=["ag_gemm", "gemm_rs", "ag_gemm, core", "gemm_rs, core"])
+def test_checking_costs_at_most_as_much_as_running(op):
+    """CPU seconds of the same schedules with and without a checker, the best of four rounds; 4 ranks, global 256 x 256 x 256."""
+    def script():
+        return back_to_back([op] * 3)
+
+    def plain():
+        for schedule in schedules(10, 0, 4, 8):
+            run_ranks(script, 4, mode=schedule.mode, seed=schedule.seed, num_sms=8)
+    plain()
+    alone, checked = [], []
+    for _ in range(4):
+        start = time.process_time()
+        plain()
+        middle = time.process_time()
+        assert check_kernel(script, 4, 10).clean
+        alone.append(middle - start)
+        checked.append(time.process_time() - middle)
+    print(f"plain {min(alone):.2f} s, checked {min(checked):.2f} s, {min(checked) / min(alone):.2f} times")
+    assert min(checked) <= 2 * min(alone)
+
+
+@pytest.mark.full
+def test_twenty_schedules_take_less_than_half_a_minute():
+    report = check_kernel(lambda: back_to_back([AG(64, 64, 256)] * 3), 4, 20)
+    assert report.clean and report.seconds < 30, str(report)
