@@ -66,7 +66,7 @@ class Detector(Observer):
         clocks = self.clocks.room(base)
         tid, clk = self.clocks.identity(rank, clocks)
         head, head_clk = self.clocks.identity(rank, clocks) if split else (tid, clk)
-        return Thread(name, rank, kind, tid, head, clk, head_clk, self.clocks.room(clocks))
+        return Thread(name, rank, kind, tid, head, clk, head_clk, self.clocks.fitted(clocks))
 
     def _of_stream(self, stream: Any) -> Thread:
         found = stream.__dict__.get("hb")
@@ -105,7 +105,7 @@ class Detector(Observer):
         """A new thread for an asynchronous operation of `issuer`, which reads at one moment and writes at the next."""
         clocks = self.clocks.room(issuer.C)
         tid, clk = self.clocks.identity(issuer.rank, clocks, issuer.ids)
-        made = Thread(name, issuer.rank, "async", tid, tid, clk, clk, self.clocks.room(clocks))
+        made = Thread(name, issuer.rank, "async", tid, tid, clk, clk, self.clocks.fitted(clocks))
         made.C[:, tid] = clk + 1
         made.cta, made.home, made.stack = issuer.cta, issuer.home, sites.kernel_stack()
         issuer.ids.append((tid, clk + 1))

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Runs a host script on a virtual world under check, once a schedule."""
+import gc
 import inspect
 import time
 from contextlib import contextmanager
@@ -16,6 +17,16 @@ from triton_dist.checker.report import Report
 from triton_dist.checker.schedules import EXHAUSTIVE, Schedule, schedules as every
 from triton_dist.checker.shared import CheckedSharedMemory
 from triton_dist.checker.trouble import note_error
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """What lives before the block is not looked at by the collector inside: a run makes many small objects, all its own."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
@@ -79,9 +90,10 @@ def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: i
         from triton_dist.runtime.state import state
         return fn(state().world.rank) if inspect.signature(fn).parameters else fn()
 
-    for schedule in every(schedules, seed, world_size, num_sms, modes):
-        run_schedule(script, schedule, faults, report)
-        if report.faults and not keep_going:
-            break
+    with few_collections():
+        for schedule in every(schedules, seed, world_size, num_sms, modes):
+            run_schedule(script, schedule, faults, report)
+            if report.faults and not keep_going:
+                break
     report.seconds = time.perf_counter() - start
     return report

@@ -5,6 +5,7 @@
 States are interned, so that a uniform block costs one comparison and one fill. A granule is four bytes, and becomes finer
 where an access covers part of one.
 """
+import functools
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -83,22 +84,11 @@ class Shadow:
         return found
 
     def _make_block(self, offset: int, shape: tuple, steps: tuple, size: int) -> np.ndarray:
-        axes = [(step, n) for n, step in zip(shape, steps) if n > 1 and step]
-        run = size                           # bytes that lie in one piece
-        for step, n in sorted(axes):
-            if step != run:
-                break
-            run *= n
-            axes.remove((step, n))
-        bits = offset | run | _GRAIN
-        for step, _ in axes:
-            bits |= step
-        need = bits & -bits
+        need, *_ = _geometry(offset, shape, steps, size, self.grain)
         if need < self.grain:
             self._refine(need)
-        g = self.grain
-        return np.ndarray((*(n for _, n in axes), max(1, run // g)), np.int32, self.ids, offset // g * 4,
-                          (*(step // g * 4 for step, _ in axes), 4))
+        _, shape, start, steps = _geometry(offset, shape, steps, size, self.grain)
+        return np.ndarray(shape, np.int32, self.ids, start, steps)
 
     def points(self, offsets: np.ndarray, size: int) -> np.ndarray:
         """Indices of the states of scattered elements."""
@@ -107,6 +97,23 @@ class Shadow:
         g = self.grain
         at = offsets // g
         return at if size == g else (at[:, None] + np.arange(size // g)).reshape(-1)
+
+
+@functools.lru_cache(1 << 14)
+def _geometry(offset: int, shape: tuple, steps: tuple, size: int, grain: int) -> tuple:
+    """Of a strided block: the granule that it needs, and shape, offset and steps of its states."""
+    axes = [(step, n) for n, step in zip(shape, steps) if n > 1 and step]
+    run = size                               # bytes that lie in one piece
+    for step, n in sorted(axes):
+        if step != run:
+            break
+        run *= n
+        axes.remove((step, n))
+    bits = offset | run | _GRAIN
+    for step, _ in axes:
+        bits |= step
+    return (bits & -bits, (*(n for _, n in axes), max(1, run // grain)), offset // grain * 4,
+            (*(step // grain * 4 for step, _ in axes), 4))
 
 
 def touch(ids: np.ndarray, index: Optional[np.ndarray], event: Event, after: Callable[[int], int]) -> None:

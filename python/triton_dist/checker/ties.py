@@ -22,8 +22,17 @@ def _functions(file: str) -> list:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
+_answers: dict = {}          # id of a stack -> (the stack, which keeps the id its own, the answer)
+
+
 def tied(stack: tuple) -> Optional[bool]:
     """Of the load at a kernel stack: True, False, or None where the source does not tell."""
+    if id(stack) not in _answers:
+        _answers[id(stack)] = stack, _tied(stack)
+    return _answers[id(stack)][1]
+
+
+def _tied(stack: tuple) -> Optional[bool]:
     if not stack:
         return None
     function, call = _place(*stack[0])
