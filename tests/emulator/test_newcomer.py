@@ -111,6 +111,12 @@ def follow_the_readme(machine: Machine, seconds: float) -> None:
     for line in shown[:2] + [line for line in shown if re.match(r"\d ", line)]:
         assert re.sub(r"ring\.py:\d+", "ring.py", line) in rows, done.stderr
 
+    wait = re.search(r"dl\.wait\([^)]*\)", script)[0]
+    (machine.clone / "ring.py").write_text(script.replace(wait, "0"))
+    shown, = [block.splitlines() for block in blocks("") if "launch.sh --check" in block]
+    done = machine.run(shown[0].removeprefix("$ "))
+    assert done.returncode == 1 and done.stdout.splitlines()[:len(shown) - 1] == shown[1:], done.stdout + done.stderr
+
     (machine.own / "broadcast.py").write_text(BROADCAST)        # "anywhere"
     done = machine.run("bash launch.sh ../broadcast.py")
     assert done.returncode == 0, done.stderr
