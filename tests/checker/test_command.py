@@ -62,7 +62,7 @@ def test_a_script_that_is_right_is_clean(script, capsys):
     assert main(["--schedules", "7", "-n", "3", str(script), "wait"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"clean: 7 schedules, 21 programs, \d+ checked accesses, ", said) and "got" not in said
-    assert "rank 0 -> rank 1: 260 bytes" in said
+    assert "  260 bytes on 0->1, 1->2, 2->0" in said
 
 
 def test_a_race_ends_the_check_and_its_token_replays_it(script, capsys):

@@ -50,6 +50,16 @@ def test_both_ops_together_are_clean(script):
     assert report.clean, str(report)
 
 
+def test_the_ops_move_what_their_formula_says():
+    """ag_gemm: its shard and a flag to every peer. gemm_rs: W - 1 chunks, and a flag for each tile, to the next rank."""
+    world, m, n, k, calls, runs = 4, 64, 256, 128, 3, 2
+    report = check_kernel(lambda: back_to_back([AG(m, n, k)] * calls), world, runs)
+    assert report.links == {(a, b): runs * calls * (2 * m * k + 4) for a in range(world) for b in range(world) if a != b}
+    report = check_kernel(lambda: back_to_back([RS(m, n, k)] * calls), world, runs)
+    tiles = n // 64
+    assert report.links == {(r, (r + 1) % world): runs * calls * (world - 1) * (2 * m * n + 4 * tiles) for r in range(world)}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("op", [AG(64, 64, 256), RS(64, 256, 64), CoreAG(64, 64, 256), CoreRS(64, 256, 64)],
                          ids=["ag_gemm", "gemm_rs", "ag_gemm, core", "gemm_rs, core"])

@@ -31,7 +31,9 @@ class Report:
         return f"{found}\n\n{len(self.faults)} fault{'s' * (len(self.faults) > 1)}: {figures}"
 
     def traffic(self) -> str:
-        """Bytes that crossed each link in all schedules together, a mean a schedule."""
-        runs = max(1, self.schedules)
-        rows = [f"  rank {a} -> rank {b}: {nbytes // runs} bytes" for (a, b), nbytes in sorted(self.links.items())]
-        return "\n".join(["bytes by link, mean of a schedule:", *rows]) if rows else "no bytes between ranks"
+        """Bytes that crossed each link, a mean a schedule; links that carried the same in one line."""
+        rows: dict = {}
+        for (a, b), nbytes in sorted(self.links.items()):
+            rows.setdefault(nbytes // max(1, self.schedules), []).append(f"{a}->{b}")
+        lines = [f"  {nbytes} bytes on {', '.join(links)}" for nbytes, links in rows.items()]
+        return "\n".join(["between ranks, in a schedule:", *lines]) if lines else "no bytes between ranks"
