@@ -89,7 +89,8 @@ class Thread:
         if self.loads is not None:
             self.loads[self.tid], self.loads[self.head] = self.C[KNOWS, self.tid], self.C[KNOWS, self.head]
 
-    def _fit(self, width: int) -> None:
+    def fit(self, width: int) -> None:
+        """Makes room for `width` identities."""
         if self.C.shape[1] < width:
             self.C = widened(self.C, width)
 
@@ -102,7 +103,7 @@ class Thread:
 
     def learn(self, known: np.ndarray, loads: bool = True) -> None:
         """KNOWS and SEEN from [KNOWS, SEEN]; not the proxies, which need a fence."""
-        self._fit(known.shape[1])
+        self.fit(known.shape[1])
         n = known.shape[1]
         np.maximum(self.C[KNOWS, :n], known[0], out=self.C[KNOWS, :n])
         np.maximum(self.C[SEEN, :n], known[1], out=self.C[SEEN, :n])
@@ -111,7 +112,7 @@ class Thread:
 
     def hear(self, seen: np.ndarray) -> None:
         """SEEN only."""
-        self._fit(seen.shape[0])
+        self.fit(seen.shape[0])
         n = seen.shape[0]
         np.maximum(self.C[SEEN, :n], seen, out=self.C[SEEN, :n])
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 
 from triton_dist.backends.emulator.machine import default_sms
 from triton_dist.backends.emulator.order import MODES

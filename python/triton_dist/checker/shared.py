@@ -114,7 +114,7 @@ class CheckedSharedMemory(SharedMemory):
 
     def joined(self, operation: Any, written: bool) -> None:
         thread, done = self.detector.thread(), operation.hb
-        thread._fit(done.tid + 1)
+        thread.fit(done.tid + 1)
         moment = done.clk + written
         for row in thread.C:
             row[done.tid] = max(row[done.tid], moment)

@@ -12,7 +12,7 @@ import numpy as np
 
 from triton_dist.backends.emulator.memory import Segment
 from triton_dist.checker import sites, words
-from triton_dist.checker.clocks import KNOWS, SEEN, Thread, joined
+from triton_dist.checker.clocks import SEEN, Thread, joined
 from triton_dist.checker.shadow import Event
 
 LEVELS = {None: 0, "cta": 1, "gpu": 2, "sys": 3}
