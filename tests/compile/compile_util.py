@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from triton_dist.backends.device_runtime import library
+from triton_dist.backends.gpu.device_runtime import library
 
 CUDA = ("sm_80", "sm_90", "sm_100")
 HIP = ("gfx942", "gfx950")

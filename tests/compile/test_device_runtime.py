@@ -8,8 +8,8 @@ import kernels
 import pytest
 from compile_util import CUDA, TARGETS, code, compile_kernel, dynamic_symbols, instructions, position, vendor
 
-from triton_dist.backends.device_runtime import render
-from triton_dist.backends.wait_sites import sites
+from triton_dist.backends.gpu.device_runtime import render
+from triton_dist.backends.gpu.wait_sites import sites
 from triton_dist.language.abi import ROWS
 
 SIGNATURE = dict(flags32="*i32", flags64="*i64", packets="*i64", out="*i32", n="i32", value="i32", BLOCK="constexpr")

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from triton_dist.backends.device_runtime import library, render
+from triton_dist.backends.gpu.device_runtime import library, render
 from triton_dist.language import sync
 from triton_dist.language.abi import ROWS
 from triton_dist.runtime import context, heap
@@ -61,7 +61,7 @@ def test_library_is_named_by_its_content_and_written_once(tmp_path):
 
 
 def test_a_changed_primitive_changes_the_library(tmp_path, monkeypatch):
-    from triton_dist.backends import device_runtime
+    from triton_dist.backends.gpu import device_runtime
     before = library("nvidia")
     copy = tmp_path / "language"
     copy.mkdir()

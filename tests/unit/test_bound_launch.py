@@ -32,7 +32,7 @@ class Driver:
         assert name == "cuTensorMapEncodeTiled" and where.value % 64 == 0
         self.maps.append((kind.value, rank.value, address.value, list(dims), list(strides)[:-1], list(box), swizzle.value))
 
-    def _check(self, name, code):
+    def check(self, name, code):
         raise RuntimeError(f"{name}: {code}")
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from triton_dist.backends import gpu_driver
 from triton_dist.backends.amd.driver import HipDriver
-from triton_dist.backends.gpu import GpuBackend
+from triton_dist.backends.gpu import driver as gpu_driver
+from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.nvidia.driver import CudaDriver
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
 

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from triton_dist.backends import gpu, gpu_hang
-from triton_dist.backends.gpu_hang import _LINGER, _WINDOW, HangWatch
-from triton_dist.backends.wait_sites import sites
+from triton_dist.backends.gpu import backend as gpu
+from triton_dist.backends.gpu import hang as gpu_hang
+from triton_dist.backends.gpu.hang import _LINGER, _WINDOW, HangWatch
+from triton_dist.backends.gpu.wait_sites import sites
 from triton_dist.runtime.backend import Arena
 from triton_dist.runtime.context import WaitRecord
 from triton_dist.runtime.errors import WaitTimeout
@@ -105,7 +106,7 @@ def test_the_table_is_out_before_the_device_traps_and_all_end_within_ten_seconds
 
 
 def test_device_lingers_as_long_as_the_host_thinks():
-    from triton_dist.backends.device_runtime import render
+    from triton_dist.backends.gpu.device_runtime import render
     for vendor in ("nvidia", "amd"):
         assert f"icmp ult i64 %lingered, {int(_LINGER * 1e9)}" in render(vendor, bounded=True)
 
@@ -247,7 +248,7 @@ def test_lines_come_from_the_comment_or_from_the_directive():
 WORLD = """
 import time
 import torch.distributed as dist
-from triton_dist.backends import gpu_hang
+from triton_dist.backends.gpu import hang as gpu_hang
 from triton_dist.runtime.hang_table import Row
 
 gpu_hang._LINGER = gpu_hang._GRACE = 1.0

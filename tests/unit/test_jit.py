@@ -13,9 +13,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction, MockTensor
 
 import triton_dist.language as dl
-from triton_dist.backends import gpu_context
-from triton_dist.backends.device_runtime import library
-from triton_dist.backends.gpu_context import ContextWriter
+from triton_dist.backends.gpu import context as gpu_context
+from triton_dist.backends.gpu.context import ContextWriter
+from triton_dist.backends.gpu.device_runtime import library
 from triton_dist.runtime import jit as jit_module
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, TritonDistError

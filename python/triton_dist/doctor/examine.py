@@ -44,7 +44,7 @@ def guarded(report: Report, section: str, look: Callable) -> None:
     try:
         found = look()
         report.add(section, *(found if isinstance(found, list) else [found]))
-    except Exception as error:      # noqa: BLE001 - whatever it is, the report goes on and shows it
+    except Exception as error:      # whatever it is, the report goes on and shows it
         report.add(section, Finding("cannot tell", f"{type(error).__name__}: {error}", BAD))
 
 

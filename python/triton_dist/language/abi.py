@@ -3,8 +3,8 @@
 """The ABI table: every device function of the runtime, once.
 
 A row is a symbol, its argument and result types and its effect. The row makes the Triton-side builtin (`_call.py`);
-`backends/nvidia/device.ll` and `backends/amd/device.ll` hold the GPU bodies; `backends/emulator/twins_dist.py` registers
-a Python twin under the same symbol. Pointers travel as int64, so that LLVM can inline the call.
+`backends/gpu/device_runtime.py` puts the GPU bodies together; `backends/emulator/twins_dist.py` registers a Python twin
+under the same symbol. Pointers travel as int64, so that LLVM can inline the call.
 """
 from dataclasses import dataclass
 

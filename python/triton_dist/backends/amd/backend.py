@@ -5,7 +5,7 @@ AMD machine yet."""
 from typing import Any
 
 from triton_dist.backends.amd.driver import CAN_USE_STREAM_WAIT_VALUE, HipDriver
-from triton_dist.backends.gpu import GpuBackend
+from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.runtime.backend import GemmConfig
 
 

@@ -5,7 +5,7 @@ import ctypes
 import functools
 from typing import Callable
 
-from triton_dist.backends.gpu_driver import GpuDriver
+from triton_dist.backends.gpu.driver import GpuDriver
 
 CAN_USE_STREAM_WAIT_VALUE = 10013        # hipDeviceAttributeCanUseStreamWaitValue, hip_runtime_api.h
 _DEVICE_TO_DEVICE_NO_CU = 1024           # hipMemcpyDeviceToDeviceNoCU: a DMA engine, no compute units

@@ -5,7 +5,7 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.backends.gpu import GpuBackend
+from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.nvidia.driver import CAN_USE_64_BIT_STREAM_MEM_OPS, CudaDriver
 from triton_dist.backends.nvidia.launch import BoundLaunch
 from triton_dist.runtime.backend import GemmConfig, MachineModel

@@ -5,7 +5,7 @@ import ctypes
 import functools
 from typing import Callable
 
-from triton_dist.backends.gpu_driver import GpuDriver
+from triton_dist.backends.gpu.driver import GpuDriver
 
 CAN_USE_64_BIT_STREAM_MEM_OPS = 122      # CU_DEVICE_ATTRIBUTE_..., cuda.h
 

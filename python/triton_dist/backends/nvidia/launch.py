@@ -7,7 +7,7 @@ tensor map is encoded once for an address. What a parameter block holds is read 
 """
 import ctypes
 import re
-from typing import Any, Callable
+from typing import Any
 
 from triton_dist.backends.nvidia.driver import CudaDriver
 
@@ -110,4 +110,4 @@ class BoundLaunch:
         self._config.stream = stream
         code = self._launch(*self._where, None)
         if code:
-            self._driver._check("cuLaunchKernelEx", code)
+            self._driver.check("cuLaunchKernelEx", code)

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from triton import knobs
 
-from triton_dist.backends.gpu_driver import GpuDriver
-from triton_dist.backends.wait_sites import sites_of
+from triton_dist.backends.gpu.driver import GpuDriver
+from triton_dist.backends.gpu.wait_sites import sites_of
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.context import (DIAG_RECORD_SIZE, DIAG_SLOTS, SIZE, SYMBOL, Context, WaitRecord,
                                          unpack_records)

@@ -156,7 +156,7 @@ def render(vendor: str, bounded: bool = False) -> str:
     language = hashlib.sha256()
     for source in sorted(_LANGUAGE.rglob("*.py")):
         language.update(source.read_bytes())
-    return "\n".join([f"; triton_dist.language {language.hexdigest()}", (_HERE / vendor / "device.ll").read_text(),
+    return "\n".join([f"; triton_dist.language {language.hexdigest()}", (_HERE.parent / vendor / "device.ll").read_text(),
                       (_HERE / "common.ll").read_text(), _families(vendor, bounded)])
 
 

@@ -7,11 +7,11 @@ from typing import Any, Callable, Sequence
 import torch
 from triton import knobs
 
-from triton_dist.backends.device_runtime import library
-from triton_dist.backends.gpu_context import ContextWriter
-from triton_dist.backends.gpu_driver import GpuDriver
-from triton_dist.backends.gpu_hang import HangWatch, store_of_world
-from triton_dist.backends.p2p import LocalArena, P2PArena
+from triton_dist.backends.gpu.device_runtime import library
+from triton_dist.backends.gpu.context import ContextWriter
+from triton_dist.backends.gpu.driver import GpuDriver
+from triton_dist.backends.gpu.hang import HangWatch, store_of_world
+from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer
 from triton_dist.runtime.context import Context

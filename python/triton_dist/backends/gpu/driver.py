@@ -42,30 +42,10 @@ class GpuDriver(ABC):
     def _copy(self) -> Callable[[int, int, int, int], int]:
         """Enqueues a copy (to, from, bytes, stream) between addresses of any device or of pinned host memory; a status."""
 
-    @functools.cached_property
-    def _write(self) -> Callable[[int, int, int, int], int]:
-        return self.bound(self.stream_write_value32, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
-
-    def bound(self, function: str, *types: Any) -> Callable:
-        """`function` with its argument types declared, so that a call converts plain integers without objects."""
-        found = getattr(self.library, function)
-        found.argtypes, found.restype = types, ctypes.c_int
-        return found
-
-    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        """Enqueues a copy between two addresses of any device or of pinned host memory."""
-        self._check(self.copy_async, self._retried(self._copy, dst, src, nbytes, stream))
-
-    def push(self, base: int, transfers: Sequence[Transfer], value: int, stream: int) -> None:
-        """Enqueues every transfer: its bytes, then the value to its flag."""
-        copy, write, word = self._copy, self._write, value & 0xFFFFFFFF
-        for to, offset, nbytes, flag in transfers:
-            if copy(to, base + offset, nbytes, stream) or write(stream, flag, word, 0):
-                self._check(self.copy_async, self._retried(copy, to, base + offset, nbytes, stream))
-                self._check(self.stream_write_value32, self._retried(write, stream, flag, word, 0))
-
+    # -- calling the library -------------------------------------------------------------------------------
     @functools.cached_property
     def library(self) -> ctypes.CDLL:
+        """The loaded library. Raises UnsupportedFeature where there is none."""
         try:
             return self._load()
         except OSError as error:
@@ -76,16 +56,20 @@ class GpuDriver(ABC):
         """True when the library exports `function`."""
         return hasattr(self.library, function)
 
+    def bound(self, function: str, *types: Any) -> Callable:
+        """`function` with its argument types declared, so that a call converts plain integers without objects."""
+        found = getattr(self.library, function)
+        found.argtypes, found.restype = types, ctypes.c_int
+        return found
+
     def call(self, function: str, *args) -> None:
         """Calls `function`, whose arguments are ctypes values; raises TritonDistError unless it returns 0."""
-        self._check(function, self._status(function, *args))
+        self.check(function, self._retried(getattr(self.library, function), *args))
 
-    def _check(self, function: str, code: int) -> None:
+    def check(self, what: str, code: int) -> None:
+        """Raises TritonDistError unless the status of the call `what` is 0."""
         if code:
-            raise TritonDistError(f"{function} failed with {code}: {self.error_text(code)}")
-
-    def _status(self, function: str, *args) -> int:
-        return self._retried(getattr(self.library, function), *args)
+            raise TritonDistError(f"{what} failed with {code}: {self.error_text(code)}")
 
     def _retried(self, function: Callable, *args) -> int:
         """Status of a call. A thread that has not yet used the device is bound to its context first."""
@@ -95,15 +79,15 @@ class GpuDriver(ABC):
             code = function(*args)
         return code
 
+    # -- what the backend needs ----------------------------------------------------------------------------
     def module_global(self, module: int, name: str) -> tuple[int, int] | None:
         """(address, bytes) of a module's global variable; None if the module has none of that name."""
         address, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
-        code = self._status(self.module_get_global, ctypes.byref(address), ctypes.byref(nbytes),
-                            ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
+        code = self._retried(getattr(self.library, self.module_get_global), ctypes.byref(address), ctypes.byref(nbytes),
+                             ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
         if code == _NOT_FOUND:
             return None
-        if code:
-            raise TritonDistError(f"{self.module_get_global}({name}) failed with {code}: {self.error_text(code)}")
+        self.check(f"{self.module_get_global}({name})", code)
         return address.value, nbytes.value
 
     def copy_to_device(self, address: int, raw: bytes, stream: int) -> None:
@@ -111,6 +95,22 @@ class GpuDriver(ABC):
         self.call(self.copy_to_device_async, ctypes.c_uint64(address), ctypes.c_char_p(raw),
                   ctypes.c_size_t(len(raw)), ctypes.c_void_p(stream))
 
+    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
+        """Enqueues a copy between two addresses of any device or of pinned host memory."""
+        self.check(self.copy_async, self._retried(self._copy, dst, src, nbytes, stream))
+
     def write_value32(self, address: int, value: int, stream: int) -> None:
         """Enqueues a 4-byte store behind everything on `stream`, with a system-scope fence before it."""
-        self._check(self.stream_write_value32, self._retried(self._write, stream, address, value & 0xFFFFFFFF, 0))
+        self.check(self.stream_write_value32, self._retried(self._write, stream, address, value & 0xFFFFFFFF, 0))
+
+    def push(self, base: int, transfers: Sequence[Transfer], value: int, stream: int) -> None:
+        """Enqueues every transfer: its bytes, then the value to its flag."""
+        copy, write, word = self._copy, self._write, value & 0xFFFFFFFF
+        for to, offset, nbytes, flag in transfers:
+            if copy(to, base + offset, nbytes, stream) or write(stream, flag, word, 0):
+                self.copy(to, base + offset, nbytes, stream)          # again, with a retry and the driver's words
+                self.write_value32(flag, value, stream)
+
+    @functools.cached_property
+    def _write(self) -> Callable[[int, int, int, int], int]:
+        return self.bound(self.stream_write_value32, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)

@@ -107,7 +107,7 @@ class HangWatch:
         if self._store is not None:
             try:
                 return getattr(self._store, method)(*args)
-            except Exception:   # noqa: BLE001 - torch raises several kinds
+            except Exception:    # torch raises several kinds
                 self._store = None
         return None
 
