@@ -1,34 +1,41 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The variables that matter, and what is wrong with their values. docs/environment.md says what each one does."""
+import math
 import shutil
 from pathlib import Path
 from typing import Callable, Mapping
 
 from triton_dist.doctor.report import BAD, NOTE, OK, WARN, Finding
-
-_BACKENDS = ("auto", "nvidia", "amd", "emulator")
-_MODES = ("eager", "random", "late", "skew", "priority")
+from triton_dist.runtime.backend import BACKENDS
+from triton_dist.runtime.environment import parse_number, parse_size
 
 
 def _one_of(*allowed: str) -> Callable:
     return lambda text: "" if text.lower() in allowed else f"expected one of {', '.join(allowed)}"
 
 
-def _number(kind: Callable, least: float) -> Callable:
+def _read_by(parse: Callable) -> Callable:
+    """What the runtime's own reader of such a value says."""
     def problem(text: str) -> str:
         try:
-            value = kind(text)
-        except ValueError:
-            value = float("nan")
-        words = "a whole number" if kind is int else "a number"
-        return "" if least <= value < float("inf") else f"expected {words}" + (f" of at least {least:g}" if least > -1e9 else "")
+            parse(text)
+        except ValueError as error:
+            return str(error)
+        return ""
     return problem
 
 
-def _size(text: str) -> str:
-    digits = text.lower().removesuffix("b").removesuffix("i").rstrip("kmg")
-    return _number(float, 1e-9)(digits) and "expected a positive size such as 512M or 4G"
+def _number(kind: Callable, least: float = -math.inf) -> Callable:
+    return _read_by(lambda text: parse_number(text, least, kind))
+
+
+def _mode(text: str) -> str:
+    try:
+        from triton_dist.backends.emulator.order import MODES
+    except ImportError:             # greenlet is missing, of which the versions tell
+        return ""
+    return _one_of(*MODES)(text)
 
 
 def _folder(text: str) -> str:
@@ -48,13 +55,13 @@ def _nothing(text: str) -> str:
 
 # What each may hold. Those of others are shown when set, since they change what we do.
 CHECKS: dict[str, Callable[[str], str]] = {
-    "TRITON_DIST_BACKEND": _one_of(*_BACKENDS),
-    "TRITON_DIST_HEAP_SIZE": _size,
+    "TRITON_DIST_BACKEND": _one_of("auto", *BACKENDS),
+    "TRITON_DIST_HEAP_SIZE": _read_by(parse_size),
     "TRITON_DIST_WAIT_TIMEOUT": _number(float, 0),
     "TRITON_DIST_CACHE_DIR": _folder,
     "TRITON_DIST_DEBUG": _nothing,
-    "TRITON_DIST_EMULATOR_MODE": _one_of(*_MODES),
-    "TRITON_DIST_EMULATOR_SEED": _number(int, -1e18),
+    "TRITON_DIST_EMULATOR_MODE": _mode,
+    "TRITON_DIST_EMULATOR_SEED": _number(int),
     "TRITON_DIST_EMULATOR_SMS": _number(int, 1),
     "TRITON_DIST_HANG_SECONDS": _number(float, 0),
     "TRITON_DIST_PYTHON": _program,

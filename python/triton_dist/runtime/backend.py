@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 from triton_dist.runtime.errors import InvalidArgument
 
-_MODULES = {
+BACKENDS = {
     "nvidia": "triton_dist.backends.nvidia",
     "amd": "triton_dist.backends.amd",
     "emulator": "triton_dist.backends.emulator",
@@ -241,8 +241,8 @@ def detect() -> str:
     """Backend name: the environment's word first, then what torch sees."""
     asked = os.environ.get("TRITON_DIST_BACKEND", "").lower()
     if asked and asked != "auto":
-        if asked not in _MODULES:
-            raise InvalidArgument(f"TRITON_DIST_BACKEND={asked!r}: expected one of {', '.join(_MODULES)} or auto")
+        if asked not in BACKENDS:
+            raise InvalidArgument(f"TRITON_DIST_BACKEND={asked!r}: expected one of {', '.join(BACKENDS)} or auto")
         return asked
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         return "emulator"
@@ -255,4 +255,4 @@ def detect() -> str:
 @functools.cache
 def backend() -> Backend:
     """The process's backend, made on first use. Its package exports `make() -> Backend`."""
-    return importlib.import_module(_MODULES[detect()]).make()
+    return importlib.import_module(BACKENDS[detect()]).make()

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Environment variables that hold numbers. docs/environment.md lists every variable of ours."""
+"""Environment variables that hold numbers or sizes. docs/environment.md lists every variable of ours."""
 import math
 import os
-from typing import Callable
+import re
+from typing import Any, Callable
 
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -13,17 +14,36 @@ def number(name: str, default: float, least: float = -math.inf, kind: Callable =
 
     Raises InvalidArgument for what is no finite number, or below `least`.
     """
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
+    return _value(name, default, lambda text: parse_number(text, least, kind))
+
+
+def parse_number(text: str, least: float = -math.inf, kind: Callable = float) -> float:
+    """`text` as `kind`. Raises ValueError that says what was expected."""
     try:
         value = kind(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value < least:
         what = "a whole number" if kind is int else "a number"
-        raise InvalidArgument(f"{name}={text!r}: expected {what}" + (f" of at least {least}" if least > -math.inf else ""))
+        raise ValueError(f"expected {what}" + (f" of at least {least}" if least > -math.inf else ""))
     return value
+
+
+def parse_size(text: str) -> int:
+    """Bytes, with suffixes k, m, g. Raises ValueError that says what was expected."""
+    match = re.fullmatch(r"(.+?)([kmg]?)(?:i?b)?", text.lower())
+    try:
+        size = int(float(match[1]) * 1024**" kmg".index(match[2] or " ")) if match else 0
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise ValueError("expected a positive size such as 512M or 4G")
+    return size
+
+
+def heap_size(default: int) -> int:
+    """TRITON_DIST_HEAP_SIZE: bytes of symmetric heap a rank, or the backend's default, rounded up to 2 MiB."""
+    return -(-_value("TRITON_DIST_HEAP_SIZE", default, parse_size) // (2 << 20)) * (2 << 20)
 
 
 def wait_timeout() -> float:
@@ -34,3 +54,13 @@ def wait_timeout() -> float:
 def debug() -> bool:
     """TRITON_DIST_DEBUG: whether ops compare their calls over the ranks."""
     return os.environ.get("TRITON_DIST_DEBUG", "") not in ("", "0")
+
+
+def _value(name: str, default: Any, parse: Callable) -> Any:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{name}={text!r}: {error}") from None

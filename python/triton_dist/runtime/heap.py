@@ -7,7 +7,6 @@ adding the difference of two bases. A sub-group takes the lowest offset free on 
 """
 import math
 import operator
-import os
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
@@ -21,23 +20,6 @@ from triton_dist.runtime.state import state
 ALIGNMENT = 256
 RESERVED = 4096          # bytes at the start of the arena: the world-barrier pad
 _PAD_FLAGS = 64          # byte of the pad at which its flags begin, one 4-byte word for each world rank
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-def heap_size(default: int) -> int:
-    """TRITON_DIST_HEAP_SIZE in bytes (suffixes k, m, g), or the backend's default, rounded up to 2 MiB."""
-    text = os.environ.get("TRITON_DIST_HEAP_SIZE", "").strip().lower().removesuffix("b").removesuffix("i")
-    if not text:
-        return default
-    number, unit = (text[:-1], text[-1]) if text[-1] in _UNITS else (text, "")
-    try:
-        size = int(float(number) * _UNITS[unit])
-    except (ValueError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise InvalidArgument(f"TRITON_DIST_HEAP_SIZE={os.environ['TRITON_DIST_HEAP_SIZE']!r}: expected a positive size "
-                              "such as 512M or 4G")
-    return -(-size // (2 << 20)) * (2 << 20)
 
 
 @dataclass
@@ -96,12 +78,11 @@ class SymmetricHeap:
 
     def find(self, tensor: torch.Tensor) -> Allocation:
         """The allocation that holds `tensor`. Raises NotSymmetric where there is none."""
-        offset = tensor.data_ptr() - self.base
-        for allocation in self._live.values():
-            if allocation.offset <= offset < allocation.offset + allocation.nbytes:
-                return allocation
-        raise NotSymmetric(f"expected a tensor made by create_symm_tensor, found one at {tensor.data_ptr():#x}, outside the "
-                           "symmetric heap")
+        found = self._at(tensor.data_ptr() - self.base)
+        if found is None:
+            raise NotSymmetric(f"expected a tensor made by create_symm_tensor, found one at {tensor.data_ptr():#x}, outside "
+                               "the symmetric heap")
+        return found
 
     def view(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Tensor over the arena of world rank `rank`, contiguous."""
@@ -113,10 +94,8 @@ class SymmetricHeap:
         offset = address - self.base
         if 0 <= offset < RESERVED:
             return f"world barrier pad + {offset}"
-        for a in self._live.values():
-            if a.offset <= offset < a.offset + a.nbytes:
-                return f"{a.name} + {offset - a.offset}"
-        return None
+        found = self._at(offset)
+        return f"{found.name} + {offset - found.offset}" if found else None
 
     def describe(self, address: int) -> tuple[str, int | None]:
         """Words for a flag address in any rank's heap as mapped here, and the world rank that should write it, if known."""
@@ -130,10 +109,11 @@ class SymmetricHeap:
     def _writer(self, offset: int) -> int | None:
         if _PAD_FLAGS <= offset < RESERVED:
             return (offset - _PAD_FLAGS) // 4
-        for a in self._live.values():
-            if a.writer is not None and a.offset <= offset < a.offset + a.nbytes:
-                return a.writer(offset - a.offset)
-        return None
+        found = self._at(offset)
+        return found.writer(offset - found.offset) if found and found.writer else None
+
+    def _at(self, offset: int) -> Allocation | None:
+        return next((a for a in self._live.values() if a.offset <= offset < a.offset + a.nbytes), None)
 
     def reachable(self, group: groups.Group) -> bool:
         """True when loads and stores reach every member from here."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from triton_dist.runtime import heap as heap_module
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.context import MAX_WORLD, Context
-from triton_dist.runtime.environment import number, wait_timeout
+from triton_dist.runtime.environment import heap_size, number, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, require_agreement
+from triton_dist.runtime.heap import SymmetricHeap
 from triton_dist.runtime.state import RankState, state
 
 
@@ -61,10 +61,10 @@ def attach_heap(me: RankState) -> None:
     world: Group = me.world
     if world.size > MAX_WORLD:
         raise InvalidArgument(f"world size: at most {MAX_WORLD} ranks fit into a context, found {world.size}; start fewer")
-    nbytes = heap_module.heap_size(backend().default_heap_size)
+    nbytes = heap_size(backend().default_heap_size)
     require_agreement(world, "TRITON_DIST_HEAP_SIZE", nbytes)
     arena = backend().reserve_arena(nbytes, world)
-    me.heap = heap_module.SymmetricHeap(arena)
+    me.heap = SymmetricHeap(arena)
     backend().set_context(Context(rank=world.rank, world_size=world.size, bases=list(arena.bases),
                                   barrier_pad=me.heap.base, wait_timeout_ns=int(wait_timeout() * 1e9)))
     world.barrier()

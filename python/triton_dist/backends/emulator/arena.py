@@ -10,7 +10,7 @@ import mmap
 import os
 import socket
 import tempfile
-from typing import Any, Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 import torch
 
