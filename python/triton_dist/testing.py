@@ -1,14 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What tests and scripts share: random inputs, poisoned outputs, tolerances from dtype and K, timing, a command line."""
+"""What tests and scripts share: random inputs, poisoned outputs, tolerances from dtype and K, timing, a script's main."""
 import argparse
 import time
 from typing import Callable
 
 import torch
 
-from triton_dist.runtime.groups import Group
+from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.streams import device, synchronize
+from triton_dist.runtime.world import finalize_distributed, initialize_distributed
 
 # Largest relative error of one rounding to the dtype.
 _UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
@@ -96,13 +97,24 @@ def gemm_arguments(description: str) -> argparse.Namespace:
     return args
 
 
-def compare_with_unfused(op: Callable, args: argparse.Namespace, group: Group, error: float) -> None:
-    """Times op(method=...) beside the unfused method and prints both, with the relative error that was found."""
-    on_gpu = device().type == "cuda"
-    times = {method: milliseconds(lambda: op(method=method), group, 20 if on_gpu else 2)
+def gemm_script(description: str, op: Callable, inputs: Callable, check: Callable) -> None:
+    """The main of a script: checks a GEMM op on the ranks that a launcher started, then times it beside the unfused method.
+
+    op(x, weight, method=...). inputs(m, n, k, dtype) -> (x, weight) of this rank. check(m, n, k, dtype, method) compares calls
+    with float64 and returns the relative error. Its command line is that of `gemm_arguments`.
+    """
+    args = gemm_arguments(description)
+    initialize_distributed()
+    group, on_gpu = resolve(), device().type == "cuda"
+    if args.m % group.size:
+        raise SystemExit(f"M = {args.m} must divide by the {group.size} ranks")
+    error = max(group.all_gather_object(check(args.m, args.n, args.k, args.dtype, args.method)))
+    x, weight = inputs(args.m, args.n, args.k, args.dtype)
+    times = {method: milliseconds(lambda method=method: op(x, weight, method=method), group, 20 if on_gpu else 2)
              for method in (args.method, "unfused")}
     if group.rank == 0:
-        print(f"{op.func.__name__} M={args.m} N={args.n} K={args.k} {str(args.dtype).removeprefix('torch.')} on {group.size} x "
+        print(f"{op.__name__} M={args.m} N={args.n} K={args.k} {str(args.dtype).removeprefix('torch.')} on {group.size} x "
               f"{device().type}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items())
               + f", relative error {error:.1e}")
         print("✅ Triton and Torch match")
+    finalize_distributed()

@@ -5,22 +5,24 @@
 M, N and K are global: each rank holds x [M, K / W] and weight [N, K / W]; where K does not divide, the first ranks hold
 one column more.
 """
-from functools import partial
-
 import torch
 
 import triton_dist
 from triton_dist.ops import gemm_rs
 from triton_dist.runtime.groups import resolve
-from triton_dist.testing import (assert_matches, compare_with_unfused, gemm_arguments, gemm_rs_float64, poisoned, random_tensor,
-                                 share)
+from triton_dist.testing import assert_matches, gemm_rs_float64, gemm_script, poisoned, random_tensor, share
+
+
+def inputs(m: int, n: int, k: int, dtype: torch.dtype) -> tuple:
+    """x and weight of this rank."""
+    group = resolve()
+    x = random_tensor(m, share(k, group), dtype=dtype, seed=group.rank)
+    return x, random_tensor(n, x.shape[1], dtype=dtype, seed=100 + group.rank)
 
 
 def check(m: int, n: int, k: int, dtype: torch.dtype, method: str = "portable", calls: int = 3) -> float:
     """Runs calls back to back, compares each with float64 and the repeats bit by bit. Returns the relative error."""
-    group = resolve()
-    x = random_tensor(m, share(k, group), dtype=dtype, seed=group.rank)
-    weight = random_tensor(n, x.shape[1], dtype=dtype, seed=100 + group.rank)
+    group, (x, weight) = resolve(), inputs(m, n, k, dtype)
     bias = random_tensor(n, dtype=dtype, seed=200)
     outs = [poisoned(m // group.size, n, dtype=dtype) for _ in range(calls)]
     for out in outs:
@@ -31,19 +33,6 @@ def check(m: int, n: int, k: int, dtype: torch.dtype, method: str = "portable", 
     return error
 
 
-def main() -> None:
-    args = gemm_arguments(__doc__)
-    triton_dist.initialize_distributed()
-    group = resolve()
-    if args.m % group.size:
-        raise SystemExit(f"M = {args.m} must divide by the {group.size} ranks")
-    error = max(group.all_gather_object(check(args.m, args.n, args.k, args.dtype, args.method)))
-    x = random_tensor(args.m, share(args.k, group), dtype=args.dtype, seed=group.rank)
-    weight = random_tensor(args.n, x.shape[1], dtype=args.dtype, seed=100 + group.rank)
-    compare_with_unfused(partial(gemm_rs, x, weight), args, group, error)
-    triton_dist.finalize_distributed()
-
-
 def test_gemm_rs_script_on_emulated_ranks():
     from triton_dist.backends.emulator.virtual import run_ranks
     errors = run_ranks(lambda: check(96, 80, 100, torch.bfloat16), 3)
@@ -51,4 +40,4 @@ def test_gemm_rs_script_on_emulated_ranks():
 
 
 if __name__ == "__main__":
-    main()
+    gemm_script(__doc__, gemm_rs, inputs, check)
