@@ -40,6 +40,12 @@ def table(rows: list):
     return pytest.mark.parametrize("row", rows, ids=[row.id for row in rows])
 
 
+@pytest.fixture(autouse=True)
+def small_heap(monkeypatch):
+    """Heaps of 16 MiB, in every module that imports this."""
+    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "16M")
+
+
 def words(error: BaseException) -> str:
     """The message with its notes and causes, as a traceback shows them."""
     own = "\n".join([str(error), *getattr(error, "__notes__", ())])

@@ -8,7 +8,6 @@ import scenarios
 import torch
 from scenarios import BF16, F16, F32  # noqa: F401
 
-import triton_dist
 from triton_dist.backends.emulator import backend as emulator
 from triton_dist.backends.nvidia import cores
 from triton_dist.runtime.backend import GemmConfig
@@ -48,20 +47,11 @@ class RS(scenarios.RS):
 
 
 def back_to_back(calls, slow=None):
-    """The calls in order with nothing between them, in poisoned workspaces; then all results are checked.
-
-    `slow`: a rank that dawdles before each call, so that the others run as far ahead as they are let.
-    """
+    """scenarios.back_to_back, in poisoned workspaces."""
     group = resolve()
     for kind in sorted({call.kind for call in calls}):
         space = workspace(group, kind)
         space.reserve(1 << 18, 256, writer=lambda flag: 0)
         space.data.fill_(0xFF)
     group.barrier()
-    pending = []
-    for seed, call in enumerate(calls):
-        if group.rank == slow:
-            scenarios.dawdle()
-        pending.append(call(seed, group))
-    triton_dist.synchronize()
-    return [verify() for verify in pending]
+    return scenarios.back_to_back(calls, slow=slow)

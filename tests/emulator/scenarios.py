@@ -64,24 +64,23 @@ class RS:
         return verify
 
 
-def back_to_back(calls, group=None, repeat=1):
-    """The calls in order, `repeat` times, nothing between; then all results are checked."""
-    members = resolve(group)
-    pending = [call(seed, members) for seed, call in enumerate(list(calls) * repeat)]
-    triton_dist.synchronize()
-    return [verify() for verify in pending]
+def back_to_back(calls, repeat=1, slow=None):
+    """The calls in order, `repeat` times, nothing between; then all results are checked.
 
-
-def overtaking(calls, slow=0, repeat=3):
-    """As back_to_back, but one rank dawdles before every call, so that the others run as far ahead as they are let."""
-    members = resolve()
-    pending = []
+    `slow`: a rank that dawdles before every call, so that the others run as far ahead as they are let.
+    """
+    members, pending = resolve(), []
     for seed, call in enumerate(list(calls) * repeat):
         if members.rank == slow:
             dawdle()
         pending.append(call(seed, members))
     triton_dist.synchronize()
     return [verify() for verify in pending]
+
+
+def overtaking(calls, slow=0, repeat=3):
+    """As back_to_back, with a rank that is slow."""
+    return back_to_back(calls, repeat=repeat, slow=slow)
 
 
 def dawdle(turns=200):

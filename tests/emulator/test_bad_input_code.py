@@ -1,15 +1,13 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Code that Triton refuses, refused with the kernel's line before the emulator runs it; and what the emulator lacks."""
-import pytest
 import torch
 import triton.language as tl
-from bad_input import refused, table
+from bad_input import refused, small_heap, table  # noqa: F401
 from triton.compiler.errors import CompilationError
 from triton.experimental.gluon import language as gl
 from triton.language.extra import libdevice
 
-import triton_dist
 from triton_dist.runtime.errors import UnsupportedFeature
 from triton_dist.runtime.jit import gluon_jit, jit
 
@@ -194,11 +192,6 @@ LACKING = [(kernel.__name__, lambda kernel=kernel: kernel[(1,)](torch.zeros(64),
                                              (vendors_function, "cyl_bessel_i0", "the emulator has no twin", "code.py:"),
                                              (assembly, "inline assembly", "mov.u32", "put it behind a triton_dist primitive"),
                                              (nested, "inner", "nested function", "Triton has none"))]
-
-
-@pytest.fixture(autouse=True)
-def small_heap(monkeypatch):
-    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "2M")
 
 
 @table(ROWS + LACKING)

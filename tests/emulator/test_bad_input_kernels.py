@@ -1,22 +1,16 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Bad input to jit, launches and the device language; and code that Triton refuses, with the kernel's line."""
-
-
 import numpy as np
-import pytest
 import torch
 import triton
 import triton.language as tl
-from bad_input import refused, table, usable
+from bad_input import refused, small_heap, table, usable  # noqa: F401
 from triton.compiler.errors import CompilationError
-
-
 
 import triton_dist
 import triton_dist.language as dl
-from triton_dist.backends.emulator import run_ranks
-from triton_dist.runtime.errors import DeviceFault, InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.errors import DeviceFault, InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.jit import gluon_jit, jit
 
@@ -235,11 +229,6 @@ AT_RUN_TIME = [
     ("a kernel without a grid", lambda: copy(torch.ones(8), torch.ones(8), 8, 8), "@triton.jit'd", "outside",
      "kernel", RuntimeError),
 ]
-
-
-@pytest.fixture(autouse=True)
-def small_heap(monkeypatch):
-    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "2M")
 
 
 @table(LAUNCHES + DEVICE + AT_RUN_TIME)

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from bad_input import refused, table
+from bad_input import refused, small_heap, table  # noqa: F401
 from torch import nn
 
 from triton_dist.backends.emulator import run_ranks
@@ -247,11 +247,6 @@ DIFFERENT = {  # what differs: (call, words for rank 0, words for rank 1)
 }
 BETWEEN = [(f"ranks differ in {what}, {'known' if warm else 'new'} shapes", apart(call, warm), "call", f"{first}", f"{second}")
            for what, (call, first, second) in DIFFERENT.items() for warm in (False, True)]
-
-
-@pytest.fixture(autouse=True)
-def small_heap(monkeypatch):
-    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "16M")
 
 
 @table(COMMON + OWN)

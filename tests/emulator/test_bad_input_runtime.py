@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from bad_input import Row, check_message, refused, table, usable, words
+from bad_input import Row, check_message, refused, small_heap, table, usable, words  # noqa: F401
 
 import triton_dist
 from triton_dist import create_symm_tensor, free_symm_tensor, peer_tensor
@@ -50,7 +50,7 @@ ROWS = [
     ("create shape: a tensor of two", create(lambda: torch.ones(2)), "shape:", "found tensor", "whole numbers"),
     ("create shape: beyond 64 bits", create((2**40, 2**40)), "symmetric int32", "bytes needed",
      "TRITON_DIST_HEAP_SIZE", OutOfHeap),
-    ("create shape: all of the heap", create((2 << 20,), torch.uint8), "symmetric uint8", "largest free range",
+    ("create shape: all of the heap", create((16 << 20,), torch.uint8), "symmetric uint8", "largest free range",
      "free symmetric tensors", OutOfHeap),
     ("create shape: ranks differ", create(lambda: (4 + rank(),)), "symmetric int32", "int32[4]", "the same shape and dtype"),
     ("create dtype: a name", create((4,), "int32"), "dtype:", "found 'int32'", "torch.dtype"),
@@ -93,11 +93,6 @@ ROWS = [
     ("initialize seed: a name", lambda: triton_dist.initialize_distributed(seed="7"), "seed:", "found '7'", "a whole number"),
     ("initialize seed: too large", lambda: triton_dist.initialize_distributed(seed=2**70), "seed:", f"found {2**70}", "64 bits"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def small_heap(monkeypatch):
-    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "2M")
 
 
 @table(ROWS)
