@@ -199,7 +199,7 @@ def test_wrong_arguments():
         x = torch.zeros(8, 8)
         with pytest.raises(InvalidArgument, match="contiguous"):
             backend.copy(x.t(), x, backend.current_stream())
-        with pytest.raises(InvalidArgument, match="equal sizes"):
+        with pytest.raises(InvalidArgument, match="equal bytes"):
             backend.copy(x[:4], x, backend.current_stream())
         with pytest.raises(InvalidArgument, match="index 9"):
             backend.write_value32(torch.zeros(8, dtype=torch.int32), 9, 1, backend.current_stream())

@@ -118,16 +118,16 @@ def obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
     return None
 
 
-def agree_once(op: str, group: Group, agreed: dict) -> Callable[[], None]:
+def agree_once(group: Group, agreed: dict) -> Callable[[], None]:
     """Collective at the first use of a shape: all ranks must have the same in `agreed`, or all raise.
 
     Called before anything else that is collective. Returns what to call once compiled, before the launch: at a first use the
     ranks meet there, so that one rank's compilation does not look like a hang to the others.
     """
-    key = (op, group.key, tuple(agreed.items()))
+    key = (group.key, tuple(agreed.items()))
     if key in state().first_uses or backend().is_capturing():
         return lambda: None
-    require_agreement(group, op, {k: str(v) for k, v in agreed.items()})
+    require_agreement(group, agreed["op"], {k: str(v) for k, v in agreed.items()})
     state().first_uses.add(key)
     return group.barrier
 

@@ -232,6 +232,24 @@ class Backend(ABC):
         """The calling rank leaves its world: whatever watches over it may stop. Silent, idempotent."""
 
 
+def copy_bytes(dst: Any, src: Any) -> int:
+    """Bytes of a copy between two tensors. Raises InvalidArgument where they have gaps or differ in size."""
+    nbytes = dst.numel() * dst.element_size()
+    if not (dst.is_contiguous() and src.is_contiguous()) or nbytes != src.numel() * src.element_size():
+        raise InvalidArgument("copy: expected two contiguous tensors of equal bytes, found "
+                              f"{tuple(dst.shape)} {dst.dtype} strides {dst.stride()} and "
+                              f"{tuple(src.shape)} {src.dtype} strides {src.stride()}")
+    return nbytes
+
+
+def flag_address(flags: Any, index: int) -> int:
+    """Address of `flags[index]`. Raises InvalidArgument for what are no 32-bit words, and for an index outside."""
+    if flags.element_size() != 4 or not flags.is_contiguous() or not 0 <= index < flags.numel():
+        raise InvalidArgument("write_value32: expected a contiguous tensor of 4-byte flags that has index "
+                              f"{index}, found {tuple(flags.shape)} {flags.dtype}")
+    return flags.data_ptr() + 4 * index
+
+
 def device_nodes() -> bool:
     """Whether a GPU driver shows its device files. Unlike asking torch, this starts no driver, so a later fork is safe."""
     return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))

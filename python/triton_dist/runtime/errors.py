@@ -42,7 +42,7 @@ class DeviceFault(TritonDistError):
 
 
 class HangError(TritonDistError):
-    """Ranks wait for each other in a cycle, or for a rank that has died."""
+    """Nothing can move: ranks wait for each other, for a signal that nobody sends, or for a rank that has died."""
 
 
 class WaitTimeout(HangError):

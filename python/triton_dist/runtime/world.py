@@ -22,8 +22,9 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
     """Joins the world that torchrun (or launch.sh) started, or makes a world of one.
 
     Binds this process to its device, makes the default process group unless there is one, and reserves the symmetric
-    heap. Idempotent. `seed` seeds torch with seed + rank. Returns torch's default process group where there is one,
-    otherwise the group of this (emulated or lone) world: either works as `group=`.
+    heap, unless `initialize_shmem` is False: then a later call does. Idempotent. `seed` seeds torch with seed + rank.
+    Returns torch's default process group where there is one, otherwise the group of this (emulated or lone) world: either
+    works as `group=`. Raises InvalidArgument where ranks ask for heaps of different sizes, and for more than 64 ranks.
     """
     me = state()
     if seed is not None and (not isinstance(seed, int) or not -2**63 <= seed < 2**63):

@@ -13,7 +13,7 @@ from triton_dist.backends.emulator.launching import launch, trace
 from triton_dist.backends.emulator.machine import Machine
 from triton_dist.backends.emulator.meeting import VirtualGroup
 from triton_dist.backends.emulator.streams import Stream
-from triton_dist.runtime.backend import Arena, Backend, GemmConfig, Transfer
+from triton_dist.runtime.backend import Arena, Backend, GemmConfig, Transfer, copy_bytes, flag_address
 from triton_dist.runtime.errors import InvalidArgument
 
 
@@ -74,30 +74,18 @@ class EmulatorBackend(Backend):
         return True
 
     def push(self, source: torch.Tensor, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
-        base = _address_of(source, "source")
-        machine().memory.register(source, "push source")
+        base = _address_of(source, "push source")
         for to, offset, nbytes, flag in transfers:
             stream.copy(to, base + offset, nbytes, keep=source)
             stream.write_value32(flag, value)
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        to, source = _address_of(dst, "dst"), _address_of(src, "src")
-        nbytes = src.numel() * src.element_size()
-        if dst.numel() * dst.element_size() != nbytes:
-            raise InvalidArgument(f"copy: expected equal sizes, found {dst.numel() * dst.element_size()} bytes for dst "
-                                  f"and {nbytes} for src")
-        memory = machine().memory
-        memory.register(dst, "copy destination")
-        memory.register(src, "copy source")
-        stream.copy(to, source, nbytes)
+        to, source = _address_of(dst, "copy destination"), _address_of(src, "copy source")
+        stream.copy(to, source, copy_bytes(dst, src))
 
     def write_value32(self, flags: torch.Tensor, index: int, value: int, stream: Stream) -> None:
-        address = _address_of(flags, "flags")
-        if flags.element_size() != 4 or not 0 <= index < flags.numel():
-            raise InvalidArgument(f"write_value32: expected an index into 32-bit flags, found index {index} into "
-                                  f"{flags.numel()} elements of {flags.dtype}")
-        machine().memory.register(flags, "flags")
-        stream.write_value32(address + 4 * index, value)
+        _address_of(flags, "flags")
+        stream.write_value32(flag_address(flags, index), value)
 
     # -- kernels -------------------------------------------------------------------------------------------
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
@@ -151,10 +139,11 @@ class EmulatorBackend(Backend):
 
 
 def _address_of(tensor: Any, what: str) -> int:
-    """Address of a contiguous CPU tensor's first element."""
+    """Address of a contiguous CPU tensor, whose memory the copy engine may touch from now on."""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
         raise InvalidArgument(f"{what}: expected a tensor on triton_dist.device(), found {tensor!r}")
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{what}: expected a contiguous tensor, found strides {tensor.stride()} for shape "
                               f"{tuple(tensor.shape)}")
+    machine().memory.register(tensor, what)
     return tensor.data_ptr()

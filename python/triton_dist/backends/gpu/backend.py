@@ -13,7 +13,7 @@ from triton_dist.backends.gpu.driver import GpuDriver
 from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
-from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer
+from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer, copy_bytes, flag_address
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
@@ -118,20 +118,12 @@ class GpuBackend(Backend):
         self.driver.push(source.data_ptr(), transfers, value, stream.cuda_stream)
 
     def copy(self, dst: torch.Tensor, src: torch.Tensor, stream: Stream) -> None:
-        nbytes = dst.numel() * dst.element_size()
-        if not (dst.is_contiguous() and src.is_contiguous()) or nbytes != src.numel() * src.element_size():
-            raise InvalidArgument("copy: expected two contiguous tensors of equal bytes, found "
-                                  f"{tuple(dst.shape)} {dst.dtype} strides {dst.stride()} and "
-                                  f"{tuple(src.shape)} {src.dtype} strides {src.stride()}")
-        if nbytes:
+        if nbytes := copy_bytes(dst, src):
             # The driver's memcpy, not Tensor.copy_: that one may pick a kernel, which would compete for SMs.
             self.driver.copy(dst.data_ptr(), src.data_ptr(), nbytes, stream.cuda_stream)
 
     def write_value32(self, flags: torch.Tensor, index: int, value: int, stream: Stream) -> None:
-        if flags.element_size() != 4 or not flags.is_contiguous() or not 0 <= index < flags.numel():
-            raise InvalidArgument("write_value32: expected a contiguous tensor of 4-byte flags that has index "
-                                  f"{index}, found {tuple(flags.shape)} {flags.dtype}")
-        self.driver.write_value32(flags.data_ptr() + 4 * index, value, stream.cuda_stream)
+        self.driver.write_value32(flag_address(flags, index), value, stream.cuda_stream)
 
     # -- kernels -------------------------------------------------------------------------------------------
     def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict) -> Callable:

@@ -70,7 +70,7 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
                agreed: dict) -> Any:
     """Decides how calls like this one run. Collective at the first use of a shape."""
-    meet = _plan.agree_once("ag_gemm", group, agreed)
+    meet = _plan.agree_once(group, agreed)
     if 0 in x.shape:                                    # the same on every rank: nothing to send
         return _Empty(x, weight.shape[0], group)
     if agreed["method"] == "unfused":
