@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 # Source this: sets PYTHON and PYTHONPATH for working in a checkout.
-# Takes the current python3 if it has torch and triton; otherwise .venv, which it makes and fills on first use.
+# Takes the current python3 if it has what this command needs; otherwise .venv, which it makes and fills on first use.
 # TRITON_DIST_PYTHON names an interpreter to use as it is. TRITON_DIST_DEV=1 also installs what the tests need.
 
 TRITON_DIST_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
