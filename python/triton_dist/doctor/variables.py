@@ -71,7 +71,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "CUDA_VISIBLE_DEVICES": _nothing, "HIP_VISIBLE_DEVICES": _nothing, "ROCR_VISIBLE_DEVICES": _nothing,
     "TRITON_INTERPRET": _one_of("0", "1", "true", "false", "on", "off", "y", "n", "yes", "no"),
     "TRITON_CACHE_DIR": _folder, "TRITON_PTXAS_PATH": _program, "TRITON_PTXAS_BLACKWELL_PATH": _program,
-    "NCCL_NVLS_ENABLE": _nothing, "TMPDIR": _folder,
+    "NCCL_NVLS_ENABLE": _nothing, "NVSHMEM_HOME": _folder, "TMPDIR": _folder,
     "RANK": _number(int, 0), "WORLD_SIZE": _number(int, 1), "LOCAL_RANK": _number(int, 0),
 }
 # Set under a launcher only; a wrong one makes this process wait for a world that nobody started.

@@ -7,10 +7,10 @@ from typing import Any, Callable
 import torch
 
 from triton_dist.ops import _check
-from triton_dist.runtime import heap as heap_module
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, require_agreement
+from triton_dist.runtime.heap import heap
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import restart
 
@@ -111,7 +111,7 @@ def obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
     """Why no fused kernel can run here; None where one can."""
     if backend().is_capturing():
         return "graph capture is not supported by the fused kernel yet"
-    if group.size > 1 and not heap_module.heap().reachable(group):
+    if group.size > 1 and not heap().reachable(group):
         return f"not all of ranks {list(group.world_ranks)} can load and store each other's memory"
     if needs_stream_memory_ops and group.size > 1 and not backend().has_stream_memory_ops():
         return "this device has no stream memory operations"

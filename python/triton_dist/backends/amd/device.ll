@@ -69,7 +69,7 @@ define internal i32 @tdist_program_z() alwaysinline nounwind {
   ret i32 %id
 }
 
-; A number that is unique to each inlined copy: backends/wait_sites.py finds the line that it stands on.
+; A number that is unique to each inlined copy: backends/gpu/wait_sites.py finds the line that it stands on.
 define internal i32 @tdist_site() alwaysinline nounwind {
   %site = call i32 asm sideeffect "s_mov_b32 $0, ${:uid} ; tdist_site", "=s"()
   ret i32 %site

@@ -73,7 +73,7 @@ define internal i1 @tdist_expired(i64 %start) alwaysinline nounwind {
   ret i1 %expired
 }
 
-; One of the lanes that expired together writes a record, unless its program has one, and traps some seconds later: until
+; One of the lanes that expired together writes a record, unless its slot is taken, and traps some seconds later: until
 ; then other programs and ranks can record too, and hosts can read. The others return and are stopped by the trap.
 define internal void @tdist_give_up(i32 %n, i64 %flag, i64 %wanted, i64 %seen, i32 %site) alwaysinline convergent nounwind {
 entry:
