@@ -15,8 +15,6 @@ from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.jit import gluon_jit, jit
 
 
-
-
 def flags(*shape, dtype=torch.int32):
     return triton_dist.create_symm_tensor(shape or (8,), dtype)
 

@@ -221,7 +221,6 @@ OWN = [
 ]
 
 
-
 def apart(call, warm):
     """`call(0)` on rank 0 and `call(1)` on the others; with `warm`, both have been made before by all."""
     def script():

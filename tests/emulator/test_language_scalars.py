@@ -20,8 +20,6 @@ from triton_dist.backends.emulator.tensors import filled, item
 from triton_dist.runtime.errors import DeviceFault, InvalidArgument
 
 I32, U32, I64, F32 = core.int32, core.uint32, core.int64, core.float32
-SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
-UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def i(v, ty=I32):

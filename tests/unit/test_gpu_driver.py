@@ -11,6 +11,7 @@ from triton_dist.backends.amd.driver import HipDriver
 from triton_dist.backends.gpu import driver as gpu_driver
 from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.nvidia.driver import CudaDriver
+from triton_dist.runtime.backend import Transfer
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
 
 
@@ -90,6 +91,16 @@ def test_stream_operations_pass_whole_addresses_in_the_right_order(driver, write
     driver.copy_to_device(2**40, b"a\0b", 9)
     assert library.calls[:2] == [write, copy]
     assert library.calls[2][1][0] == 2**40 and library.calls[2][1][2:] == (3, 9)
+
+
+def test_a_push_copies_then_signals_and_an_error_is_told():
+    library, transfers = Library(), [Transfer(1 << 40, 16, 64, 1 << 41), Transfer(2 << 40, 0, 8, 2 << 41)]
+    with_library(CudaDriver(), library).push(4096, transfers, -1, 9)
+    assert library.calls == [("cuMemcpyAsync", (1 << 40, 4112, 64, 9)), ("cuStreamWriteValue32_v2", (9, 1 << 41, 2**32 - 1, 0)),
+                             ("cuMemcpyAsync", (2 << 40, 4096, 8, 9)), ("cuStreamWriteValue32_v2", (9, 2 << 41, 2**32 - 1, 0))]
+    for name in ("cuMemcpyAsync", "cuStreamWriteValue32_v2"):
+        with pytest.raises(TritonDistError, match=f"{name} failed with 1"):
+            with_library(CudaDriver(), Library(**{name: lambda *_: 1})).push(4096, transfers, 5, 9)
 
 
 def test_attribute_asks_for_the_device_handle_first():
