@@ -114,6 +114,18 @@ def test_attribute_asks_for_the_device_handle_first():
     assert driver.attribute(1, 122) == 12211
 
 
+@pytest.mark.parametrize("driver, attribute", [(CudaDriver(), "cuDeviceGetAttribute"), (HipDriver(), "hipDeviceGetAttribute")])
+def test_streams_can_write_flags_where_the_device_says_so(driver, attribute):
+    def answer(out, *_):
+        out._obj.value = says
+
+    with_library(driver, Library(**{attribute: answer}))
+    for says in (1, 0):
+        assert driver.can_write_flags(0) == bool(says)
+    with_library(driver, SimpleNamespace())
+    assert not driver.can_write_flags(0), "an old library"
+
+
 def test_a_missing_driver_library_is_a_clear_error(monkeypatch):
     driver = CudaDriver()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
@@ -126,15 +138,11 @@ def backend():
     """GpuBackend's copy-engine methods over a driver that records."""
     class Bare(GpuBackend):
         name = "nvidia"
-        default_heap_size = 1
 
         def __init__(self):
             self.driver = SimpleNamespace(copy=lambda *args: self.calls.append(args),
                                           write_value32=lambda *args: self.calls.append(args))
             self.calls = []
-
-        def _stream_memory_ops(self, device):
-            return True
 
         def gemm_config(self, dtype, m):
             raise NotImplementedError

@@ -181,15 +181,12 @@ def hung(monkeypatch):
     monkeypatch.setattr(gpu.torch.cuda, "synchronize", lambda: (_ for _ in ()).throw(RuntimeError("unspecified launch failure")))
 
     class Bare(gpu.GpuBackend):
-        name, default_heap_size = "nvidia", 1
+        name = "nvidia"
 
         def __init__(self, records):
             self._timeout, self._watch = 2.0, None
             self._contexts = SimpleNamespace(wait_records=lambda: records, kernel_name=lambda _: "ring",
                                              line_of=lambda record: f"ring.py:{record.site}")
-
-        def _stream_memory_ops(self, device):
-            return True
 
         def gemm_config(self, dtype, m):
             raise NotImplementedError

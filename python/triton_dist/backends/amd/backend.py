@@ -4,7 +4,7 @@
 AMD machine yet."""
 from typing import Any
 
-from triton_dist.backends.amd.driver import CAN_USE_STREAM_WAIT_VALUE, HipDriver
+from triton_dist.backends.amd.driver import HipDriver
 from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.runtime.backend import GemmConfig
 
@@ -13,14 +13,9 @@ class AmdBackend(GpuBackend):
     """AMD GPUs from gfx942 on, symmetric memory through torch."""
 
     name = "amd"
-    default_heap_size = 2 << 30
 
     def __init__(self):
         super().__init__(HipDriver())
-
-    def _stream_memory_ops(self, device: int) -> bool:
-        return (self.driver.has(self.driver.stream_write_value32)
-                and bool(self.driver.attribute(device, CAN_USE_STREAM_WAIT_VALUE)))
 
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         block_k = 32 if dtype.itemsize > 2 else 64       # 64 KB of LDS hold one stage of the large tile

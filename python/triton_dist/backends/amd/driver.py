@@ -7,7 +7,6 @@ from typing import Callable
 
 from triton_dist.backends.gpu.driver import GpuDriver
 
-CAN_USE_STREAM_WAIT_VALUE = 10013        # hipDeviceAttributeCanUseStreamWaitValue, hip_runtime_api.h
 _DEVICE_TO_DEVICE_NO_CU = 1024           # hipMemcpyDeviceToDeviceNoCU: a DMA engine, no compute units
 
 
@@ -18,6 +17,7 @@ class HipDriver(GpuDriver):
     copy_to_device_async = "hipMemcpyHtoDAsync"
     copy_async = "hipMemcpyAsync"
     stream_write_value32 = "hipStreamWriteValue32"
+    stream_memory_ops = 10013      # hipDeviceAttributeCanUseStreamWaitValue, hip_runtime_api.h
 
     def _load(self) -> ctypes.CDLL:
         # Two copies of the runtime in one process do not know each other's modules, so ask for the one Triton uses.

@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What the GPU backends share: torch names streams and devices the same for both vendors, only the driver differs."""
-from abc import abstractmethod
 from typing import Any, Callable, Sequence
 
 import torch
@@ -51,6 +50,8 @@ class PreparedLaunch:
 class GpuBackend(Backend):
     """A process drives one device; kernels are Triton's, with the device runtime linked in."""
 
+    default_heap_size = 2 << 30
+
     def __init__(self, driver: GpuDriver):
         self.driver = driver
         self._timeout = wait_timeout()
@@ -60,10 +61,6 @@ class GpuBackend(Backend):
         self._watch: HangWatch | None = None
         self._memory_ops: dict[int, bool] = {}
         self._current: Any = None
-
-    @abstractmethod
-    def _stream_memory_ops(self, device: int) -> bool:
-        """Whether the device can write flags from a stream."""
 
     # -- devices -------------------------------------------------------------------------------------------
     def device(self) -> torch.device:
@@ -111,7 +108,7 @@ class GpuBackend(Backend):
     def has_stream_memory_ops(self) -> bool:
         device = torch.cuda.current_device()
         if device not in self._memory_ops:
-            self._memory_ops[device] = self._stream_memory_ops(device)
+            self._memory_ops[device] = self.driver.can_write_flags(device)
         return self._memory_ops[device]
 
     def push(self, source: torch.Tensor, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:

@@ -24,6 +24,7 @@ class GpuDriver(ABC):
     copy_to_device_async: str
     copy_async: str
     stream_write_value32: str
+    stream_memory_ops: int         # device attribute that says whether streams can write flags
 
     @abstractmethod
     def _load(self) -> ctypes.CDLL:
@@ -89,6 +90,10 @@ class GpuDriver(ABC):
             return None
         self.check(f"{self.module_get_global}({name})", code)
         return address.value, nbytes.value
+
+    def can_write_flags(self, device: int) -> bool:
+        """Whether `push` and `write_value32` work on the device's streams."""
+        return self.has(self.stream_write_value32) and bool(self.attribute(device, self.stream_memory_ops))
 
     def copy_to_device(self, address: int, raw: bytes, stream: int) -> None:
         """Enqueues a copy of `raw` to a device address. The caller synchronises the stream before `raw` goes away."""

@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 
 from triton_dist.backends.gpu.backend import GpuBackend
-from triton_dist.backends.nvidia.driver import CAN_USE_64_BIT_STREAM_MEM_OPS, CudaDriver
+from triton_dist.backends.nvidia.driver import CudaDriver
 from triton_dist.backends.nvidia.launch import BoundLaunch
 from triton_dist.runtime.backend import GemmConfig, MachineModel
 
@@ -20,16 +20,10 @@ class NvidiaBackend(GpuBackend):
     """NVIDIA GPUs from sm_80 on, symmetric memory through torch."""
 
     name = "nvidia"
-    default_heap_size = 2 << 30
 
     def __init__(self):
         super().__init__(CudaDriver())
         self._cores: dict | None = None
-
-    def _stream_memory_ops(self, device: int) -> bool:
-        # The second version of these calls came with CUDA 11.7; 64-bit support is what the driver lets one ask for.
-        return (self.driver.has(self.driver.stream_write_value32)
-                and bool(self.driver.attribute(device, CAN_USE_64_BIT_STREAM_MEM_OPS)))
 
     def _bind(self, compiled: Any, grid: tuple, args: tuple) -> Callable | None:
         try:

@@ -7,8 +7,6 @@ from typing import Callable
 
 from triton_dist.backends.gpu.driver import GpuDriver
 
-CAN_USE_64_BIT_STREAM_MEM_OPS = 122      # CU_DEVICE_ATTRIBUTE_..., cuda.h
-
 
 class CudaDriver(GpuDriver):
     """The CUDA driver API."""
@@ -16,7 +14,9 @@ class CudaDriver(GpuDriver):
     module_get_global = "cuModuleGetGlobal_v2"
     copy_to_device_async = "cuMemcpyHtoDAsync_v2"
     copy_async = "cuMemcpyAsync"
-    stream_write_value32 = "cuStreamWriteValue32_v2"
+    stream_write_value32 = "cuStreamWriteValue32_v2"      # since CUDA 11.7
+    # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, cuda.h
+    stream_memory_ops = 122
 
     def _load(self) -> ctypes.CDLL:
         return ctypes.CDLL("libcuda.so.1")
