@@ -67,10 +67,10 @@ def gemm_rs_estimates(machine: MachineModel, m: int, n: int, k: int, world: int,
     fused = {}
     for method, ratio in _fused_methods(machine, core):
         whole = gemm_us(machine, m * world, n, k, itemsize, config.block_m, config.block_n, ratio)
-        # A wave of tiles leaves in a burst; the next rank has hidden it if its chunk takes more than a wave.
+        # A wave of tiles leaves in a burst; the next rank has hidden it if it is there before its own tiles are nearly done.
         tiles = -(-m // config.block_m) * -(-n // config.block_n)
         burst = min(tiles, machine.sms) * config.block_m * config.block_n * itemsize / (machine.link_gbs * 1e3)
-        slack = max(0.0, tiles / machine.sms - 1) * (whole / -(-tiles * world // machine.sms))
+        slack = 0.85 * tiles / machine.sms * (whole / -(-tiles * world // machine.sms))
         exposed = max(0.0, burst + machine.signal_us - slack)
         time = max(whole, (world - 1) * chunk / (machine.link_gbs * 1e3)) + (world - 1) * exposed
         fused[method] = max(time, machine.fused_us)

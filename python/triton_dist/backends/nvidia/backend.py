@@ -12,8 +12,8 @@ from triton_dist.runtime.backend import GemmConfig, MachineModel
 
 # Fitted to benchmarks/results of 2 and 4 x H100 80GB SXM, NVLink without multicast.
 H100 = MachineModel(sms=132, gemm_tflops=700.0, core_ratio=0.97, portable_ratio=0.77, link_gbs=370.0, collective_gbs=295.0,
-                    collective_us=38.0, launch_us=35.0, fused_us=110.0, signal_us=3.0,
-                    fuse_bytes={"ag_gemm": 10_000_000, "gemm_rs": 10_000_000})
+                    collective_us=38.0, launch_us=35.0, fused_us=85.0, signal_us=3.0,
+                    fuse_bytes={"ag_gemm": 6_000_000, "gemm_rs": 6_000_000})
 
 
 class NvidiaBackend(GpuBackend):
