@@ -55,9 +55,12 @@ def test_the_ops_move_what_their_formula_says():
     world, m, n, k, calls, runs = 4, 64, 256, 128, 3, 2
     report = check_kernel(lambda: back_to_back([AG(m, n, k)] * calls), world, runs)
     assert report.links == {(a, b): runs * calls * (2 * m * k + 4) for a in range(world) for b in range(world) if a != b}
+    assert report.formula == {link: nbytes - runs * calls * 4 for link, nbytes in report.links.items()}
+    assert f"{calls * (2 * m * k + 4)} bytes on 0->1, " in report.traffic() and f": {calls * 2 * m * k})" in report.traffic()
     report = check_kernel(lambda: back_to_back([RS(m, n, k)] * calls), world, runs)
     tiles = n // 64
     assert report.links == {(r, (r + 1) % world): runs * calls * (world - 1) * (2 * m * n + 4 * tiles) for r in range(world)}
+    assert report.formula == {link: runs * calls * (world - 1) * 2 * m * n for link in report.links}
 
 
 @pytest.mark.full

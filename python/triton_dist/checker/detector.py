@@ -20,6 +20,7 @@ from triton_dist.checker.hangs import Inquest, Over
 from triton_dist.checker.schedules import EXHAUSTIVE
 from triton_dist.checker.shadow import States
 from triton_dist.checker.signals import Signals
+from triton_dist.ops.traffic import sent
 
 _ROWS = slice(KNOWS, SEEN + 1, SEEN)      # KNOWS and SEEN
 _MOST_POINTS = 100_000                    # accesses, about, while no actor ends: more is a livelock
@@ -38,6 +39,7 @@ class Detector(Observer):
         self.scopes: list = []               # (where, text) of signals of too narrow scope, told if no race on data shows
         self.inquest: Optional[Inquest] = None       # into a stuck world
         self.links: collections.Counter = collections.Counter()       # (from rank, to rank) -> bytes
+        self.formula: collections.Counter = collections.Counter()     # the same, of data, by the formulas of the ops called
 
     def watch(self, scheduler: Any) -> None:
         super().watch(scheduler)
@@ -51,6 +53,10 @@ class Detector(Observer):
         for where, text in self.scopes:
             self.report("race", where, text)
         self.signals.report_left()
+
+    def called(self, group: Any, call: Any) -> None:
+        for rank, nbytes in sent(call, group).items():
+            self.formula[group.world_ranks[group.rank], rank] += nbytes
 
     # -- threads -----------------------------------------------------------------------------------------------
     def thread(self, actor: Any = None) -> Thread:

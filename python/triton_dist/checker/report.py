@@ -9,13 +9,17 @@ from triton_dist.checker.faults import Fault
 
 @dataclass
 class Report:
-    """Faults and figures of a check: schedules run, programs started, accesses checked, seconds, bytes moved by link."""
+    """Faults and figures of a check: schedules run, programs started, accesses checked, seconds, bytes moved by link.
+
+    `links`: (from rank, to rank) -> bytes of data and flags, counted; `formula`: bytes of data that the ops called should move.
+    """
     faults: list[Fault] = field(default_factory=list)
     schedules: int = 0
     programs: int = 0
     accesses: int = 0
     seconds: float = 0.0
     links: collections.Counter = field(default_factory=collections.Counter)
+    formula: collections.Counter = field(default_factory=collections.Counter)
 
     @property
     def clean(self) -> bool:
@@ -31,9 +35,11 @@ class Report:
         return f"{found}\n\n{len(self.faults)} fault{'s' * (len(self.faults) > 1)}: {figures}"
 
     def traffic(self) -> str:
-        """Bytes that crossed each link, a mean a schedule; links that carried the same in one line."""
+        """Bytes that crossed each link beside the ops' formulas, a mean a schedule; links that carried the same in one line."""
         rows: dict = {}
-        for (a, b), nbytes in sorted(self.links.items()):
-            rows.setdefault(nbytes // max(1, self.schedules), []).append(f"{a}->{b}")
-        lines = [f"  {nbytes} bytes on {', '.join(links)}" for nbytes, links in rows.items()]
+        for link in sorted(self.links.keys() | self.formula.keys()):
+            counted, formula = (counter[link] // max(1, self.schedules) for counter in (self.links, self.formula))
+            rows.setdefault((counted, formula), []).append("{}->{}".format(*link))
+        lines = [f"  {counted} bytes on {', '.join(links)}"
+                 + (f" (the ops' data, by their formulas: {formula})" if formula else "") for (counted, formula), links in rows.items()]
         return "\n".join(["between ranks, in a schedule:", *lines]) if lines else "no bytes between ranks"

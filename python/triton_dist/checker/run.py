@@ -70,6 +70,7 @@ def run_schedule(fn: Callable, schedule: Schedule, faults: Faults, report: Repor
         report.programs += detector.programs
         report.accesses += detector.accesses
         report.links.update(detector.links)
+        report.formula.update(detector.formula)
 
 
 def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: int = 0, modes: Optional[Sequence[str]] = None,

@@ -51,6 +51,8 @@ class Machine:
 
     def note_call(self, group: Group, call: int, what: Any, refused: bool) -> None:
         """Notes an op call of the calling rank. Raises where a peer makes another one, and has that peer raise as well."""
+        if not refused:
+            self.scheduler.observer.called(group, what)
         if self.ledger is None or group.size == 1:
             return
         me = group.world_ranks[group.rank]

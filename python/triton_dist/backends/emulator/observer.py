@@ -71,6 +71,9 @@ class Observer:
     def left(self, meeting: Any) -> None:
         """The acting host leaves a collective."""
 
+    def called(self, group: Any, call: Any) -> None:
+        """The acting host begins a call of an op on a group; `call` is what its ranks must agree on."""
+
     # -- trouble -----------------------------------------------------------------------------------------------
     def busy(self, scheduler: Any) -> None:
         """The scheduler has been given up `most_pauses` turns. Raises, in the acting actor, or sets `pauses` back."""
