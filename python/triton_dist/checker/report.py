@@ -40,6 +40,8 @@ class Report:
         for link in sorted(self.links.keys() | self.formula.keys()):
             counted, formula = (counter[link] // max(1, self.schedules) for counter in (self.links, self.formula))
             rows.setdefault((counted, formula), []).append("{}->{}".format(*link))
-        lines = [f"  {counted} bytes on {', '.join(links)}"
-                 + (f" (the ops' data, by their formulas: {formula})" if formula else "") for (counted, formula), links in rows.items()]
+        lines = []
+        for (counted, formula), links in rows.items():
+            beside = f" (the ops' data, by their formulas: {formula})" if formula else ""
+            lines.append(f"  {counted} bytes on {', '.join(links)}{beside}")
         return "\n".join(["between ranks, in a schedule:", *lines]) if lines else "no bytes between ranks"
