@@ -5,6 +5,7 @@ import inspect
 
 import triton_dist
 import triton_dist.language
+import triton_dist.language.extra.libshmem_device
 from triton_dist.language._call import SELECT
 
 project = "triton_dist"
@@ -22,13 +23,14 @@ autodoc_member_order = "bysource"
 
 def _plain_functions() -> None:
     """Device functions are objects of Triton's; autodoc reads the Python functions behind them."""
-    module = triton_dist.language
-    for name in module.__all__:
-        value = getattr(module, name)
-        value = getattr(value, "fn", value)
-        value = inspect.unwrap(getattr(value, SELECT, value))
-        value.__module__, value.__name__ = module.__name__, name
-        setattr(module, name, value)
+    for module in (triton_dist.language, triton_dist.language.extra.libshmem_device):
+        for name in module.__all__:
+            value = getattr(module, name)
+            value = getattr(value, "fn", value)
+            if callable(value):
+                value = inspect.unwrap(getattr(value, SELECT, value))
+                value.__module__, value.__name__ = module.__name__, name
+                setattr(module, name, value)
 
 
 _plain_functions()

@@ -15,15 +15,23 @@ import functools
 from triton.language import core
 from triton.runtime.jit import JITFunction
 
+from triton_dist.language import abi
 from triton_dist.language.abi import ROWS
 
 LIBRARY = "tdist"     # key under extern_libs; HIP links a library only if its key is part of the symbol's name
+STAND_IN = abi.__file__      # what a backend that compiles nothing names as a library: it has twins of all rows
 SELECT = "__tdist_select__"
 
 
-def _require_library(name: str, options) -> None:
-    if LIBRARY not in dict(getattr(options, "extern_libs", None) or ()):
-        raise RuntimeError(f"triton_dist.language.{name} needs the device runtime, which plain triton.jit does not "
+def libraries(semantic) -> dict:
+    """{key: path} of what is linked into the kernel that is being traced."""
+    return dict(getattr(semantic.builder.options, "extern_libs", None) or ())
+
+
+def require_runtime(name: str, semantic) -> None:
+    """Raises unless the device runtime is linked into the kernel that is being traced."""
+    if LIBRARY not in libraries(semantic):
+        raise RuntimeError(f"{name} needs the device runtime, which plain triton.jit does not "
                            "link. Decorate the kernel with @triton_dist.jit instead of @triton.jit")
 
 
@@ -36,13 +44,15 @@ def _integers(name: str, args: tuple) -> None:
     for arg in args:
         ty = getattr(arg, "dtype", None)
         if isinstance(arg, float) or (ty is not None and ty.is_floating()):
-            raise TypeError(f"triton_dist.language.{name} takes integers and pointers, found {arg if ty is None else ty}; "
+            raise TypeError(f"{name} takes integers and pointers, found {arg if ty is None else ty}; "
                             "convert it with .to(tl.int32) if the fraction may go")
 
 
-def primitive(choose):
-    """Builtin made from `choose(*args) -> (symbol, call_args)`; see the module's docstring."""
-    name = choose.__name__.lstrip("_")
+def primitive(choose, require=require_runtime, where="triton_dist.language"):
+    """Builtin made from `choose(*args) -> (symbol, call_args)`; see the module's docstring.
+
+    `require(name, semantic)` raises where the kernel that is being traced cannot call it."""
+    name = f"{where}.{choose.__name__.lstrip('_')}"
 
     @functools.wraps(choose)
     def select(*args, **kwargs):
@@ -53,8 +63,8 @@ def primitive(choose):
     @functools.wraps(choose)
     def builtin(*args, _semantic=None, **kwargs):
         if _semantic is None:
-            raise RuntimeError(f"triton_dist.language.{name} can only be called inside a kernel")
-        _require_library(name, _semantic.builder.options)
+            raise RuntimeError(f"{name} can only be called inside a kernel")
+        require(name, _semantic)
         args = [core._unwrap_if_constexpr(arg) for arg in args]
         kwargs = {key: core._unwrap_if_constexpr(arg) for key, arg in kwargs.items()}
         symbol, call_args = select(*args, **kwargs)
@@ -64,7 +74,8 @@ def primitive(choose):
                                        {signature: (symbol, core.dtype(row.result))}, is_pure=row.pure,
                                        _semantic=_semantic)
 
-    del builtin.__wrapped__       # or inspect.signature would hide `_semantic` from Triton's code generator
+    for attribute in ("__wrapped__", "__signature__"):     # they would hide `_semantic` from Triton's code generator
+        builtin.__dict__.pop(attribute, None)
     setattr(builtin, core.TRITON_BUILTIN, True)
     setattr(builtin, SELECT, select)
     return builtin

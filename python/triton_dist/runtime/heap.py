@@ -18,8 +18,10 @@ from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotI
 from triton_dist.runtime.state import state
 
 ALIGNMENT = 256
-RESERVED = 4096          # bytes at the start of the arena: the world-barrier pad
+RESERVED = 4096          # bytes at the start of the arena: the world-barrier pad, then pads of emulated SHMEM teams
 _PAD_FLAGS = 64          # byte of the pad at which its flags begin, one 4-byte word for each world rank
+SHMEM_PAD, SHMEM_PADS = 1024, 6      # byte at which the first of them begins; how many
+SHMEM_PAD_BYTES, SHMEM_PAD_FLAGS = 512, 64
 
 
 @dataclass
@@ -93,7 +95,8 @@ class SymmetricHeap:
         """'name + byte offset' of a local heap address, for reports."""
         offset = address - self.base
         if 0 <= offset < RESERVED:
-            return f"world barrier pad + {offset}"
+            team, at = divmod(offset - SHMEM_PAD, SHMEM_PAD_BYTES)
+            return f"world barrier pad + {offset}" if team < 0 else f"SHMEM pad of team {team} + {at}"
         found = self._at(offset)
         return f"{found.name} + {offset - found.offset}" if found else None
 
@@ -107,7 +110,7 @@ class SymmetricHeap:
         return "of no symmetric tensor", None
 
     def _writer(self, offset: int) -> int | None:
-        if _PAD_FLAGS <= offset < RESERVED:
+        if _PAD_FLAGS <= offset < SHMEM_PAD:
             return (offset - _PAD_FLAGS) // 4
         found = self._at(offset)
         return found.writer(offset - found.offset) if found and found.writer else None

@@ -10,8 +10,8 @@ from triton.compiler.compiler import LazyDict
 
 from triton_dist.backends.emulator import frontend
 from triton_dist.backends.emulator.streams import Device
-from triton_dist.language import abi
-from triton_dist.language._call import LIBRARY
+from triton_dist.language import shmem_abi
+from triton_dist.language._call import LIBRARY, STAND_IN
 from triton_dist.runtime.errors import InvalidArgument
 
 
@@ -41,7 +41,7 @@ def trace(kernel: Any, args: tuple, kwargs: dict) -> Any:
         return None
     hooks, kernel.pre_run_hooks = kernel.pre_run_hooks, []
     try:                                     # no library is linked; the table of its functions stands in for it
-        return kernel.run_compiled(args, kwargs, None, True, {LIBRARY: abi.__file__})
+        return kernel.run_compiled(args, kwargs, None, True, {LIBRARY: STAND_IN, shmem_abi.LIBRARY: STAND_IN})
     finally:
         kernel.pre_run_hooks = hooks
 

@@ -174,6 +174,14 @@ class Scheduler:
             self.point()
         return actor
 
+    def complete(self, actor: Actor) -> None:
+        """Runs what is left of an asynchronous copy now."""
+        caller = self.current
+        self._ready.remove(actor)
+        while not actor.done:
+            self._step(actor)
+        self.current = caller
+
     def run_until(self, predicate: Callable[[], bool], waiting: Optional[Waiting] = None) -> None:
         """Runs others until `predicate()` is true. Raises what failed on the caller's rank, or a hang report."""
         self.block(predicate, predicate, waiting or Waiting("host"))

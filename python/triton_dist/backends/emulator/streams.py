@@ -86,7 +86,8 @@ class Stream:
         """Puts a copy of `nbytes` between two addresses on the stream. `keep` lives until it has landed."""
         copy = self.device.machine.memory.copy
         return self._transfer(f"copy of {nbytes} bytes", [
-            lambda at=at, size=size, keep=keep: copy(dst + at, src + at, size) for at, size in self._pieces(nbytes)])
+            lambda at=at, size=size, keep=keep: copy(dst + at, src + at, size)
+            for at, size in pieces(self.device.scheduler, nbytes)])
 
     def write_value32(self, address: int, value: int) -> int:
         """Puts a store of an int32 on the stream, released at system scope."""
@@ -212,17 +213,18 @@ class Stream:
         if crew.error is not None:
             raise crew.error
 
-    def _pieces(self, nbytes: int) -> list:
-        scheduler = self.device.scheduler
-        if scheduler.mode == "eager" or nbytes < _PIECES * _GRAIN:
-            return [(0, nbytes)] if nbytes else []
-        size = -(-nbytes // (_PIECES * _GRAIN)) * _GRAIN
-        pieces = [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
-        scheduler.rng.shuffle(pieces)
-        return pieces
-
     def __repr__(self) -> str:
         return f"<emulated stream {self.name} of rank {self.device.rank}>"
+
+
+def pieces(scheduler: Any, nbytes: int) -> list:
+    """(start, bytes) of the parts in which a copy lands, in that order."""
+    if scheduler.mode == "eager" or nbytes < _PIECES * _GRAIN:
+        return [(0, nbytes)] if nbytes else []
+    size = -(-nbytes // (_PIECES * _GRAIN)) * _GRAIN
+    parts = [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
+    scheduler.rng.shuffle(parts)
+    return parts
 
 
 class Device:

@@ -1,0 +1,52 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Writes the table of libshmem_device's functions: python docs/write_shmem_table.py [FILE]. Kept in step by the tests."""
+import sys
+from collections import Counter
+from pathlib import Path
+
+from triton_dist.language.abi import ROWS
+from triton_dist.language.extra import libshmem_device
+from triton_dist.language.extra.libshmem_device import lacks
+from triton_dist.language.shmem_abi import FUNCTIONS
+
+_WHO = {"all": "every thread", "thread": "one thread", "warp": "the first warp", "block": "all threads together"}
+_HEAD = """<!-- Written by docs/write_shmem_table.py; do not edit. -->
+# Which SHMEM function works where
+
+{total} functions of `libshmem_device`. {counts}.
+What is refused is refused when the kernel is compiled, by an error that names function and backend.
+
+| function | done by | emulator | NVIDIA, `TRITON_DIST_HEAP=nvshmem` | AMD | status |
+|---|---|---|---|---|---|
+"""
+
+
+def _status(function) -> str:
+    if lacks(function, "nvidia", True) is None:
+        return "works"
+    return "emulator only" if lacks(function, "emulator", True) is None else "refused"
+
+
+def table() -> str:
+    """The page, in Markdown."""
+    statuses, lines = Counter(), []
+    for function in FUNCTIONS.values():
+        row, status = ROWS[function.symbol], _status(function)
+        statuses[status] += 1
+        amd = f"refused (rocSHMEM's `{row.rocshmem}`)" if row.rocshmem else "refused"
+        given = ", ".join(f"{p}={function.defaults[0]}" if function.defaults and p == function.params[-1] else p
+                          for p in function.params)
+        lines.append(f"| `{function.name}({given})` | {_WHO[row.caller]} | works | "
+                     f"{f'`{row.nvshmem}`' if row.nvshmem else 'refused'} | {amd} | {status} |\n")
+    counts = ", ".join(f"{statuses[name]} {words}" for name, words in (
+        ("works", "work on NVIDIA GPUs and in the emulator"), ("emulator only", "in the emulator only"),
+        ("refused", "are refused everywhere")) if statuses[name])
+    constants = {name: getattr(libshmem_device, name) for name in libshmem_device.__all__ if name not in FUNCTIONS}
+    values = ", ".join(f"`{name}` {'sys.maxsize' if value == sys.maxsize else value}" for name, value in constants.items())
+    return f"{_HEAD.format(total=len(FUNCTIONS), counts=counts)}{''.join(lines)}\n## Constants\n\n{values}.\n"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("shmem_functions.md")
+    path.write_text(table())

@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Trace-time checks of what kernels pass to libshmem_device, one for each kind of parameter (`shmem_abi.PARAMETERS`)."""
+from triton_dist.language._check import scalar, word
+from triton_dist.language.shmem_abi import PARAMETERS, Function
+
+SIGNAL_OPS = {9: 9, 10: 10, 0: 9, 1: 10}      # NVSHMEM's and rocSHMEM's numbers of set and add -> the row's
+_COMPARISONS = 6
+
+
+def _pointer(function: str, name: str, value) -> None:
+    dtype = getattr(value, "dtype", None)
+    scalar(function, name, value)
+    if dtype is None or not dtype.is_ptr() or dtype.element_ty.is_block():
+        raise TypeError(f"{function}: {name} must be a pointer, got {dtype or type(value).__name__}")
+
+
+def _flag(function: str, name: str, value) -> None:
+    _pointer(function, name, value)
+    element = value.dtype.element_ty
+    if not element.is_int() or element.primitive_bitwidth != 64:
+        raise TypeError(f"{function}: {name} must point to a 64-bit integer, got {value.dtype}")
+
+
+def _count(function: str, name: str, value) -> None:
+    word(function, name, value, 64)
+    if isinstance(value, int) and value < 0:
+        raise ValueError(f"{function}: {name} must be at least 0, got {value}")
+
+
+def _index(function: str, name: str, value) -> None:
+    scalar(function, name, value)
+    dtype = getattr(value, "dtype", None)
+    if dtype is None and (not isinstance(value, int) or isinstance(value, bool)) or dtype is not None and not dtype.is_int():
+        raise TypeError(f"{function}: {name} must be an int32, got {dtype or value}")
+    if dtype is not None and dtype.primitive_bitwidth > 32:
+        raise TypeError(f"{function}: {name} must be an int32, got {dtype}; convert it with .to(tl.int32)")
+    if dtype is None and not 0 <= value < 2**31:
+        raise ValueError(f"{function}: {name} must be at least 0, got {value}")
+
+
+def _constant(function: str, name: str, value, allowed, words: str) -> None:
+    if not isinstance(value, int) or value not in allowed:
+        found = value if isinstance(value, int) else f"a runtime value, {getattr(value, 'dtype', type(value).__name__)}"
+        error = ValueError if isinstance(value, int) else TypeError
+        raise error(f"{function}: {name} must be a constexpr, {words}, got {found}")
+
+
+_CHECKS = {
+    "pointer": _pointer,
+    "flag": _flag,
+    "count": _count,
+    "index": _index,
+    "word": lambda function, name, value: word(function, name, value, 64),
+    "word32": lambda function, name, value: word(function, name, value, 32),
+    "signal_op": lambda *a: _constant(*a, SIGNAL_OPS, "NVSHMEM_SIGNAL_SET or NVSHMEM_SIGNAL_ADD"),
+    "comparison": lambda *a: _constant(*a, range(_COMPARISONS), "one of NVSHMEM_CMP_EQ, NE, GT, LE, LT, GE"),
+    "queue_pair": lambda *a: _constant(*a, (0,), "0: no backend lets kernels choose a queue pair"),
+}
+
+
+def _itemsize(function: str, dest) -> int:
+    return max(1, dest.dtype.element_ty.primitive_bitwidth // 8)
+
+
+def arguments(function: Function, given: dict) -> tuple:
+    """Checks a call's arguments, by parameter; the row's arguments."""
+    name = f"libshmem_device.{function.name}"
+    for parameter, value in given.items():
+        _CHECKS[PARAMETERS[parameter][0]](name, parameter, value)
+    if function.typed:
+        ends = [end for end in ("dest", "source") if end in given]
+        types = [given[end].dtype.element_ty for end in ends]
+        found = " and ".join(str(given[end].dtype) for end in ends)
+        if function.typed > 0 and not all(ty.is_int() and ty.primitive_bitwidth == 8 * function.typed for ty in types):
+            raise TypeError(f"{name}: {' and '.join(ends)} must point to {8 * function.typed}-bit integers, got {found}")
+        if types[0] != types[-1]:
+            raise TypeError(f"{name}: dest and source must be of one type, got {found}")
+    values = {**given, "itemsize": _itemsize(name, given["dest"]) if function.typed else 0}
+    if "sig_op" in given:
+        values["sig_op"] = SIGNAL_OPS[given["sig_op"]]
+    return tuple(item if isinstance(item, int) else values[item] for item in function.call)
