@@ -101,6 +101,9 @@ class Arena(ABC):
     def freed(self, offset: int, ranks: Sequence[int]) -> None:
         """The object at `offset` is gone."""
 
+    def part(self) -> None:
+        """Collective: gives up what only all ranks together can. Called before `close` where they leave together."""
+
     @abstractmethod
     def close(self) -> None:
         """Unmap. Silent, idempotent."""

@@ -76,6 +76,8 @@ def finalize_distributed() -> None:
     if state().world is not None:
         backend().synchronize()
         state().world.barrier()        # a peer may still be storing into this heap
+        if state().heap is not None:
+            state().heap.arena.part()
         _leave()
 
 

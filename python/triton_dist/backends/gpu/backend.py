@@ -10,6 +10,7 @@ from triton_dist.backends.gpu.device_runtime import library
 from triton_dist.backends.gpu.context import ContextWriter
 from triton_dist.backends.gpu.driver import GpuDriver
 from triton_dist.backends.gpu.hang import HangWatch, store_of_world
+from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer, copy_bytes, flag_address
@@ -51,6 +52,7 @@ class GpuBackend(Backend):
     """A process drives one device; kernels are Triton's, with the device runtime linked in."""
 
     default_heap_size = 2 << 30
+    heap_providers: tuple = ("p2p",)       # what TRITON_DIST_HEAP may name, beside auto; the first is for one host
 
     def __init__(self, driver: GpuDriver):
         self.driver = driver
@@ -150,13 +152,14 @@ class GpuBackend(Backend):
 
     # -- symmetric memory ----------------------------------------------------------------------------------
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:
-        if world.size == 1:
-            return LocalArena(nbytes, self.device())
-        arena = P2PArena(nbytes, self.device(), world.rank)
+        arena = self._arena(heap_provider(self.heap_providers, world), nbytes, world)
         arena.local.zero_()
         torch.cuda.synchronize()
         world.barrier()             # nobody stores into a slab that its owner has yet to clear
         return arena
+
+    def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:
+        return LocalArena(nbytes, self.device()) if world.size == 1 else P2PArena(nbytes, self.device(), world.rank)
 
     # -- failure -------------------------------------------------------------------------------------------
     def left_world(self) -> None:

@@ -73,9 +73,7 @@ class ContextWriter:
     def _before_load(self, module, function, name, metadata_group, _hash) -> None:
         if not _uses_context(metadata_group):
             return
-        if torch.cuda.is_current_stream_capturing():
-            raise TritonDistError(f"{name}: the first launch of a kernel loads it and fills its context, which cannot "
-                                  "be captured in a graph; run it once before the capture")
+        refuse_capture(name)
         if self._context is None:
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
                 raise NotInitialized(f"{name}: asks for its rank or for a peer's memory, but this process has not "
@@ -120,9 +118,21 @@ class ContextWriter:
 
 def _uses_context(metadata_group: dict) -> bool:
     """Whether a compiled kernel was linked with the device runtime and kept its context."""
+    return holds(metadata_group, LIBRARY, SYMBOL)
+
+
+def holds(metadata_group: dict, library: str, symbol: str) -> bool:
+    """Whether a compiled kernel was linked with `library` (a key of extern_libs) and its binary names `symbol`."""
     metadata = next(Path(path) for name, path in metadata_group.items() if name.endswith(".json"))
     libraries = json.loads(metadata.read_text()).get("extern_libs") or ()
-    if LIBRARY not in dict(libraries):
+    if library not in dict(libraries):
         return False
     binary = next(Path(path) for name, path in metadata_group.items() if name.endswith((".cubin", ".hsaco")))
-    return SYMBOL.encode() in binary.read_bytes()
+    return symbol.encode() in binary.read_bytes()
+
+
+def refuse_capture(name: str) -> None:
+    """Raises inside a graph capture, where a kernel's first launch, which loads it, cannot be."""
+    if torch.cuda.is_current_stream_capturing():
+        raise TritonDistError(f"{name}: the first launch of a kernel loads it and fills its context, which cannot "
+                              "be captured in a graph; run it once before the capture")

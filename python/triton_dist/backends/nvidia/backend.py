@@ -8,7 +8,9 @@ import torch
 from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.nvidia.driver import CudaDriver
 from triton_dist.backends.nvidia.launch import BoundLaunch
-from triton_dist.runtime.backend import GemmConfig, MachineModel
+from triton_dist.backends.nvidia.nvshmem import NvshmemModules, reserve
+from triton_dist.language.shmem_abi import LIBRARY as SHMEM_LIBRARY
+from triton_dist.runtime.backend import Arena, GemmConfig, MachineModel
 
 # Fitted to benchmarks/results of 2 and 4 x H100 80GB SXM, NVLink without multicast.
 H100 = MachineModel(sms=132, gemm_tflops=700.0, core_ratio=0.97, portable_ratio=0.77, link_gbs=370.0, collective_gbs=295.0,
@@ -17,13 +19,22 @@ H100 = MachineModel(sms=132, gemm_tflops=700.0, core_ratio=0.97, portable_ratio=
 
 
 class NvidiaBackend(GpuBackend):
-    """NVIDIA GPUs from sm_80 on, symmetric memory through torch."""
+    """NVIDIA GPUs from sm_80 on, symmetric memory through torch or NVSHMEM."""
 
     name = "nvidia"
+    heap_providers = ("p2p", "nvshmem")
 
     def __init__(self):
         super().__init__(CudaDriver())
         self._cores: dict | None = None
+        self._shmem = NvshmemModules()
+
+    def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:
+        if provider == "p2p":
+            self._extern_libs.pop(SHMEM_LIBRARY, None)
+            return super()._arena(provider, nbytes, world)
+        arena, self._extern_libs[SHMEM_LIBRARY] = reserve(nbytes, torch.cuda.current_device(), world, self._shmem)
+        return arena
 
     def _bind(self, compiled: Any, grid: tuple, args: tuple) -> Callable | None:
         try:

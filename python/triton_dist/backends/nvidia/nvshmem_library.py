@@ -16,7 +16,7 @@ from pathlib import Path
 
 import triton
 
-from triton_dist.backends.device_runtime import cache_dir
+from triton_dist.backends.gpu.device_runtime import cache_dir
 from triton_dist.language import abi, shmem_abi
 from triton_dist.runtime.errors import UnsupportedFeature
 

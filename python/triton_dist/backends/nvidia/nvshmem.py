@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The NVSHMEM heap: one allocation of NVSHMEM's is the arena, and kernels may call libshmem_device.
+
+nvshmem4py is imported on use only. NVSHMEM's host library joins the ranks by a unique id that travels over the process group;
+its device code, linked into kernels (`nvshmem_library.py`), learns of the world when a module is loaded.
+"""
+import os
+from typing import Any, Callable
+
+import torch
+from triton import knobs
+
+from triton_dist.backends.gpu.context import holds, refuse_capture
+from triton_dist.backends.nvidia import nvshmem_library
+from triton_dist.language.shmem_abi import LIBRARY
+from triton_dist.runtime.backend import Arena
+from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHeap, UnsupportedFeature
+from triton_dist.runtime.groups import Group
+
+STATE = "nvshmemi_device_state_d"       # the global by which NVSHMEM's device code knows its world
+_SLACK = 256 << 20                      # bytes of NVSHMEM's own heap beyond the arena, where it must be sized beforehand
+
+
+class NvshmemModules:
+    """Tells NVSHMEM of every loaded module that calls it, those loaded earlier included, whenever it is initialised."""
+
+    def __init__(self) -> None:
+        self._modules: set = set()
+        self._initialise: Callable | None = None
+        self._finalise: Callable | None = None
+        hooks = knobs.runtime
+        hooks.kernel_load_start_hook.add(self._before_load)
+        hooks.kernel_load_end_hook.add(self._after_load)
+        if hasattr(hooks, "kernel_unload_hook"):       # Triton 3.6 never unloads
+            hooks.kernel_unload_hook.add(self._before_unload)
+
+    def start(self, initialise: Callable[[int], Any], finalise: Callable[[int], Any]) -> None:
+        """NVSHMEM is up: `initialise` and `finalise` take a module's handle."""
+        self._initialise, self._finalise = initialise, finalise
+        for module in sorted(self._modules):
+            initialise(module)
+
+    def stop(self) -> None:
+        """NVSHMEM is about to go down."""
+        for module in sorted(self._modules) if self._finalise is not None else ():
+            self._finalise(module)
+        self._initialise = self._finalise = None
+
+    def _before_load(self, module, function, name, metadata_group, _hash) -> None:
+        if not holds(metadata_group, LIBRARY, STATE):
+            return
+        refuse_capture(name)
+        if self._initialise is None:
+            raise NotInitialized(f"{name}: calls NVSHMEM, which this process has not joined; set TRITON_DIST_HEAP=nvshmem "
+                                 "and call triton_dist.initialize_distributed() first")
+
+    def _after_load(self, module, function, name, metadata_group, _hash) -> None:
+        if holds(metadata_group, LIBRARY, STATE):
+            self._modules.add(module)
+            self._initialise(module)
+
+    def _before_unload(self, module, function, name, metadata_group, _hash) -> None:
+        if module in self._modules:
+            self._modules.discard(module)
+            if self._finalise is not None:
+                self._finalise(module)
+
+
+class NvshmemArena(Arena):
+    """One slab a rank, allocated by NVSHMEM; base 0 for a rank that loads and stores do not reach."""
+
+    def __init__(self, core: Any, bindings: Any, nbytes: int, world: Group, modules: NvshmemModules):
+        self._core, self._modules, self._rank = core, modules, world.rank
+        self.nbytes = nbytes
+        try:
+            self.local = core.tensor((nbytes,), dtype=torch.uint8, except_on_del=False)
+        except Exception as error:
+            raise OutOfHeap(f"NVSHMEM cannot allocate {nbytes} bytes of symmetric heap ({error}); set a smaller "
+                            "TRITON_DIST_HEAP_SIZE") from error
+        mine = self.local.data_ptr()
+        self.bases = [mine if rank == world.rank else bindings.ptr(mine, rank) for rank in range(world.size)]
+        self._views = {world.rank: self.local}
+
+    def view(self, rank: int) -> Any:
+        if not 0 <= rank < len(self.bases) or not self.bases[rank]:
+            raise InvalidArgument(f"rank: expected a rank below {len(self.bases)} that loads and stores reach, found {rank}; "
+                                  "others are reached by libshmem_device only")
+        if rank not in self._views:
+            self._views[rank] = self._core.get_peer_tensor(self.local, rank)
+        return self._views[rank]
+
+    def part(self) -> None:
+        local, self.local, self._views = self.local, None, {}
+        self._modules.stop()
+        self._core.free_tensor(local)
+        self._core.finalize()
+
+    def close(self) -> None:
+        self.local, self._views = None, {}
+
+
+def reserve(nbytes: int, device: int, world: Group, modules: NvshmemModules) -> tuple[NvshmemArena, str]:
+    """Collective over `world`: joins NVSHMEM; the arena, and the path of the library that kernels link.
+
+    Raises UnsupportedFeature on every rank where one of them lacks nvshmem4py, or host and device libraries differ."""
+    found, problem = None, ""
+    try:
+        found = _prepare(device)
+    except UnsupportedFeature as error:
+        problem = str(error)
+    for rank, other in enumerate(world.all_gather_object(problem)):
+        if other:
+            raise UnsupportedFeature(f"TRITON_DIST_HEAP=nvshmem: rank {rank}: {other}")
+    core, bindings, make_device, library = found
+    os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(nbytes + _SLACK))      # of use where it cannot grow
+    own = make_device(device)
+    own.set_current()
+    unique = world.broadcast_object(core.get_unique_id(empty=world.rank != 0))
+    core.init(device=own, uid=unique, rank=world.rank, nranks=world.size, initializer_method="uid")
+    modules.start(bindings.cumodule_init, bindings.cumodule_finalize)
+    return NvshmemArena(core, bindings, nbytes, world, modules), library
+
+
+def _prepare(device: int) -> tuple:
+    """(nvshmem.core, nvshmem.bindings, cuda.core's Device, path of the device library) of this rank."""
+    try:
+        import nvshmem.core as core
+        from cuda.core import Device
+        from nvshmem import bindings
+    except Exception as error:       # a missing package, or one that finds no driver or library
+        raise UnsupportedFeature(f"nvshmem4py cannot be imported ({type(error).__name__}: {error}); install the extra "
+                                 f"nvshmem-cu{(torch.version.cuda or '13').split('.')[0]}") from error
+    major, minor = torch.cuda.get_device_capability(device)
+    library, version = nvshmem_library.library(10 * major + minor)
+    host = core.get_version().libnvshmem_version
+    if host != version:
+        raise UnsupportedFeature(f"NVSHMEM's host library is {host}, its device library {version}: kernels would not know their "
+                                 "world; install one release, or point NVSHMEM_HOME at the one that is loaded")
+    return core, bindings, Device, library
