@@ -57,6 +57,7 @@ def _nothing(text: str) -> str:
 CHECKS: dict[str, Callable[[str], str]] = {
     "TRITON_DIST_BACKEND": _one_of("auto", *BACKENDS),
     "TRITON_DIST_HEAP_SIZE": _read_by(parse_size),
+    "TRITON_DIST_HEAP": _one_of("auto", "p2p", "nvshmem"),
     "TRITON_DIST_WAIT_TIMEOUT": _number(float, 0),
     "TRITON_DIST_CACHE_DIR": _folder,
     "TRITON_DIST_DEBUG": _nothing,

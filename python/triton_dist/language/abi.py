@@ -4,8 +4,8 @@
 
 A row is a symbol, its argument and result types and its effect. The row makes the Triton-side builtin (`_call.py`);
 `backends/gpu/device_runtime.py` puts the GPU bodies together; `backends/emulator/twins_dist.py` registers a Python twin
-under the same symbol. Pointers travel as int64, so that LLVM can inline the call. The rows of the SHMEM
-device API, which other libraries implement, are in `shmem_abi.py`.
+under the same symbol. Pointers travel as int64, so that LLVM can inline the call. The rows of the SHMEM device API, which
+other libraries implement, are in `shmem_abi.py`.
 """
 from dataclasses import dataclass
 
