@@ -23,9 +23,9 @@ What is refused is refused when the kernel is compiled, by an error that names f
 
 
 def _status(function) -> str:
-    if lacks(function, "nvidia", True) is None:
+    if lacks(function, "nvidia", "") is None:
         return "works"
-    return "emulator only" if lacks(function, "emulator", True) is None else "refused"
+    return "emulator only" if lacks(function, "emulator", "") is None else "refused"
 
 
 def table() -> str:

@@ -13,6 +13,12 @@ _HEAD = """target triple = "nvptx64-nvidia-cuda"
 @nvshmemi_device_lib_version_d = addrspace(4) externally_initialized global %version {{ i32 {0}, i32 {1}, i32 {2} }}, align 4
 @llvm.compiler.used = appending global [1 x ptr] [ptr addrspacecast (ptr addrspace(4) @nvshmemi_device_lib_version_d to ptr)]
 """
+_NEWER = """
+define internal void @newer() noinline {
+  call void asm sideeffect "multimem.st.relaxed.sys.global.u32 [$0], $1;", "l,r"(i64 4096, i32 0)
+  ret void
+}
+"""
 _BODY = """
 define {result} @{name}({parameters}) convergent {{
   %state = addrspacecast ptr addrspace(4) @nvshmemi_device_state_d to ptr
@@ -22,7 +28,7 @@ define {result} @{name}({parameters}) convergent {{
 """
 
 
-def _function(row) -> str:
+def _function(row, multicast: bool = False) -> str:
     types = []
     for name, ty in zip(row.params, row.args):
         if name != "size":
@@ -33,12 +39,14 @@ def _function(row) -> str:
         result=result, name=row.nvshmem, parameters=", ".join(f"{ty} %{i}" for i, ty in enumerate(types)),
         places=" ".join(f"${i + 1}" for i in range(len(types))),
         constraints="".join(",r" if ty == "i32" else ",l" for ty in types),
-        values="".join(f", {ty} %{i}" for i, ty in enumerate(types)), end=f"  ret {result}{value}")
+        values="".join(f", {ty} %{i}" for i, ty in enumerate(types)), end=f"{'  call void @newer()' * multicast}\n  ret {result}{value}")
 
 
-def write(home: Path, name: str = "libnvshmem_device.bc", version: tuple = (3, 4, 5), without: str = "") -> Path:
-    """Writes home/lib/name with every function that a row needs, but `without`."""
+def write(home: Path, name: str = "libnvshmem_device.bc", version: tuple = (3, 4, 5), without: str = "",
+          multicast: str = "") -> Path:
+    """Writes home/lib/name with every function that a row needs, but `without`; `multicast` calls one with multimem."""
     path = home / "lib" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_HEAD.format(*version) + "".join(_function(row) for row in rows() if row.nvshmem != without))
+    functions = [_function(row, row.nvshmem == multicast) for row in rows() if row.nvshmem != without]
+    path.write_text(_HEAD.format(*version) + _NEWER + "".join(functions))
     return path

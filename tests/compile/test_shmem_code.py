@@ -65,6 +65,17 @@ def test_nvidia_refuses_what_nvshmem_has_not(name, tmp_path):
     assert f"libshmem_device.{name} cannot be compiled by the nvidia backend: NVSHMEM's device library has no" in text
 
 
+def test_what_needs_a_newer_gpu_is_refused_on_an_older_one(home, tmp_path):
+    fake_nvshmem.write(home, version=(3, 6, 5), multicast="nvshmemx_fcollectmem_warp")
+    text = refusal(shmem_kernels.make(tmp_path, "fcollect_warp"), shmem_kernels.SIGNATURE, "sm_80", **linked("sm_80"))
+    assert "libshmem_device.fcollect_warp cannot be compiled by the nvidia backend: this NVSHMEM's code of it needs" in text
+    others = [name for name in shmem_kernels.on_nvidia() if name not in ("fcollect_warp", "fcollectmem_warp")]
+    compile_kernel(shmem_kernels.make(tmp_path, *others), shmem_kernels.SIGNATURE, {}, "sm_80", **linked("sm_80"))
+    nvshmem_library.library.cache_clear()
+    kernel = compile_kernel(shmem_kernels.make(tmp_path, "fcollectmem_warp"), shmem_kernels.SIGNATURE, {}, "sm_90", **linked())
+    assert "multimem.st" in kernel.asm["ptx"]
+
+
 def test_a_gluon_kernel_is_refused():
     @gluon.jit
     def partitioned(n):

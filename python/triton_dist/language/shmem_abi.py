@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from triton_dist.language.abi import ROWS, Row
 
 LIBRARY = "tdist_shmem"       # key under extern_libs
+LACKING = "; without:"        # how the first line of such a library begins; the symbols that it has not follow
 SCOPES = {"": "thread", "_warp": "warp", "_block": "block"}
 SAME_AS = {"_wave": "_warp", "_wg": "_block"}      # rocSHMEM's words
 _ROC = {"": "", "_warp": "_wave", "_block": "_wg"}

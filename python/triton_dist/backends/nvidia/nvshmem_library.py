@@ -4,7 +4,8 @@
 
 NVSHMEM ships some 30 MB of bitcode, which costs seconds in every kernel's compilation. Triton's own LLVM links it once into
 a module of one `tdist_nvshmem_*` function a row, optimises, and prints what is left (about 100 KB). Behind that stand the
-`tdist_shmem_*` functions: a CTA barrier, the threads that must call, a CTA barrier.
+`tdist_shmem_*` functions: a CTA barrier, the threads that must call, a CTA barrier. The file's first line names the rows that
+it has not, because their code needs a newer GPU.
 """
 import functools
 import hashlib
@@ -23,6 +24,7 @@ from triton_dist.runtime.errors import UnsupportedFeature
 _TYPES = {"int32": "i32", "int64": "i64", "pointer": "!llvm.ptr", "": "()"}
 _TRIPLE = "nvptx64-nvidia-cuda"
 _VERSION = re.compile(r"@nvshmemi_device_lib_version_d = .*\{ i32 (\d+), i32 (\d+), i32 (\d+) \}")
+_MULTICAST = 90             # from this capability on GPUs have multimem instructions
 _BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
 _THREAD = "llvm.nvvm.read.ptx.sreg.tid.x"
 
@@ -133,7 +135,26 @@ def slim(bitcode: str, capability: int) -> tuple[str, str]:
     text = re.sub(r"^@llvm\.compiler\.used = .*\n", "", text, flags=re.M)
     intrinsics = {_BARRIER: f"void @{_BARRIER}(i32) convergent", _THREAD: f"i32 @{_THREAD}()"}
     declared = [f"declare {line}\n" for name, line in intrinsics.items() if f" @{name}(" not in text]
-    return text + "".join(declared) + "".join(map(_guarded, rows())), ".".join(found.groups())
+    lacking = _with_multicast(text) if capability < _MULTICAST else set()
+    head = " ".join([shmem_abi.LACKING, *sorted(row.symbol for row in rows() if _raw(row) in lacking)])
+    bodies = "".join(_guarded(row) for row in rows() if _raw(row) not in lacking)
+    return f"{head}\n{text}{''.join(declared)}{bodies}", ".".join(found.groups())
+
+
+def _with_multicast(text: str) -> set:
+    """Names of the functions in LLVM IR that have multimem instructions, or call such a function."""
+    bodies = dict(re.findall(r"^define [^\n]*?@([\w.$]+)\((.*?)^}", text, re.M | re.S))
+    callers: dict = {}
+    for name, body in bodies.items():
+        for callee in re.findall(r"call [^\n]*?@([\w.$]+)\(", body):
+            callers.setdefault(callee, set()).add(name)
+    found, waiting = set(), [name for name, body in bodies.items() if "multimem." in body]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += callers.get(name, ())
+    return found
 
 
 def find_bitcode(capability: int) -> Path:

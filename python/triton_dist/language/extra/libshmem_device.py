@@ -22,7 +22,7 @@ import sys
 from triton_dist.language._call import STAND_IN, helper, libraries, primitive, require_runtime
 from triton_dist.language._shmem_check import arguments
 from triton_dist.language.abi import ROWS
-from triton_dist.language.shmem_abi import FUNCTIONS, LIBRARY, Function
+from triton_dist.language.shmem_abi import FUNCTIONS, LACKING, LIBRARY, Function
 
 # -- constants ---------------------------------------------------------------------------------------------------------
 NVSHMEM_CMP_EQ, NVSHMEM_CMP_NE, NVSHMEM_CMP_GT, NVSHMEM_CMP_LE, NVSHMEM_CMP_LT, NVSHMEM_CMP_GE = range(6)
@@ -59,13 +59,14 @@ MORI_AMO_OP_SENTINEL = sys.maxsize
 
 _ROCSHMEM_LACKS = "triton_dist has no rocSHMEM heap yet"
 _NVSHMEM_LACKS = "NVSHMEM's device library has no such function"
+_TOO_OLD = "this NVSHMEM's code of it needs multicast instructions, which the GPU has not (sm_90 is the first that has)"
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
-def lacks(function: Function, backend: str, linked: bool) -> str | None:
+def lacks(function: Function, backend: str, library: str | None) -> str | None:
     """Why `backend` ("nvidia", "amd" or "emulator") cannot compile a call of `function`; None where it can.
 
-    `linked`: whether the process links a SHMEM library."""
+    `library`: path of the SHMEM library that the process links, "" for one that has all rows, None for none."""
     row = ROWS[function.symbol]
     if backend == "emulator":
         return None
@@ -73,7 +74,19 @@ def lacks(function: Function, backend: str, linked: bool) -> str | None:
         return _ROCSHMEM_LACKS + (f" (its function is {row.rocshmem})" if row.rocshmem else ", nor such a function")
     if not row.nvshmem:
         return _NVSHMEM_LACKS
-    return None if linked else "it takes NVSHMEM, which this process does not use: set TRITON_DIST_HEAP=nvshmem"
+    if library is None:
+        return "it takes NVSHMEM, which this process does not use: set TRITON_DIST_HEAP=nvshmem"
+    return _TOO_OLD if function.symbol in _lacking(library) else None
+
+
+@functools.lru_cache
+def _lacking(library: str) -> tuple:
+    """The symbols that a library says it has not."""
+    if not library:
+        return ()
+    with open(library) as file:
+        line = file.readline()
+    return tuple(line.split()[2:]) if line.startswith(LACKING) else ()
 
 
 def _require(function: Function, name: str, semantic) -> None:
@@ -84,7 +97,7 @@ def _require(function: Function, name: str, semantic) -> None:
     linked = libraries(semantic)
     vendor = "amd" if getattr(semantic.builder.options, "backend_name", "") == "hip" else "nvidia"
     backend = "emulator" if linked.get(LIBRARY) == STAND_IN else vendor
-    why = lacks(function, backend, LIBRARY in linked)
+    why = lacks(function, backend, linked.get(LIBRARY))
     if why is not None:
         raise NotImplementedError(f"{name} cannot be compiled by the {backend} backend: {why}")
 
