@@ -39,7 +39,8 @@ def _function(row, multicast: bool = False) -> str:
         result=result, name=row.nvshmem, parameters=", ".join(f"{ty} %{i}" for i, ty in enumerate(types)),
         places=" ".join(f"${i + 1}" for i in range(len(types))),
         constraints="".join(",r" if ty == "i32" else ",l" for ty in types),
-        values="".join(f", {ty} %{i}" for i, ty in enumerate(types)), end=f"{'  call void @newer()' * multicast}\n  ret {result}{value}")
+        values="".join(f", {ty} %{i}" for i, ty in enumerate(types)),
+        end=f"{'  call void @newer()' * multicast}\n  ret {result}{value}")
 
 
 def write(home: Path, name: str = "libnvshmem_device.bc", version: tuple = (3, 4, 5), without: str = "",
