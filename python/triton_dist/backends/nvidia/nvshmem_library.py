@@ -106,6 +106,7 @@ def slim(bitcode: str, capability: int) -> tuple[str, str]:
 
     Raises UnsupportedFeature where Triton's LLVM cannot read the file or the file lacks a row's function."""
     from triton._C.libtriton import ir, llvm, nvidia
+    from triton.backends.nvidia import compiler
     context = ir.context()
     ir.load_dialects(context)
     nvidia.load_dialects(context)
@@ -116,8 +117,12 @@ def slim(bitcode: str, capability: int) -> tuple[str, str]:
     llvm.init_targets()
     lived = llvm.context()
     module = llvm.to_module(roots, lived)
-    nvidia.set_short_ptr()
-    llvm.attach_datalayout(module, _TRIPLE, f"sm_{capability}", "")
+    flags = []                                       # pointers into shared and constant memory have 32 bits, as in kernels:
+    if hasattr(nvidia, "set_short_ptr"):
+        nvidia.set_short_ptr()                       # Triton 3.6
+    else:
+        flags.append(compiler.get_llvm_flags())      # Triton 3.9
+    llvm.attach_datalayout(module, _TRIPLE, f"sm_{capability}", "", *flags)
     try:
         llvm.link_extern_libs(module, [bitcode])
     except (RuntimeError, ValueError) as error:
