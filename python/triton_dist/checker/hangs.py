@@ -7,7 +7,7 @@ a flag is the one its waiter waits for; a flag that even then nobody writes lack
 the waiting programs an SM, residency is what was missing.
 """
 import sys
-from typing import Any, Optional
+from typing import Any
 
 from triton_dist.backends.emulator import hang
 from triton_dist.checker import sites
@@ -110,7 +110,7 @@ class Inquest:
                 place = sites.sites(writer[1])
                 lines.append(f"  {_name(actor)} waits for {_name(writer[0])}"
                              + (f", which stores this flag at {place[0]}" if place else ""))
-        ring = _cycle(edges)
+        ring = hang.ring_in(edges)
         if ring:
             lines.append("cycle: " + " -> ".join(_name(actor) for actor in ring))
         return "\n".join(lines)
@@ -118,15 +118,3 @@ class Inquest:
 
 def _name(actor: Any) -> str:
     return f"rank {actor.rank} {actor.name}"
-
-
-def _cycle(edges: dict) -> Optional[list]:
-    """Actors that wait for each other in a ring, the first one at both ends."""
-    for start in edges:
-        path, at = [start], edges[start]
-        while at in edges and at not in path:
-            path.append(at)
-            at = edges[at]
-        if at in path:
-            return path[path.index(at):] + [at]
-    return None

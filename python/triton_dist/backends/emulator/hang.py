@@ -67,7 +67,12 @@ def cycle(scheduler: Any) -> Optional[list]:
         writer = scheduler.writers.get(actor.waiting.address) if actor.waiting.address else None
         if writer is not None and writer[0] != actor.rank:
             edges.setdefault(actor.rank, writer[0])
-    for start in sorted(edges):
+    return ring_in({rank: edges[rank] for rank in sorted(edges)})
+
+
+def ring_in(edges: dict) -> Optional[list]:
+    """Of {who waits: for whom}, those that wait for each other in a ring, the first at both ends; None where there is none."""
+    for start in edges:
         path, at = [start], edges[start]
         while at in edges and at not in path:
             path.append(at)
