@@ -88,6 +88,16 @@ def round_kernel(dest, source, out, turns, N: tl.constexpr):
     shmem.sync_all()
 
 
+@triton_dist.jit
+def gather_kernel(dest, source, turns, N: tl.constexpr):
+    """Gathers and meets in turn; source is written between."""
+    offsets = tl.arange(0, N)
+    for turn in range(turns):
+        tl.store(source + offsets, tl.zeros((N,), tl.float32) + turn)
+        shmem.fcollect(shmem.NVSHMEM_TEAM_WORLD, dest + turn * N * shmem.n_pes(), source, N)
+        shmem.barrier_all_warp()
+
+
 @pytest.mark.parametrize("mode", ["random", "late", "skew"])
 def test_collectives_follow_each_other(mode):
     world, turns = 3, 7
@@ -183,6 +193,18 @@ def test_a_plain_triton_kernel_may_not_call():
         tl.store(words, shmem.my_pe())
     with pytest.raises(Exception, match="triton_dist.jit"):
         once(plain)
+
+
+def test_the_checker_knows_that_collectives_are_ordered():
+    def script():
+        group = triton_dist.initialize_distributed()
+        dest = triton_dist.create_symm_tensor((3 * N * group.size,), torch.float32)
+        source = triton_dist.create_symm_tensor((N,), torch.float32)
+        gather_kernel[(1,)](dest, source, 3, N=N)
+        triton_dist.synchronize()
+        return dest.sum().item()
+    report = check_kernel(script, 3, schedules=8)
+    assert report.clean, str(report)
 
 
 @pytest.mark.parametrize("how, clean", [("put_signal", True), ("put, quiet, signal", True), ("put, fence, signal", True),

@@ -19,6 +19,7 @@ from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor
 
 N = 1000                    # float32 words a rank sends; no multiple of a warp's accesses
+BLOCK = 1024
 ROUNDS = 3
 WORLD = shmem.NVSHMEM_TEAM_WORLD
 
@@ -267,9 +268,6 @@ class Bench:
             free_symm_tensor(tensor)
 
 
-BLOCK = 1024
-
-
 def put(b: Bench, op: str, turn: int) -> bool:
     put_kernel[(1,)](b.dst, b.src, N * 4, OP=op)
     return b.holds(b.dst, b.me - 1, turn)
@@ -383,6 +381,12 @@ def test_every_function_on_emulated_ranks():
     for mode in ("eager", "late", "random", "skew"):
         for passed in run_ranks(lambda: run(list(CASES)), 3, mode=mode, seed=3):
             assert [name for name, right in passed.items() if not right] == []
+
+
+def test_the_checker_finds_nothing():
+    from triton_dist.checker import check_kernel
+    report = check_kernel(lambda: run(list(CASES)), 2, schedules=2)
+    assert report.clean, str(report)
 
 
 def test_every_function_that_a_gpu_has_is_tested():

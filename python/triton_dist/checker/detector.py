@@ -139,6 +139,9 @@ class Detector(Observer):
         waiter.join(actor.hb.C)
         waiter.barrier()
 
+    def after(self, actor: Any) -> None:
+        self.thread().join(actor.hb.C)
+
     # -- inside a program --------------------------------------------------------------------------------------
     def barrier(self) -> None:
         thread = self.thread()

@@ -25,7 +25,10 @@ class Observer:
         """An actor has ended."""
 
     def joined(self, actor: Any) -> None:
-        """The acting one has waited for a partition to end."""
+        """The acting one has waited for a partition, or an asynchronous copy, to end."""
+
+    def after(self, actor: Any) -> None:
+        """The acting asynchronous copy acts after another one, which has ended."""
 
     def blocks(self, waiting: Any) -> None:
         """The acting one begins to wait."""

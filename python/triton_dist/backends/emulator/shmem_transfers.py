@@ -45,7 +45,7 @@ class Channel:
             for earlier in before:
                 if not earlier.done:
                     running.complete(earlier)
-                running.observer.joined(earlier)
+                running.observer.after(earlier)
 
         self.sent.append(transfer)
         return running.issue(transfer, *([follow] if before else []), *steps)
