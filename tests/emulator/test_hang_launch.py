@@ -14,6 +14,8 @@ import triton.language as tl
 
 import triton_dist
 import triton_dist.language as dl
+from triton_dist.ops import ag_gemm
+from triton_dist.runtime.errors import InvalidArgument
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,5 +58,52 @@ def test_one_table_then_a_line_for_each_rank(variable, seconds, says, tmp_path):
     assert len(lines) == 7 and re.fullmatch(r"launch.sh: rank \d failed with exit code 1", lines[6])
 
 
+def apart():
+    """Rank 0 meets a barrier of torch, which the emulator knows nothing of; the others wait for a flag that nobody sets."""
+    triton_dist.initialize_distributed()
+    flag = triton_dist.create_symm_tensor((1,), torch.int32, name="turn")
+    if torch.distributed.get_rank() == 0:
+        torch.distributed.barrier()
+    handshake[(1,)](flag, 2, STEPS=9)
+
+
+def differ():
+    """Ranks differ in a call, catch the error and go on: no later call may pair with that one."""
+    triton_dist.initialize_distributed()
+    rank = torch.distributed.get_rank()
+    if rank == 1:
+        time.sleep(0.5)
+    x, eye = [torch.full((8 + extra, 32), rank + 5.0, dtype=torch.float16) for extra in (rank, 0)], torch.eye(32).half()
+    for call in x:
+        try:
+            out = ag_gemm(call, eye, method="portable")
+            triton_dist.synchronize()
+            print(f"rank {rank}: no error", out[0, 0].item(), out[8, 0].item())
+        except InvalidArgument as error:
+            print(f"rank {rank}: {type(error).__name__}")
+
+
+def launched(name, ranks, **variables):
+    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
+                       **variables)
+    return subprocess.run(["bash", "launch.sh", "--nproc_per_node", str(ranks), __file__, name], cwd=ROOT, env=environment,
+                          capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_rank_in_a_collective_of_torch_is_blocked_too():
+    done = launched("apart", 2, TRITON_DIST_HANG_SECONDS="1")
+    assert done.returncode == 1 and "hang: all ranks wait, or have left" in done.stderr
+    place = r"test_hang_launch.py:\d+ \(apart\)"
+    assert re.search(rf"^0 +\(host\) +{place} +torch.distributed.barrier", done.stderr, re.M), done.stderr
+    assert re.search(r"^1 +handshake .*flag turn \+ 0, of rank 1", done.stderr, re.M), done.stderr
+
+
+def test_a_call_after_one_that_ranks_differed_in_is_told_too():
+    done = launched("differ", 2)
+    told = done.stdout.splitlines()
+    assert "no error" not in done.stdout, done.stdout
+    assert {line[:6] for line in told} == {"rank 0", "rank 1"}, done.stdout + done.stderr
+
+
 if __name__ == "__main__":
-    hang()
+    {"apart": apart, "differ": differ}.get((sys.argv + [""])[1], hang)()

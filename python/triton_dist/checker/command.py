@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """`triton-dist check`: the command line of the checker."""
+import importlib.util
 import argparse
 import contextlib
 import os
@@ -54,6 +55,15 @@ def _progress(length: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.update(1)
 
 
+def _writable(trace: Path | None, plot: Path | None) -> None:
+    """Refuses, before anything runs, files that could not be written after it."""
+    for path in (trace, plot):
+        if path is not None and (not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise UsageError(f"{path}: {path.parent} is no folder that can be written to")
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'triton_dist[bench]'")
+
+
 def main(words: list) -> int:
     """Exit status: 0 clean, 1 with a fault, 2 where the command line makes no sense."""
     parser = _parser()
@@ -66,6 +76,7 @@ def main(words: list) -> int:
         chosen = [parse(options.replay)] if options.replay else schedules(
             options.schedules, options.seed, options.nproc_per_node or int(os.environ.get("NPROC_PER_NODE") or _RANKS),
             options.num_sms or default_sms(), options.modes)
+        _writable(options.trace, options.plot)
     except (UsageError, InvalidArgument) as error:
         parser.error(str(error))
     with _progress(1 if options.replay else options.schedules) as advance:

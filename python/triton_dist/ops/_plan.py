@@ -64,10 +64,20 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
     if me.disagreed and group.key in me.disagreed:
         restart(group)
         me.disagreed.discard(group.key)
+        me.refused.discard(group.key)
     number = me.calls[group.key] = me.calls.get(group.key, 0) + 1
+    if me.refused and group.key in me.refused:          # peers that did not refuse would take this call for that one
+        me.refused.discard(group.key)
+        require_agreement(group, "the call after one that was refused", f"call {number}")
     if me.debug and group.size > 1:
         require_agreement(group, f"call {number}", what if refused else str(what))
-    backend().note_call(group, number, what, refused)
+    try:
+        backend().note_call(group, number, what, refused)
+    except InvalidArgument:
+        me.refused.add(group.key)
+        raise
+    if refused:
+        me.refused.add(group.key)
 
 
 def choose(op: str, method: str, group: Group, core_serves: bool, bytes_in: int, needs_stream_memory_ops: bool = False) -> str:

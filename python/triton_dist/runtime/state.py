@@ -22,6 +22,7 @@ class RankState:
     plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan
     debug: bool = field(default_factory=debug)          # compare op calls over the ranks
     calls: dict = field(default_factory=dict)           # group key -> number of op calls
+    refused: set = field(default_factory=set)           # keys of groups whose last call was refused here
     disagreed: set = field(default_factory=set)         # keys of groups whose last call differed between ranks
     first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
     warned: set = field(default_factory=set)

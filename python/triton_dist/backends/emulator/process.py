@@ -27,11 +27,13 @@ from triton_dist.runtime.errors import HangError, InvalidArgument, UnsupportedFe
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.hang_table import Row
 
+_HOST = "(host)"
 _HOST_PATIENCE = 8               # times longer before ranks that are all in collectives are taken to hang
 _SPINS = 20                   # polls that only give up the CPU
 _PAUSE, _LONGEST = 50e-6, 2e-3
 _PUBLISH = 0.05               # seconds of idling after which a rank calls itself blocked
 _LOOK = 0.1                   # seconds between two looks at the others
+_TORCH = os.path.join("torch", "distributed", "")       # in the path of the code behind a collective of torch
 _LAST_WORDS = 2.0             # seconds for which a rank that hangs waits for the others' last words
 
 
@@ -63,6 +65,8 @@ class ProcessScheduler(Scheduler):
         self._since = self._looked = 0.0     # when the idling began; when we looked at the others last
         self._before: Any = None             # what the others' counts were, and since when they stand
         self._still = 0.0
+        self._left = threading.Event()
+        self._host_watch: Optional[threading.Thread] = None
 
     # -- joining and leaving a world -----------------------------------------------------------------------
     def join(self, world: Group) -> None:
@@ -78,15 +82,43 @@ class ProcessScheduler(Scheduler):
             self.machine.ledger = Ledger(self._blocks, control.CALLS)
         self._publish(control.RUNNING)
         world.barrier()
+        if self._blocks:
+            self._left.clear()
+            self._host_watch = threading.Thread(target=self._watch_host, daemon=True)
+            self._host_watch.start()
 
     def leave(self) -> None:
         """Tells the others that this rank has finished. Silent, idempotent."""
+        self._left.set()
+        if self._host_watch is not None:     # a thread that the interpreter ends at exit may abort the process
+            self._host_watch.join()
+            self._host_watch = None
         if self._blocks:
             if self._mine.state != control.FAILED:       # its last words stay readable
                 self._publish(control.FINISHED)
             self._blocks, self.writers, self.machine.ledger = [], {}, None
             os.close(self._fd)
             self.lock = contextlib.nullcontext()
+
+    def _watch_host(self) -> None:
+        """Calls this rank blocked while its host script sits in a collective of torch, which the scheduler knows nothing of."""
+        inside, mine = None, self._mine
+        while not self._left.wait(_LOOK):
+            frame = sys._current_frames().get(self._thread)
+            if frame is None or _TORCH not in frame.f_code.co_filename:
+                if inside is not None and mine.state == control.BLOCKED and mine.kernel == _HOST:
+                    self._publish(control.RUNNING)
+                inside = None
+            elif frame is not inside:
+                inside = frame                       # seen again, it is no passing call
+            elif mine.state == control.RUNNING:
+                name = frame.f_code.co_name
+                while frame.f_back is not None and _TORCH in frame.f_code.co_filename:
+                    frame = frame.f_back
+                mine.kernel, mine.program, mine.cmp, mine.flag_owner = _HOST, "", "", -1
+                mine.site = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
+                mine.what, mine.state = f"torch.distributed.{name}", control.BLOCKED
+                self._write()
 
     # -- idling --------------------------------------------------------------------------------------------
     def block(self, key: Any, predicate: Any, waiting: Any) -> None:
@@ -218,7 +250,12 @@ class ProcessScheduler(Scheduler):
         mine.state, mine.progress = state, self.turns
         if state == control.BLOCKED:
             self._describe(mine)
-        self._blocks[self.main.rank][:len(mine.pack())] = mine.pack()
+        self._write()
+
+    def _write(self) -> None:
+        raw = self._mine.pack()
+        if self._blocks:
+            self._blocks[self.main.rank][:len(raw)] = raw
 
     def _describe(self, mine: control.Record) -> None:
         actor = self.blocked()[0]            # device waits come first
