@@ -21,6 +21,7 @@ from triton_dist.backends.emulator import scheduler as scheduling
 from triton_dist.backends.emulator.arena import shared
 from triton_dist.backends.emulator.ledger import Ledger
 from triton_dist.backends.emulator.machine import Machine, default_sms
+from triton_dist.backends.emulator.registry import place_of
 from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import HangError, InvalidArgument, UnsupportedFeature
@@ -116,8 +117,7 @@ class ProcessScheduler(Scheduler):
                 while frame.f_back is not None and _TORCH in frame.f_code.co_filename:
                     frame = frame.f_back
                 mine.kernel, mine.program, mine.cmp, mine.flag_owner = _HOST, "", "", -1
-                mine.site = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
-                mine.what, mine.state = f"torch.distributed.{name}", control.BLOCKED
+                mine.site, mine.what, mine.state = place_of(frame), f"torch.distributed.{name}", control.BLOCKED
                 self._write()
 
     # -- idling --------------------------------------------------------------------------------------------

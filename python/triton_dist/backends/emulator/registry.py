@@ -25,8 +25,11 @@ def site(frame: Any = None) -> str:
     frame = frame or sys._getframe(1)
     while frame is not None and MARK not in frame.f_globals:
         frame = frame.f_back
-    if frame is None:
-        return "host"
+    return "host" if frame is None else place_of(frame)
+
+
+def place_of(frame: Any) -> str:
+    """'file.py:line (function)' that a frame is at."""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 

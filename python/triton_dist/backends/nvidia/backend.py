@@ -11,6 +11,7 @@ from triton_dist.backends.nvidia.launch import BoundLaunch
 from triton_dist.backends.nvidia.nvshmem import NvshmemModules, reserve
 from triton_dist.language.shmem_abi import LIBRARY as SHMEM_LIBRARY
 from triton_dist.runtime.backend import Arena, GemmConfig, MachineModel
+from triton_dist.runtime.errors import UnsupportedFeature
 
 # Fitted to benchmarks/results of 2 and 4 x H100 80GB SXM, NVLink without multicast.
 H100 = MachineModel(sms=132, gemm_tflops=700.0, core_ratio=0.97, portable_ratio=0.77, link_gbs=370.0, collective_gbs=295.0,
@@ -39,7 +40,7 @@ class NvidiaBackend(GpuBackend):
     def _bind(self, compiled: Any, grid: tuple, args: tuple) -> Callable | None:
         try:
             return BoundLaunch(self.driver, compiled, grid, args)
-        except NotImplementedError:
+        except UnsupportedFeature:               # Triton's own launcher serves it
             return None
 
     def core(self, op: str) -> Any:

@@ -6,14 +6,13 @@ Triton's launcher encodes a tensor map for each descriptor, and asks the driver 
 tensor map is encoded once for an address. What a parameter block holds is read off the compiled kernel's signature.
 """
 import ctypes
-import re
 from typing import Any
 
 from triton_dist.backends.nvidia.driver import CudaDriver
+from triton_dist.runtime.errors import UnsupportedFeature
 
 _INTEGERS = {"i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
              "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64}
-_DESCRIPTOR = re.compile(r"tensordesc<\w+\[([^\]]*)\]")
 _COOPERATIVE = 2                            # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _L2_PROMOTION_128B = 2
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}           # the metadata's element types, in the order of CUtensorMapDataType
@@ -62,17 +61,17 @@ class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
     A call takes the kernel's positional arguments, of which tensors and descriptors may have other addresses and integers
-    other values. Raises NotImplementedError for kernels that need more: scratch memory, clusters, other argument types.
+    other values. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
     def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple):
         meta = compiled.metadata
         if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
-            raise NotImplementedError("clusters, dependent launches or scratch memory")
-        self._driver, self._function = driver, ctypes.c_void_p(compiled.function)
+            raise UnsupportedFeature("clusters, dependent launches or scratch memory")
+        self._driver = driver
         self._launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
         self._cells: list = []              # parameters in order: ctypes values
-        self._setters: list = []            # (position among the arguments, how to take it)
+        self._setters: list = []            # (position among the arguments, ctypes value, whether a pointer)
         self._maps: list = []               # (position among the arguments, position among the parameters, TensorMaps)
         metas = iter(getattr(meta, "tensordesc_meta", None) or ())
         for position, (arg, kind) in enumerate(zip(args, compiled.src.signature.values())):
@@ -82,16 +81,15 @@ class BoundLaunch:
         self._attribute = _Attribute(_COOPERATIVE, b"", (1,))
         self._config = _Config((*grid, 1, 1)[:3], (32 * meta.num_warps, 1, 1), meta.shared, None,
                                ctypes.pointer(self._attribute), int(bool(meta.launch_cooperative_grid)))
-        self._where = ctypes.addressof(self._config), self._function.value, ctypes.addressof(self._params)
+        self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params)
 
     def _add(self, position: int, arg: Any, kind: str, metas: Any) -> None:
         if kind == "constexpr":
             return
-        described = _DESCRIPTOR.match(kind)
-        if described:
+        if kind.startswith("tensordesc"):
             meta = next(metas, None)
             if meta is None or meta.get("fp4_padded") or meta.get("is_im2col"):
-                raise NotImplementedError(f"descriptor {kind}")
+                raise UnsupportedFeature(f"descriptor {kind}")
             self._maps.append((position, len(self._cells), TensorMaps(self._driver, arg, meta)))
             self._cells += [ctypes.c_uint64(0), *map(ctypes.c_int32, arg.shape), *map(ctypes.c_int64, arg.strides)]
         elif kind.startswith("*") or kind in _INTEGERS:
@@ -99,7 +97,7 @@ class BoundLaunch:
             self._setters.append((position, cell, kind.startswith("*")))
             self._cells.append(cell)
         else:
-            raise NotImplementedError(f"argument type {kind}")
+            raise UnsupportedFeature(f"argument type {kind}")
 
     def __call__(self, stream: int, *args: Any) -> None:
         for position, cell, pointer in self._setters:

@@ -34,7 +34,7 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
             then a matmul). The same on all ranks.
 
     Returns out [M, N_local], rows in group order, or (out, gathered).
-    Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch.backends.cuda.matmul.allow_tf32.
+    Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch's allow_tf32 switch for matmuls.
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
     members = resolve(group)
