@@ -36,8 +36,9 @@ def compiled(kernel, dtype: str = "bf16", hop: str | None = None, narrow: bool =
     box = min(m, BOX_ROWS), min(n, BOX_BYTES * 8 // _DTYPES[hop].primitive_bitwidth)
     types.update({name: descriptor(hop, *box) for name in ("next_even", "next_odd")})
     if kernel is ag_gemm_ws_kernel:
-        types["out_desc"] = descriptor(dtype, 1, m, n)
-        constants["STAGING"] = layout(dtype, m, n)
+        types["out_desc"], types["out_narrow_desc"] = descriptor(dtype, 1, m, n), descriptor(dtype, 1, m, n // 2)
+        types["w_narrow_desc"] = descriptor(dtype, n // 2, k)
+        constants.update(STAGING=layout(dtype, m, n), NARROW=True)
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     return compile_kernel(kernel, signature, constants, "sm_90", num_warps=8)
 

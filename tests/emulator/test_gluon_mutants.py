@@ -24,20 +24,23 @@ KERNELS = {"ag_gemm_ws": "ag_gemm_ws_kernel", "gemm_rs_ws": "gemm_rs_ws_kernel"}
 DEEP = [RS(72, 40, 8 * BLOCK_K), RS(72, 40, 5 * BLOCK_K), RS(72, 40, 8 * BLOCK_K)]
 SHALLOW = [RS(136, 40, steps * BLOCK_K) for steps in (1, 2, 3)]
 GATHER = [AG(136, 40, 4 * BLOCK_K)] * 3
-FETCH = "            mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)\n            hooks.fetch_addend"
-INNER = FETCH.replace("            m", "                m").replace("            h", "                h")
+SPLIT = [AG(136, 24, 4 * BLOCK_K)] * 2                # 6 tiles on 4 SMs: the last two are split
+FETCH = "        mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)\n        hooks.fetch_addend"
+INNER = FETCH.replace("        m", "            m").replace("        h", "            h")
 PROTOTYPE = [
-    (INNER, "                if tile.step > 0:\n    " + INNER.replace("\n", "\n    ")),
-    ("        mbarrier.wait(s.ready.index(0), lap & 1)\n",
-     "        if hooks.tile(t).step > 0:\n            mbarrier.wait(s.ready.index(0), came & 1)\n"
-     "            came += 1\n        else:\n            mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)\n"),
-    ("    it = 0\n    lap = 0\n    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):\n        acc",
-     "    it = 0\n    lap = 0\n    came = 0\n    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):\n"
-     "        acc"),
+    (INNER, "            if tile.step > 0:\n    " + INNER.replace("\n", "\n    ")),
+    ("    mbarrier.wait(s.ready.index(0), lap & 1)\n",
+     "    if tile.step > 0:\n        mbarrier.wait(s.ready.index(0), came & 1)\n        came += 1\n"
+     "    else:\n        mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)\n"),
+    ("    return it\n\n\n@gluon.jit\ndef _mma(", "    return it, came\n\n\n@gluon.jit\ndef _mma("),
+    ("def _multiply(hooks, s, tile, it, lap,", "def _multiply(hooks, s, tile, it, came, lap,"),
+    ("            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N)", "            it, came = _multiply(hooks, s, tile, it, came, lap, s.BLOCK_N)"),
+    ("            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N // 2)", "            pass"),
+    ("def _mma(hooks, s):\n    it = 0\n", "def _mma(hooks, s):\n    it = 0\n    came = 0\n"),
 ]
-TAIL = "        if s.steps > 0:\n            mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)"
-INSIDE = ("            if k > 0:                       # the wgmma before this one has read its stage\n"
-          "                mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)\n")
+TAIL = "    if s.steps > 0:\n        mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)"
+INSIDE = ("        if k > 0:                       # the wgmma before this one has read its stage\n"
+          "            mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)\n")
 
 MUTANTS = {
     "free is waited for by loader and mma, the loader not in every lap (18b)": ("gemm_ws", PROTOTYPE, SHALLOW),
@@ -46,25 +49,20 @@ MUTANTS = {
     "loader waits for the wrong lap of a stage": (
         "gemm_ws", [("(it // s.STAGES & 1) ^ 1)", "(it // s.STAGES & 1))")], DEEP),
     "loader expects fewer bytes": (
-        "gemm_ws", [("s.full.index(slot), s.LOAD_BYTES)", "s.full.index(slot), s.LOAD_BYTES // 2)")], DEEP),
+        "gemm_ws", [("s.full.index(slot), load_bytes)", "s.full.index(slot), load_bytes // 2)")], DEEP),
     "loader does not wait for the free staging buffer": (
         "gemm_ws", [(INNER, INNER.replace("mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)", "pass"))], DEEP),
     "loader fetches no addend where K is empty": (
-        "gemm_ws", [("        if s.steps == 0:\n" + FETCH + "(tile, s.ready.index(0), s.staging)\n", "")],
+        "gemm_ws", [("    if s.steps == 0:\n" + FETCH + "(tile, s.ready.index(0), s.staging)\n", "")],
         [RS(72, 40, 0)] * 3),
     "mma does not wait for a full stage": (
-        "gemm_ws", [("            mbarrier.wait(s.full.index(slot), it // s.STAGES & 1)", "            pass")], DEEP),
+        "gemm_ws", [("        mbarrier.wait(s.full.index(slot), it // s.STAGES & 1)", "        pass")], DEEP),
     "mma hands a stage back while wgmma reads it": ("gemm_ws", [("num_outstanding=1", "num_outstanding=2")], DEEP),
     "mma does not hand stages back": ("gemm_ws", [(INSIDE, "")], DEEP),
-    "mma does not hand the last stage back": ("gemm_ws", [(TAIL, "        pass")], DEEP),
+    "mma does not hand the last stage back": ("gemm_ws", [(TAIL, "    pass")], DEEP),
     "mma reads the accumulator in flight": ("gemm_ws", [("num_outstanding=0", "num_outstanding=1")], DEEP),
-    "mma adds to what the last tile left": ("gemm_ws", [("use_acc=k > 0", "use_acc=it > 0"), (
-        "    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):\n"
-        "        acc = gl.zeros((s.BLOCK_M, s.BLOCK_N), gl.float32, layout=layout)\n",
-        "    acc = gl.zeros((s.BLOCK_M, s.BLOCK_N), gl.float32, layout=layout)\n"
-        "    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):\n")], DEEP),
     "mma does not wait for the addend": (
-        "gemm_ws", [("        mbarrier.wait(s.ready.index(0), lap & 1)", "        pass")], DEEP),
+        "gemm_ws", [("    mbarrier.wait(s.ready.index(0), lap & 1)", "    pass")], DEEP),
     "mma does not tell the storer": ("gemm_ws", [("mbarrier.arrive(s.filled.index(0), count=1)", "pass")], DEEP),
     "storer does not wait for a filled buffer": (
         "gemm_ws", [("mbarrier.wait(s.filled.index(0), lap & 1)", "pass")], DEEP),
@@ -95,6 +93,11 @@ MUTANTS = {
         ('fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))', "pass")], GATHER),
     "ag_gemm waits for the first piece only": ("ag_gemm_ws", [
         ("tile.m // self.piece_tiles * self.world + tile.chunk", "0 * self.world + tile.chunk")], GATHER),
+    "ag_gemm splits tiles too late": ("ag_gemm_ws", [("t - half + half // 2", "t - half + (half + 1) // 2")], SPLIT),
+    "ag_gemm loads a narrow tile's weights from where a wide one's are": (
+        "gemm_ws", [("[tile.n * BLOCK_N, k", "[tile.n * s.BLOCK_N, k")], SPLIT),
+    "ag_gemm stores a narrow tile where a wide one goes": (
+        "ag_gemm_ws", [("tile.n * HALF]", "tile.n * self.BLOCK_N]")], SPLIT),
     "ag_gemm never frees the staging buffer for mma": (
         "ag_gemm_ws", [("        mbarrier.arrive(ready, count=1)", "        pass")], GATHER),
 }
@@ -113,7 +116,7 @@ def outcomes(calls, attempts):
     """How each schedule ends: 'right', or the name of the error."""
     for mode, seed in attempts:
         try:
-            run_ranks(back_to_back, 2, calls, mode=mode, seed=seed, num_sms=2)
+            run_ranks(back_to_back, 2, calls, mode=mode, seed=seed, num_sms=4 if calls is SPLIT else 2)
         except (AssertionError, TritonDistError) as error:
             yield type(error).__name__
         else:
@@ -139,7 +142,7 @@ def test_mutant_is_caught(name, tmp_path):
         assert any(end != "right" for end in outcomes(calls, ATTEMPTS)), f"survived: {name}"
 
 
-@pytest.mark.parametrize("calls", [DEEP, SHALLOW, GATHER])
+@pytest.mark.parametrize("calls", [DEEP, SHALLOW, GATHER, SPLIT])
 def test_the_core_itself_is_right(calls, tmp_path):
     """The same harness over unchanged source."""
     shown_by = {AG: "ag_gemm_ws", RS: "gemm_rs_ws"}[type(calls[0])]

@@ -18,6 +18,7 @@ class Gather:
     x: tma.tensor_descriptor            # [m, k], this rank's shard
     gathered: tma.tensor_descriptor     # [world * padded_m, k], this epoch's half
     out: tma.tensor_descriptor          # [world, m, n]: a store never crosses a chunk
+    out_narrow: tma.tensor_descriptor   # the same in blocks of narrow tiles
     bias: gl.tensor
     flags: gl.tensor                    # int32 [pieces, world]
     epoch: gl.tensor
@@ -27,18 +28,21 @@ class Gather:
     tiles_m: gl.tensor
     tiles_n: gl.tensor
     total: gl.tensor
+    wide: gl.tensor                     # tiles before the narrow ones
     piece_tiles: gl.tensor
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     GROUP_M: gl.constexpr
     HAS_BIAS: gl.constexpr
+    NARROW: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, x, gathered, out, bias, flags, epoch, index, world, n, tiles_m, tiles_n, total, piece_tiles,
-                 BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS):
+    def __init__(self, x, gathered, out, out_narrow, bias, flags, epoch, index, world, n, tiles_m, tiles_n, total, wide,
+                 piece_tiles, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW):
         self.x = x
         self.gathered = gathered
         self.out = out
+        self.out_narrow = out_narrow
         self.bias = bias
         self.flags = flags
         self.epoch = epoch
@@ -48,18 +52,25 @@ class Gather:
         self.tiles_m = tiles_m
         self.tiles_n = tiles_n
         self.total = total
+        self.wide = wide
         self.piece_tiles = piece_tiles
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.GROUP_M = gl.constexpr(GROUP_M)
         self.HAS_BIAS = gl.constexpr(HAS_BIAS)
+        self.NARROW = gl.constexpr(NARROW)
 
     @gluon.jit
     def tile(self, t):
         tiles = self.tiles_m * self.tiles_n
+        narrow = t >= self.wide
+        half = gl.maximum(t - self.wide, 0)             # narrow ones in pairs, where a wide one would be
+        t = t - half + half // 2
         step = t // tiles
         m, n = grouped(t % tiles, self.tiles_m, self.tiles_n, self.GROUP_M)
-        return Tile(step, (self.index + step) % self.world, m, n, t % tiles)
+        if self.NARROW:
+            n = gl.where(narrow, 2 * n + half % 2, n)
+        return Tile(step, (self.index + step) % self.world, m, n, t % tiles, narrow)
 
     @gluon.jit
     def acquire(self, tile):
@@ -80,35 +91,46 @@ class Gather:
 
     @gluon.jit
     def finish(self, tile, acc, staging, layout: gl.constexpr):
+        COLS: gl.constexpr = acc.shape[1]
         if self.HAS_BIAS:
-            cols = tile.n * self.BLOCK_N + gl.arange(0, self.BLOCK_N, layout=gl.SliceLayout(0, layout))
+            cols = tile.n * COLS + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
             acc += gl.load(self.bias + cols, mask=cols < self.n, other=0.0).to(gl.float32)[None, :]
+        if COLS < self.BLOCK_N:
+            staging = reinterpret(staging, staging.dtype, [self.BLOCK_M, COLS], staging.layout)
         staging.store(acc.to(staging.dtype))
 
     @gluon.jit
     def store(self, tile, staging):
-        box = reinterpret(staging, self.out.dtype, [1, self.BLOCK_M, self.BLOCK_N], self.out.layout)
-        tma_store(self.out, [tile.chunk, tile.m * self.BLOCK_M, tile.n * self.BLOCK_N], box)
+        HALF: gl.constexpr = self.BLOCK_N // 2
+        if self.NARROW and tile.narrow:
+            box = reinterpret(staging, self.out.dtype, [1, self.BLOCK_M, HALF], self.out_narrow.layout)
+            tma_store(self.out_narrow, [tile.chunk, tile.m * self.BLOCK_M, tile.n * HALF], box)
+        else:
+            wide_box = reinterpret(staging, self.out.dtype, [1, self.BLOCK_M, self.BLOCK_N], self.out.layout)
+            tma_store(self.out, [tile.chunk, tile.m * self.BLOCK_M, tile.n * self.BLOCK_N], wide_box)
 
     @gluon.jit
     def signal(self, tile):
         pass
 
 
-@gluon_jit(do_not_specialize=["epoch", "index", "world", "m", "n", "k", "pieces", "piece_tiles"])
-def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, out_desc, bias, flags, epoch, index, world, m, n, k, pieces, piece_tiles,
-                      HAS_BIAS: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                      BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGING: gl.constexpr):
+@gluon_jit(do_not_specialize=["epoch", "index", "world", "m", "n", "k", "pieces", "piece_tiles", "wide"])
+def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, out_narrow_desc, bias, flags, epoch, index, world,
+                      m, n, k, pieces, piece_tiles, wide, HAS_BIAS: gl.constexpr, NARROW: gl.constexpr, STAGES: gl.constexpr,
+                      BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
+                      STAGING: gl.constexpr):
     """out [world, m, n] = all_gather(x [m, k]) @ weight [n, k]^T + bias [n]; the protocol is ag_gemm_kernel's.
 
     Chunks of the gather buffer start at multiples of cdiv(m, BLOCK_M) * BLOCK_M rows. Own rows are read from x.
+    Tiles from number `wide` on are split in two narrow ones, so that the last wave fills the device (NARROW; else wide is all).
     """
     tiles_m = gl.cdiv(m, BLOCK_M)
     tiles_n = gl.cdiv(n, BLOCK_N)
-    hooks = Gather(x_desc, gathered_desc, out_desc, bias, flags, epoch, index, world, n, tiles_m, tiles_n,
-                   tiles_m * tiles_n * world, piece_tiles, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
+    total = 2 * tiles_m * tiles_n * world - wide
+    hooks = Gather(x_desc, gathered_desc, out_desc, out_narrow_desc, bias, flags, epoch, index, world, n, tiles_m, tiles_n,
+                   total, wide, piece_tiles, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW)
     dtype: gl.constexpr = out_desc.dtype
-    gemm_ws(hooks, x_desc, w_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    gemm_ws(hooks, x_desc, w_desc, w_narrow_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
     if gl.program_id(0) == 0:           # what bounds the epoch: every peer has started this call
         last = flags + (pieces - 1) * world
         dl.wait(last, index, "sys", "acquire", epoch, "ge")

@@ -25,6 +25,8 @@ BOX_ROWS, BOX_BYTES = 32, 128
 # when HIDDEN of the time until the next rank needs it has passed. An SM does FLOP_NS in a nanosecond, of CLOCK_GHZ cycles.
 SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
 
+_NARROWEST = 8               # columns of a wgmma
+
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
@@ -54,6 +56,12 @@ class _Descriptors:
 def _tma_can_read(*tensors: torch.Tensor) -> bool:
     """TMA wants a 16-byte aligned base, row strides of whole 16 bytes, and at least one element."""
     return all(t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in tensors)
+
+
+def _wide_tiles(tiles: int, programs: int) -> int:
+    """How many of `tiles` come before the last wave, where that can be split in half tiles and is still a wave; else all."""
+    last = tiles % programs
+    return tiles - last if 2 * last <= programs else tiles
 
 
 def _gap(plan: Any, box_bytes: int) -> int:
@@ -103,16 +111,22 @@ class _AgGemm(_Bound):
     def __init__(self, plan: Any, has_bias: bool):
         super().__init__(plan, has_bias)
         bm, bn, bk = self.blocks
-        self.options["STAGING"] = _layout(plan.dtype, bm, bn)
         self.gathered = [_descriptor(half.view(-1, plan.k), bm, bk) for half in plan.halves]
-        self.out = _Descriptors(1, bm, bn)
+        tiles = plan.pitch // bm * -(-plan.n // bn) * plan.group.size
+        self.wide, narrow = _wide_tiles(tiles, backend().num_sms()), bn // 2 if bn >= 2 * _NARROWEST else bn
+        if narrow == bn:
+            self.wide = tiles
+        self.units = 2 * tiles - self.wide
+        self.options.update(STAGING=_layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
+        self.out, self.out_narrow = _Descriptors(1, bm, bn), _Descriptors(1, bm, narrow)
+        self.weight_narrow = _Descriptors(narrow, bk)
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
-        p = self.plan
-        return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.out(out.view(p.group.size, p.m, p.n)),
-                weight if bias is None else bias, p.space.flags, epoch, p.group.rank, p.group.size, p.m, p.n, p.k, p.pieces,
-                p.piece_tiles)
+        p, chunks = self.plan, out.view(self.plan.group.size, self.plan.m, self.plan.n)
+        return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.weight_narrow(weight), self.out(chunks),
+                self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, epoch, p.group.rank, p.group.size,
+                p.m, p.n, p.k, p.pieces, p.piece_tiles, self.wide)
 
 
 class _GemmRs(_Bound):

@@ -38,6 +38,7 @@ class Ring:
     BLOCK_N: gl.constexpr
     GROUP_M: gl.constexpr
     HAS_BIAS: gl.constexpr
+    NARROW: gl.constexpr                # false: a flag stands for a tile, whose width is the same on all ranks
 
     @gluon.constexpr_function
     def __init__(self, x, slots_even, slots_odd, next_even, next_odd, out, bias, flags, next_flags, epoch, index, world, m, n,
@@ -64,13 +65,14 @@ class Ring:
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.GROUP_M = gl.constexpr(GROUP_M)
         self.HAS_BIAS = gl.constexpr(HAS_BIAS)
+        self.NARROW = gl.constexpr(False)
 
     @gluon.jit
     def tile(self, t):
         tiles = self.tiles_m * self.tiles_n
         step = t // tiles
         m, n = grouped(t % tiles, self.tiles_m, self.tiles_n, self.GROUP_M)
-        return Tile(step, (self.index + 2 * self.world - 1 - step) % self.world, m, n, t % tiles)
+        return Tile(step, (self.index + 2 * self.world - 1 - step) % self.world, m, n, t % tiles, t < 0)
 
     @gluon.jit
     def acquire(self, tile):
@@ -156,7 +158,7 @@ def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even
                  tiles_m, tiles_n, tiles_m * tiles_n * world, gap, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
     staging: gl.constexpr = slots_even.layout
     hop_dtype: gl.constexpr = slots_even.dtype
-    gemm_ws(hooks, x_desc, w_desc, staging, hop_dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    gemm_ws(hooks, x_desc, w_desc, w_desc, staging, hop_dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
     if gl.atomic_add(control + 1, 1, sem="acq_rel", scope="gpu") == gl.num_programs(0) - 1:
         gl.store(control + 1, 0)
         gl.store(control, epoch)

@@ -42,10 +42,9 @@ class Stages:
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     BLOCK_K: gl.constexpr
-    LOAD_BYTES: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, LOAD_BYTES):
+    def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K):
         self.a = a
         self.b = b
         self.staging = staging
@@ -59,25 +58,29 @@ class Stages:
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.BLOCK_K = gl.constexpr(BLOCK_K)
-        self.LOAD_BYTES = gl.constexpr(LOAD_BYTES)
 
 
 @aggregate
 class Tile:
-    """A unit of work: a chunk of rows at a step of the op's order, row and column of the tile in it, and its number there."""
+    """A unit of work: a chunk of rows at a step of the op's order, row and column of the tile in it, and its number there.
+
+    `narrow`: it has half the columns, and `n` counts in such halves.
+    """
     step: gl.tensor
     chunk: gl.tensor
     m: gl.tensor
     n: gl.tensor
     number: gl.tensor
+    narrow: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, step, chunk, m, n, number):
+    def __init__(self, step, chunk, m, n, number, narrow):
         self.step = step
         self.chunk = chunk
         self.m = m
         self.n = n
         self.number = number
+        self.narrow = narrow
 
 
 @gluon.jit
@@ -90,51 +93,81 @@ def grouped(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def _loader(hooks, w_desc, s):
-    it = 0
-    lap = 0
+def _weights(s, slot, BLOCK_N: gl.constexpr):
+    view = s.b.index(slot)
+    if BLOCK_N < s.BLOCK_N:
+        view = view.slice(0, BLOCK_N, 0)
+    return view
+
+
+@gluon.jit
+def _load(hooks, w_desc, s, tile, it, lap, BLOCK_N: gl.constexpr):
+    """Loads the operands of a tile of BLOCK_N columns; `it` counts stages, `lap` tiles."""
+    load_bytes: gl.constexpr = (s.BLOCK_M + BLOCK_N) * s.BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
     # Late, so that few loads are held up if the addend is not there yet; early enough to hide the time it takes to load.
     handover = gl.maximum(s.steps - HANDOVER, 0)
+    for k in range(s.steps):
+        slot = it % s.STAGES
+        mbarrier.wait(s.empty.index(slot), (it // s.STAGES & 1) ^ 1)
+        mbarrier.expect(s.full.index(slot), load_bytes)
+        hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), s.a.index(slot))
+        tma_load(w_desc, [tile.n * BLOCK_N, k * s.BLOCK_K], s.full.index(slot), _weights(s, slot, BLOCK_N))
+        it += 1
+        if k == handover:
+            mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
+            hooks.fetch_addend(tile, s.ready.index(0), s.staging)
+    if s.steps == 0:
+        mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
+        hooks.fetch_addend(tile, s.ready.index(0), s.staging)
+    return it
+
+
+@gluon.jit
+def _loader(hooks, w_desc, narrow_desc, s):
+    it = 0
+    lap = 0
     for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):
         tile = hooks.tile(t)
         hooks.acquire(tile)
-        for k in range(s.steps):
-            slot = it % s.STAGES
-            mbarrier.wait(s.empty.index(slot), (it // s.STAGES & 1) ^ 1)
-            mbarrier.expect(s.full.index(slot), s.LOAD_BYTES)
-            hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), s.a.index(slot))
-            tma_load(w_desc, [tile.n * s.BLOCK_N, k * s.BLOCK_K], s.full.index(slot), s.b.index(slot))
-            it += 1
-            if k == handover:
-                mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
-                hooks.fetch_addend(tile, s.ready.index(0), s.staging)
-        if s.steps == 0:
-            mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
-            hooks.fetch_addend(tile, s.ready.index(0), s.staging)
+        if hooks.NARROW and tile.narrow:
+            it = _load(hooks, narrow_desc, s, tile, it, lap, s.BLOCK_N // 2)
+        else:
+            it = _load(hooks, w_desc, s, tile, it, lap, s.BLOCK_N)
         lap += 1
 
 
 @gluon.jit
-def _mma(hooks, s):
+def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
+    """Sums a tile of BLOCK_N columns and hands it to the epilogue."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[NUM_WARPS, 1],
-                                                     instr_shape=[16, s.BLOCK_N, 16])
+                                                     instr_shape=[16, BLOCK_N, 16])
+    acc = gl.zeros((s.BLOCK_M, BLOCK_N), gl.float32, layout=layout)
+    for k in range(s.steps):
+        slot = it % s.STAGES
+        mbarrier.wait(s.full.index(slot), it // s.STAGES & 1)
+        acc = warpgroup_mma(s.a.index(slot), _weights(s, slot, BLOCK_N).permute((1, 0)), acc, is_async=True, use_acc=k > 0)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
+        if k > 0:                       # the wgmma before this one has read its stage
+            mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
+        it += 1
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    if s.steps > 0:
+        mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
+    mbarrier.wait(s.ready.index(0), lap & 1)
+    hooks.finish(tile, acc, s.staging, layout)
+    return it
+
+
+@gluon.jit
+def _mma(hooks, s):
     it = 0
     lap = 0
     for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):
-        acc = gl.zeros((s.BLOCK_M, s.BLOCK_N), gl.float32, layout=layout)
-        for k in range(s.steps):
-            slot = it % s.STAGES
-            mbarrier.wait(s.full.index(slot), it // s.STAGES & 1)
-            acc = warpgroup_mma(s.a.index(slot), s.b.index(slot).permute((1, 0)), acc, is_async=True, use_acc=k > 0)
-            acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
-            if k > 0:                       # the wgmma before this one has read its stage
-                mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
-            it += 1
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-        if s.steps > 0:
-            mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
-        mbarrier.wait(s.ready.index(0), lap & 1)
-        hooks.finish(hooks.tile(t), acc, s.staging, layout)
+        tile = hooks.tile(t)
+        if hooks.NARROW and tile.narrow:
+            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N // 2)
+        else:
+            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N)
         fence_async_shared()
         mbarrier.arrive(s.filled.index(0), count=1)
         lap += 1
@@ -154,9 +187,13 @@ def _storer(hooks, s):
 
 
 @gluon.jit
-def gemm_ws(hooks, a_desc, w_desc, staging_layout: gl.constexpr, staging_dtype: gl.constexpr, k,
+def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, staging_dtype: gl.constexpr, k,
             STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Runs the three roles over `hooks.total` tiles of BLOCK_M x BLOCK_N with sums of length k."""
+    """Runs the three roles over `hooks.total` tiles of BLOCK_M x BLOCK_N with sums of length k.
+
+    `narrow_desc` describes the weights in blocks for narrow tiles, of BLOCK_N // 2 columns; where hooks.NARROW is false there are
+    none, and it is not used.
+    """
     dtype: gl.constexpr = w_desc.dtype
     a = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
     b = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
@@ -174,7 +211,5 @@ def gemm_ws(hooks, a_desc, w_desc, staging_layout: gl.constexpr, staging_dtype: 
     mbarrier.init(filled.index(0), count=1)
     mbarrier.init(free.index(0), count=1)
     fence_async_shared()
-    load_bytes: gl.constexpr = (BLOCK_M + BLOCK_N) * BLOCK_K * dtype.primitive_bitwidth // 8
-    s = Stages(a, b, staging, full, empty, ready, filled, free, gl.cdiv(k, BLOCK_K), STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
-               load_bytes)
-    gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, s)), (_storer, (hooks, s))], [1, 1], [24, 24])
+    s = Stages(a, b, staging, full, empty, ready, filled, free, gl.cdiv(k, BLOCK_K), STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, narrow_desc, s)), (_storer, (hooks, s))], [1, 1], [24, 24])

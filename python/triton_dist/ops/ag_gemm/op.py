@@ -136,8 +136,7 @@ class _Fused:
         out = x.new_empty(self.out_shape) if out is None else out
         accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
         self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
-        tiles = tiles_m * -(-self.n // self.config.block_n) * group.size
-        self.launch = backend().prepare(self.call.kernel, (max(1, min(tiles, backend().num_sms())),),
+        self.launch = backend().prepare(self.call.kernel, (max(1, min(self.call.units, backend().num_sms())),),
                                         self.call.args(x, weight, bias, out, 0), self.call.options)
         meet()
 
@@ -184,7 +183,7 @@ class _Portable:
     kernel = ag_gemm_kernel
 
     def __init__(self, plan: _Fused, has_bias: bool):
-        self.plan = plan
+        self.plan, self.units = plan, plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n) * plan.group.size
         self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
                             PRECISION=_plan.precision(plan.dtype))
 
