@@ -34,7 +34,8 @@ PROTOTYPE = [
      "    else:\n        mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)\n"),
     ("    return it\n\n\n@gluon.jit\ndef _mma(", "    return it, came\n\n\n@gluon.jit\ndef _mma("),
     ("def _multiply(hooks, s, tile, it, lap,", "def _multiply(hooks, s, tile, it, came, lap,"),
-    ("            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N)", "            it, came = _multiply(hooks, s, tile, it, came, lap, s.BLOCK_N)"),
+    ("            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N)",
+     "            it, came = _multiply(hooks, s, tile, it, came, lap, s.BLOCK_N)"),
     ("            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N // 2)", "            pass"),
     ("def _mma(hooks, s):\n    it = 0\n", "def _mma(hooks, s):\n    it = 0\n    came = 0\n"),
 ]
