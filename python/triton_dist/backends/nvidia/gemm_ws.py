@@ -155,22 +155,29 @@ def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
         mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
     mbarrier.wait(s.ready.index(0), lap & 1)
     hooks.finish(tile, acc, s.staging, layout)
+    fence_async_shared()
+    mbarrier.arrive(s.filled.index(0), count=1)
     return it
 
 
 @gluon.jit
 def _mma(hooks, s):
+    # Two loops, not one with an `if`: with both widths in one loop the assembler waits behind every wgmma.
     it = 0
     lap = 0
-    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):
-        tile = hooks.tile(t)
-        if hooks.NARROW and tile.narrow:
-            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N // 2)
-        else:
-            it = _multiply(hooks, s, tile, it, lap, s.BLOCK_N)
-        fence_async_shared()
-        mbarrier.arrive(s.filled.index(0), count=1)
+    t = gl.program_id(0)
+    wide = hooks.total
+    if hooks.NARROW:
+        wide = hooks.wide
+    while t < wide:
+        it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_N)
         lap += 1
+        t += gl.num_programs(0)
+    if hooks.NARROW:
+        while t < hooks.total:
+            it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_N // 2)
+            lap += 1
+            t += gl.num_programs(0)
 
 
 @gluon.jit
