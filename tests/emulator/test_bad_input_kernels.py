@@ -218,7 +218,7 @@ DEVICE = [
 ]
 DEVICE = [(*row, CompilationError) for row in DEVICE]
 AT_RUN_TIME = [
-    ("symm_at rank: not of the world", on(store_at, flags, 2), "store", "rank", "reach", DeviceFault),
+    ("symm_at rank: not of the world", on(store_at, flags, 2), "symm_at", "rank 2", "the world has 2", DeviceFault),
     ("symm_at: not symmetric", on(store_at, lambda: torch.zeros(8, dtype=torch.int32), other), "symm_at", "in no symmetric heap",
      "create_symm_tensor", DeviceFault),
     ("symm_at: a peer's address", on(store_at, lambda: triton_dist.peer_tensor(flags(), other()), other), "symm_at", "of rank",

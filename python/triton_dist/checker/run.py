@@ -74,13 +74,14 @@ def run_schedule(fn: Callable, schedule: Schedule, faults: Faults, report: Repor
 
 
 def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: int = 0, modes: Optional[Sequence[str]] = None,
-                 num_sms: int = 8, keep_going: bool = False) -> Report:
+                 num_sms: int = 8, keep_going: bool = False, nodes: int = 0) -> Report:
     """Runs fn(rank), or fn(), as the host script of every rank of an emulated world, under check, in many schedules.
 
     Args:
         fn: host script of a rank. It creates symmetric tensors and launches kernels, as a script under launch.sh does.
         world_size: ranks. num_sms: programs resident at a time on a rank.
         schedules: runs, each with an order of its own. seed: of the first. modes: some of order.MODES, in turn; all by default.
+        nodes: of equal size, into which the ranks are cut; by default TRITON_DIST_NODES, or 1.
         keep_going: go on behind a fault, to list all; else the first fault ends the check.
     Returns a Report; faults of the kernel or of the script are in it and are never raised.
     """
@@ -93,7 +94,7 @@ def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: i
 
     with few_collections():
         for schedule in every(schedules, seed, world_size, num_sms, modes):
-            run_schedule(script, schedule, faults, report)
+            run_schedule(script, schedule, faults, report, nodes=nodes)
             if report.faults and not keep_going:
                 break
     report.seconds = time.perf_counter() - start

@@ -8,7 +8,7 @@ from typing import Callable, Mapping
 
 from triton_dist.doctor.report import BAD, NOTE, OK, WARN, Finding
 from triton_dist.runtime.backend import BACKENDS
-from triton_dist.runtime.environment import parse_number, parse_size
+from triton_dist.runtime.environment import parse_nodes, parse_number, parse_size
 
 
 def _one_of(*allowed: str) -> Callable:
@@ -57,6 +57,8 @@ def _nothing(text: str) -> str:
 CHECKS: dict[str, Callable[[str], str]] = {
     "TRITON_DIST_BACKEND": _one_of("auto", *BACKENDS),
     "TRITON_DIST_HEAP_SIZE": _read_by(parse_size),
+    "TRITON_DIST_NODES": _read_by(parse_nodes),
+    "TRITON_DIST_NODE_LATENCY": _number(int, 0),
     "TRITON_DIST_HEAP": _one_of("auto", "p2p", "nvshmem"),
     "TRITON_DIST_WAIT_TIMEOUT": _number(float, 0),
     "TRITON_DIST_CACHE_DIR": _folder,

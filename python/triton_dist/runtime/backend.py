@@ -10,7 +10,7 @@ import importlib
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Container, NamedTuple, Protocol, Sequence
 
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -94,6 +94,10 @@ class Arena(ABC):
     @abstractmethod
     def view(self, rank: int) -> Any:
         """torch.uint8 tensor [nbytes] over the slab of world rank `rank`; error where base is 0."""
+
+    def cut(self, ranks: Container[int]) -> None:
+        """Loads and stores reach the slabs of these world ranks only, from now on."""
+        self.bases = [base if rank in ranks else 0 for rank, base in enumerate(self.bases)]
 
     def allocated(self, offset: int, nbytes: int, name: str, ranks: Sequence[int]) -> None:
         """The slabs of `ranks` hold an object of `nbytes` at `offset` from now on."""

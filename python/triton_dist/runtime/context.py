@@ -34,6 +34,7 @@ class Context:
     diagnostics: int = 0
     barrier_pad: int = 0
     bases: list = field(default_factory=list)
+    nodes: tuple = ()                   # node of each world rank; stays on the host
 
     def pack(self, kernel_id: int = 0) -> bytes:
         """The struct's bytes for one module."""

@@ -46,6 +46,26 @@ def heap_size(default: int) -> int:
     return -(-_value("TRITON_DIST_HEAP_SIZE", default, parse_size) // (2 << 20)) * (2 << 20)
 
 
+def parse_nodes(text: str) -> tuple[int, int]:
+    """(nodes, ranks of each) of words such as 2x4. Raises ValueError that says what was expected."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.lower())
+    if match is None:
+        raise ValueError("expected nodes x ranks per node, such as 2x4")
+    return int(match[1]), int(match[2])
+
+
+def nodes(world_size: int) -> int:
+    """TRITON_DIST_NODES: into how many nodes of equal size a world of so many ranks is cut; 1 where it is unset.
+
+    Raises InvalidArgument where the two do not fit.
+    """
+    count, each = _value("TRITON_DIST_NODES", (1, world_size), parse_nodes)
+    if count * each != world_size:
+        raise InvalidArgument(f"TRITON_DIST_NODES={count}x{each}: expected {world_size} ranks, as many as the world has, found "
+                              f"{count * each}; start {count * each} ranks, or set other nodes")
+    return count
+
+
 def wait_timeout() -> float:
     """TRITON_DIST_WAIT_TIMEOUT: seconds after which a device wait gives up; 0 when waits are unbounded."""
     return number("TRITON_DIST_WAIT_TIMEOUT", 0.0, least=0)

@@ -23,6 +23,37 @@ class Group(ABC):
         """Identity of the group, equal on all members. Groups of the same ranks share workspaces."""
         return self.world_ranks
 
+    @property
+    def nodes(self) -> tuple:
+        """Indices of the members on each node, nodes by their first member: ((0, 1), (2, 3)) for two nodes of two.
+
+        A node is a set of ranks that reach each other's memory by loads and stores; only SHMEM calls pass between nodes.
+        Raises NotInitialized before there is a symmetric heap.
+        """
+        if not state().nodes:
+            raise NotInitialized("nodes are known once there is a symmetric heap: call triton_dist.initialize_distributed()")
+        found: dict = {}
+        for index, rank in enumerate(self.world_ranks):
+            found.setdefault(state().nodes[rank], []).append(index)
+        return tuple(map(tuple, found.values()))
+
+    @property
+    def node(self) -> int:
+        """Which of `nodes` this rank is on."""
+        return next(i for i, members in enumerate(self.nodes) if self.rank in members)
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among the members on its node."""
+        return self.nodes[self.node].index(self.rank)
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Members on each node; None where nodes have different numbers, or their members are not neighbours in the group."""
+        nodes, each = self.nodes, len(self.nodes[0])
+        regular = tuple(tuple(range(i * each, (i + 1) * each)) for i in range(len(nodes)))
+        return each if nodes == regular else None
+
     def usable_in(self, world: "Group") -> bool:
         """Whether it is a part of `world`, the present one, and has not been destroyed."""
         return set(self.world_ranks) <= set(world.world_ranks)
@@ -154,6 +185,13 @@ def _present(group: Group, world: Group) -> Group:
         raise InvalidArgument(f"group: found one of ranks {list(group.world_ranks)} that belongs to another world or has been "
                               "destroyed; make it again in this world")
     return group
+
+
+def nodes_by_reach(reach: list) -> tuple:
+    """Node of each rank, from the lists of whom each rank reaches by loads and stores: one node where these are equal."""
+    rows = [tuple(row) for row in reach]
+    firsts = list(dict.fromkeys(rows))
+    return tuple(firsts.index(row) for row in rows)
 
 
 def require_agreement(group: Group, what: str, value: Any) -> None:

@@ -88,6 +88,8 @@ class SymmetricHeap:
 
     def view(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Tensor over the arena of world rank `rank`, contiguous."""
+        if not self.arena.bases[rank]:
+            raise InvalidArgument(f"rank: {elsewhere(state().nodes, state().world.rank, rank)}")
         nbytes = math.prod(shape) * dtype.itemsize
         return self.arena.view(rank)[offset:offset + nbytes].view(dtype).view(tuple(shape))
 
@@ -157,6 +159,12 @@ def heap() -> SymmetricHeap:
     return state().heap
 
 
+def elsewhere(nodes: Sequence[int], rank: int, peer: int) -> str:
+    """Words for why `rank` cannot load and store memory of `peer`, and what to do; `nodes` of all world ranks."""
+    return (f"rank {peer} is on node {nodes[peer]}, rank {rank} on node {nodes[rank]}, and loads and stores do not reach other "
+            "nodes; send by libshmem_device (putmem_signal_nbi_block, signal_op, getmem), or let an op or a collective do it")
+
+
 def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = None, *, name: str = "") -> torch.Tensor:
     """Collective over `group`: a zeroed tensor at the same heap offset on every member.
 
@@ -197,7 +205,8 @@ def free_symm_tensor(tensor: torch.Tensor) -> None:
 def peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """The same symmetric tensor in the memory of world rank `rank`: a view for loads, stores and copies.
 
-    `tensor` is contiguous. Raises NotSymmetric for other memory and InvalidArgument where `rank` cannot be reached.
+    `tensor` is contiguous. Raises NotSymmetric for other memory and InvalidArgument where `rank` cannot be
+    reached, as on another node.
     """
     home = heap()
     if not isinstance(tensor, torch.Tensor):

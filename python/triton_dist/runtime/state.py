@@ -16,6 +16,8 @@ class RankState:
     """Host state of a rank. Made empty; `runtime.world` fills it, `finalize` empties it again."""
     world: Any = None                                   # groups.Group
     heap: Any = None                                    # heap.SymmetricHeap
+    nodes: tuple = ()                                   # node of each world rank, once there is a heap
+    nodes_asked: int = 0                                # of a virtual world; 0: as the environment says
     groups: dict = field(default_factory=dict)          # id(process group) -> (process group, Group)
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor

@@ -11,9 +11,9 @@ import torch
 
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.context import MAX_WORLD, Context
-from triton_dist.runtime.environment import heap_size, number, wait_timeout
+from triton_dist.runtime.environment import heap_size, nodes, number, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, require_agreement
+from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, nodes_by_reach, require_agreement
 from triton_dist.runtime.heap import SymmetricHeap
 from triton_dist.runtime.state import RankState, state
 
@@ -24,7 +24,8 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
     Binds this process to its device, makes the default process group unless there is one, and reserves the symmetric
     heap, unless `initialize_shmem` is False: then a later call does. Idempotent. `seed` seeds torch with seed + rank.
     Returns torch's default process group where there is one, otherwise the group of this (emulated or lone) world: either
-    works as `group=`. Raises InvalidArgument where ranks ask for heaps of different sizes, and for more than 64 ranks.
+    works as `group=`. Raises InvalidArgument where ranks ask for different heaps or nodes, for nodes that do not fit the
+    world, and for more than 64 ranks.
     """
     me = state()
     if seed is not None and (not isinstance(seed, int) or not -2**63 <= seed < 2**63):
@@ -64,9 +65,13 @@ def attach_heap(me: RankState) -> None:
         raise InvalidArgument(f"world size: at most {MAX_WORLD} ranks fit into a context, found {world.size}; start fewer")
     nbytes = heap_size(backend().default_heap_size)
     require_agreement(world, "TRITON_DIST_HEAP_SIZE", nbytes)
+    require_agreement(world, "TRITON_DIST_NODES", os.environ.get("TRITON_DIST_NODES", ""))
+    each = world.size // (me.nodes_asked or nodes(world.size))
     arena = backend().reserve_arena(nbytes, world)
+    arena.cut(range(world.rank // each * each, (world.rank // each + 1) * each))
+    me.nodes = nodes_by_reach(world.all_gather_object([bool(base) for base in arena.bases]))
     me.heap = SymmetricHeap(arena)
-    backend().set_context(Context(rank=world.rank, world_size=world.size, bases=list(arena.bases),
+    backend().set_context(Context(rank=world.rank, world_size=world.size, bases=list(arena.bases), nodes=me.nodes,
                                   barrier_pad=me.heap.base, wait_timeout_ns=int(wait_timeout() * 1e9)))
     world.barrier()
 

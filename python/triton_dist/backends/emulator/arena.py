@@ -24,17 +24,21 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class EmulatorArena(Arena):
-    """Slabs of all ranks, mapped here. Tensors over a slab keep its memory alive after close()."""
+    """Slabs of all ranks, mapped here. Tensors over a slab keep its memory alive after close().
+
+    homes: addresses of all slabs, where SHMEM calls go; `bases` has only those that loads and stores reach.
+    """
 
     def __init__(self, machine: Machine, slabs: Sequence[mmap.mmap], owned: Sequence[int], rank: int):
         self.nbytes = len(slabs[0])
         self._machine = machine
         self._views: Optional[list] = [torch.frombuffer(slab, dtype=torch.uint8) for slab in slabs]
-        self.bases = [view.data_ptr() for view in self._views]
+        self.homes = [view.data_ptr() for view in self._views]
+        self.bases = list(self.homes)
         self.local = self._views[rank]
         self._owned, self._segments = owned, {}      # (rank, offset) -> segment, of the objects this rank answers for
         for owner in owned:
-            machine.memory.reserve(self.bases[owner], self.nbytes, f"heap of rank {owner}")
+            machine.memory.reserve(self.homes[owner], self.nbytes, f"heap of rank {owner}")
         machine.arenas.append(self)
 
     def view(self, rank: int) -> torch.Tensor:
@@ -44,7 +48,7 @@ class EmulatorArena(Arena):
 
     def allocated(self, offset: int, nbytes: int, name: str, ranks: Sequence[int]) -> None:
         for rank in set(ranks).intersection(self._owned) if nbytes else ():
-            self._segments[rank, offset] = self._machine.memory.add_segment(self.bases[rank] + offset, nbytes, name, rank)
+            self._segments[rank, offset] = self._machine.memory.add_segment(self.homes[rank] + offset, nbytes, name, rank)
 
     def freed(self, offset: int, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -59,12 +63,12 @@ class EmulatorArena(Arena):
         for segment in self._segments.values():
             self._machine.memory.drop_segment(segment)
         for owner in self._owned:
-            self._machine.memory.release(self.bases[owner])
+            self._machine.memory.release(self.homes[owner])
         self._views = self.local = None
 
 
 def reserve(machine: Machine, nbytes: int, world: Group) -> EmulatorArena:
-    """Collective over `world`: every rank's slab of `nbytes`, mapped by all."""
+    """Collective over `world`: every rank's slab of `nbytes`, mapped by all. Each launcher of several stands for a node."""
     if nbytes < 1:
         raise InvalidArgument(f"heap size: expected at least 1 byte, found {nbytes}")
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -75,7 +79,10 @@ def reserve(machine: Machine, nbytes: int, world: Group) -> EmulatorArena:
     slabs, fds = shared(world, nbytes)
     for fd in fds:
         os.close(fd)
-    return EmulatorArena(machine, slabs, range(world.size), world.rank)
+    arena = EmulatorArena(machine, slabs, range(world.size), world.rank)
+    launchers = world.all_gather_object(os.environ.get("GROUP_RANK", "0"))         # torchrun's number of a launcher
+    arena.cut([rank for rank, launcher in enumerate(launchers) if launcher == launchers[world.rank]])
+    return arena
 
 
 def shared(world: Group, nbytes: int) -> tuple:

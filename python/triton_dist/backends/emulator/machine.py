@@ -27,6 +27,7 @@ class Machine:
         self.arenas: list = []                   # open ones
         self.states: dict = {}                   # rank -> RankState, of virtual ranks
         self.ledger: Optional[Ledger] = None     # of op calls; None in a world of one
+        self.node_latency = number("TRITON_DIST_NODE_LATENCY", 0, least=0, kind=int)     # turns on the way to another node
         scheduler.machine = self
 
     @property
@@ -76,8 +77,8 @@ class Machine:
     def locate(self, address: int) -> Optional[tuple]:
         """(owner rank, heap offset) of an address in any arena."""
         for arena in self.arenas:
-            for rank, base in enumerate(arena.bases):
-                if base and base <= address < base + arena.nbytes:
+            for rank, base in enumerate(arena.homes):
+                if base <= address < base + arena.nbytes:
                     return rank, address - base
         return None
 

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import torch
 
-from triton_dist.backends.emulator import scheduler
+from triton_dist.backends.emulator import scheduler, unreachable
 from triton_dist.backends.emulator.promotion import Info
 from triton_dist.backends.emulator.registry import fault, site
 
@@ -138,6 +138,9 @@ class Memory:
         return segment
 
     def _outside(self, address: int, nbytes: int, what: str) -> Exception:
+        far = unreachable.words(address)
+        if far:
+            return fault(f"{what} of {nbytes} bytes: {far}", "out-of-bounds")
         bases, segments = self._map
         i = bisect.bisect_right(bases, address) - 1
         near = []
@@ -149,7 +152,7 @@ class Memory:
             near.append(f"{segments[i + 1].base - address} bytes before {segments[i + 1]}")
         where = " and ".join(near) if near else "no memory is known"
         if -(1 << 40) < address < 1 << 32:
-            where = "it is no address: a null pointer, or symm_at of a rank that does not exist or cannot be reached"
+            where = "it is no address, but a null pointer or a number"
         near_a_live_one = i >= 0 and address - segments[i].end < _NEAR
         for grave in self._graves:
             symmetric = any(base <= grave.base < end for base, (end, _) in self._reserved.items())

@@ -185,7 +185,7 @@ class ProcessScheduler(Scheduler):
         """Whether the flag a rank waits for has another value than it saw: then its process is only slow to look."""
         if record.state != control.BLOCKED or record.flag_owner < 0 or not record.cmp or not self.machine.arenas:
             return False
-        address = self.machine.arenas[-1].bases[record.flag_owner] + record.flag_offset
+        address = self.machine.arenas[-1].homes[record.flag_owner] + record.flag_offset
         return (self.machine.memory.peek(address, 32) - record.seen) % 2**32 != 0
 
     def _state(self, rank: int, record: control.Record) -> str:

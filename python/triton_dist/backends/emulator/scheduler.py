@@ -157,12 +157,14 @@ class Scheduler:
             self._ready.add(actor)
         return actor
 
-    def issue(self, actor: Actor, *steps: Callable[[], Any]) -> Actor:
-        """Starts an asynchronous copy: steps that run one after another, some time later, and cannot block."""
-        actor.steps = list(reversed(steps))
+    def issue(self, actor: Actor, *steps: Callable[[], Any], delay: int = 0) -> Actor:
+        """Starts an asynchronous copy: steps that run one after another, some time later, and cannot block.
+
+        delay: turns that it takes before the first of them."""
+        actor.steps = [*reversed(steps), *[lambda: None] * delay]
         self._enlist(actor)
         self.observer.issued(actor)
-        early = len(steps) if self.mode == "eager" else int(self.rng.random() < 0.5)
+        early = 0 if delay else len(steps) if self.mode == "eager" else int(self.rng.random() < 0.5)
         caller = self.current
         for _ in range(early):
             self._step(actor)

@@ -3,7 +3,8 @@
 """Puts, gets and signals on their way: each is an asynchronous copy, which lands at some later moment.
 
 Unordered among each other, as OpenSHMEM has it: only `fence` makes later ones to a PE land after earlier ones, and only
-`quiet` waits for them. A step cannot block, so one that must land after others lands those first.
+`quiet` waits for them. A step cannot block, so one that must land after others lands those first. To and from another node
+a transfer is TRITON_DIST_NODE_LATENCY turns on its way, in every delivery mode.
 """
 from typing import Any, Callable, Sequence
 
@@ -19,9 +20,9 @@ WORD = 64                     # bits of a signal
 
 
 class Transfer(Actor):
-    """One put, get or signal of the acting program. `pe`: whom it goes to; None for a get, which fence does not order."""
+    """One put, get or signal of the acting program. `pe`: whom it goes to; `phase`: what fence orders it by, None for a get."""
 
-    def __init__(self, what: str, pe: Any, phase: int):
+    def __init__(self, what: str, pe: int, phase: Any):
         issuer = scheduler.active().current
         super().__init__(f"{what} of {issuer.name}", issuer.rank, "copy")
         self.pe, self.phase, self.site = pe, phase, site()
@@ -35,11 +36,17 @@ class Channel:
         self.phase = 0
         self.fenced = False      # nothing was sent since the last fence or quiet: a signal releases what came before it
 
-    def send(self, what: str, pe: Any, *steps: Callable[[], Any], after: Sequence = ()) -> Transfer:
-        """Issues a transfer of these steps. It lands after those in `after` as well."""
-        running, transfer = scheduler.active(), Transfer(what, pe, self.phase)
-        before = [t for t in self.sent if t.pe == pe and t.phase < self.phase] if pe is not None else []
-        before += after
+    def get(self, what: str, pe: int, *steps: Callable[[], Any]) -> Transfer:
+        """Issues a transfer from `pe`, which fence does not order."""
+        return self._issue(Transfer(what, pe, None), steps, [])
+
+    def send(self, what: str, pe: int, *steps: Callable[[], Any], after: Sequence = ()) -> Transfer:
+        """Issues a transfer to `pe` of these steps. It lands after those in `after` as well."""
+        before = [t for t in self.sent if t.pe == pe and t.phase is not None and t.phase < self.phase]
+        return self._issue(Transfer(what, pe, self.phase), steps, [*before, *after])
+
+    def _issue(self, transfer: Transfer, steps: Sequence, before: Sequence) -> Transfer:
+        running = scheduler.active()
 
         def follow() -> None:
             for earlier in before:
@@ -48,7 +55,7 @@ class Channel:
                 running.observer.after(earlier)
 
         self.sent.append(transfer)
-        return running.issue(transfer, *([follow] if before else []), *steps)
+        return running.issue(transfer, *([follow] if before else []), *steps, delay=_latency(transfer))
 
     def fence(self) -> None:
         memory.active().fence("acq_rel", "sys")
@@ -56,13 +63,18 @@ class Channel:
 
     def quiet(self) -> None:
         """Waits for everything."""
-        running = scheduler.active()
         for transfer in self.sent:
-            running.block(transfer, lambda: transfer.done, scheduler.Waiting(
-                "shmem", site=site(), text=f"the {transfer.name.split()[0]} issued at {transfer.site} to land"))
-            running.observer.joined(transfer)
+            landed(transfer)
         self.sent.clear()
         self.fence()
+
+
+def landed(transfer: Transfer) -> None:
+    """Waits for a transfer."""
+    running = scheduler.active()
+    running.block(transfer, lambda: transfer.done, scheduler.Waiting(
+        "shmem", site=site(), text=f"the {transfer.name.split()[0]} issued at {transfer.site} to land"))
+    running.observer.joined(transfer)
 
 
 def channel() -> Channel:
@@ -70,25 +82,39 @@ def channel() -> Channel:
     return scheduler.active().current.__dict__.setdefault("shmem", Channel())
 
 
-def bases() -> tuple:
-    """(address of every PE's heap as mapped here, this rank)."""
+def _context() -> Any:
     running = scheduler.active()
-    context = running.context_of(running.current.rank)
-    return context.bases, context.rank
+    return running.context_of(running.current.rank)
+
+
+def homes() -> tuple:
+    """(address of every PE's heap as mapped here, on other nodes as well; this rank)."""
+    machine, context = scheduler.active().machine, _context()
+    return (machine.arenas[-1].homes if context.bases else []), context.rank
+
+
+def near(pe: int) -> bool:
+    """Whether loads and stores reach `pe`."""
+    context = _context()
+    return pe == context.rank or context.nodes[pe] == context.nodes[context.rank]
+
+
+def _latency(transfer: Transfer) -> int:
+    return 0 if near(transfer.pe) else scheduler.active().machine.node_latency
 
 
 def at(function: str, name: str, address: int, pe: int) -> int:
     """A local symmetric address as the same object's on `pe`."""
-    homes, me = bases()
-    if not 0 <= pe < len(homes):
-        raise fault(f"libshmem_device.{function}: pe {pe} does not exist, the world has {len(homes)}", "out-of-bounds")
+    slabs, me = homes()
+    if not 0 <= pe < len(slabs):
+        raise fault(f"libshmem_device.{function}: pe {pe} does not exist, the world has {len(slabs)}", "out-of-bounds")
     machine = scheduler.active().machine
     owner = machine.locate(address) if machine is not None else (me, 0)
     if owner is None or owner[0] != me:
         where = "in no symmetric heap" if owner is None else f"of rank {owner[0]}'s heap"
         raise fault(f"libshmem_device.{function}: {name} is {where}, expected an address in this rank's own, which pe selects "
                     "the twin of; pass a tensor of create_symm_tensor", "out-of-bounds")
-    return address + homes[pe] - homes[me]
+    return address + slabs[pe] - slabs[me]
 
 
 def pieces(dst: int, src: int, nbytes: int) -> list:

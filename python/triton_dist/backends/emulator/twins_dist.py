@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator import memory, primitives, rebuild, scheduler
+from triton_dist.backends.emulator import memory, primitives, rebuild, scheduler, unreachable
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import I32, I64, info, wrap
 from triton_dist.backends.emulator.registry import fault, invalid, twin
@@ -50,12 +50,13 @@ def num_ranks() -> IntScalar:
 
 
 def symm_delta(peer: Any) -> Any:
-    """A rank that does not exist or is not reachable has base 0: the address faults when it is used, not before."""
+    """A rank that does not exist or is not reachable has no base: the address faults when it is used, not before."""
     context = _context()
     bases, mine = context.bases, context.bases[context.rank]
 
     def delta(to: int) -> int:
-        return (bases[to] if 0 <= to < len(bases) else 0) - mine
+        reached = bases[to] if 0 <= to < len(bases) else 0
+        return (reached or unreachable.base(to)) - mine
     if isinstance(peer, Scalar):
         return IntScalar(delta(peer.v), I64)
     return Tensor(torch.tensor([delta(to) for to in peer.d.reshape(-1).tolist()]).view(peer.shape), I64)

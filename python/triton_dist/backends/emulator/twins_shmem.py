@@ -3,8 +3,7 @@
 """Twins of the SHMEM device API: one Python function for every row of language/shmem_abi.py, with OpenSHMEM's semantics.
 
 Everything that a GPU's wrapper does goes for its twin: a CTA barrier before and after, and one operation a program.
-Barriers and collectives signal through pads at the start of the heap, one for each predefined team (`runtime/heap.py`); the
-emulated machine is one node, so teams are the world or this PE alone.
+Barriers and collectives signal through pads at the start of the heap, one for each predefined team (`runtime/heap.py`).
 """
 from typing import Any, Callable
 
@@ -12,7 +11,8 @@ from triton_dist.backends.emulator import memory, primitives, scheduler
 from triton_dist.backends.emulator.promotion import I32, I64, info, wrap
 from triton_dist.backends.emulator.registry import fault, invalid
 from triton_dist.backends.emulator.scalars import IntScalar
-from triton_dist.backends.emulator.shmem_transfers import (WORD, at, bases, channel, delivery, pieces, signalling)
+from triton_dist.backends.emulator.shmem_transfers import (WORD, at, channel, delivery, homes, landed, near, pieces,
+                                                           signalling)
 from triton_dist.backends.emulator.twins_dist import reached
 from triton_dist.backends.emulator.twins_memory import wait_word
 from triton_dist.language.abi import ROWS
@@ -20,7 +20,7 @@ from triton_dist.language.shmem_abi import LIBRARY
 from triton_dist.runtime.heap import SHMEM_PAD, SHMEM_PAD_BYTES, SHMEM_PAD_FLAGS, SHMEM_PADS
 
 _ADD = 10                     # NVSHMEM_SIGNAL_ADD
-_ALONE = (3, 4)               # SAME_MYPE_NODE and SAME_GPU: this PE; all other teams are the world
+_SHARED, _NODE, _SAME_PLACE, _SAME_GPU = 1, 2, 3, 4      # teams: this node, twice; equal places on all nodes; this PE
 _UNSIGNED = (1 << WORD) - 1
 _COMPARE = (("eq", lambda a, b: a == b), ("ne", lambda a, b: a != b), ("gt", lambda a, b: a > b),
             ("le", lambda a, b: a <= b), ("lt", lambda a, b: a < b), ("ge", lambda a, b: a >= b))
@@ -33,14 +33,26 @@ def _i32(value: int) -> IntScalar:
 # -- who am I ----------------------------------------------------------------------------------------------------------
 def _members(team: int) -> list:
     """World ranks of a team's members."""
-    homes, me = bases()
+    slabs, me = homes()
     if not 0 <= team < SHMEM_PADS:
         raise fault(f"libshmem_device: team {team} does not exist, there are {SHMEM_PADS} predefined ones", "out-of-bounds")
-    return [me] if team in _ALONE else list(range(max(1, len(homes))))
+    world = range(max(1, len(slabs)))
+    if team in (_SHARED, _NODE):
+        return [pe for pe in world if near(pe)]
+    if team == _SAME_PLACE:
+        return [pe for pe in world if _place(pe) == _place(me)]
+    return [me] if team == _SAME_GPU else list(world)
+
+
+def _place(pe: int) -> int:
+    """Number of a PE on its node."""
+    running = scheduler.active()
+    nodes = running.context_of(running.current.rank).nodes
+    return nodes[:pe].count(nodes[pe]) if nodes else 0
 
 
 def team_my_pe(team: Any) -> IntScalar:
-    return _i32(_members(team.v).index(bases()[1]))
+    return _i32(_members(team.v).index(homes()[1]))
 
 
 def team_n_pes(team: Any) -> IntScalar:
@@ -53,7 +65,8 @@ def team_translate_pe(source: Any, pe: Any, dest: Any) -> IntScalar:
 
 
 def remote_ptr(pointer: Any, pe: Any) -> IntScalar:
-    return IntScalar(at("remote_ptr", "local_ptr", pointer.v, pe.v), I64)
+    address = at("remote_ptr", "local_ptr", pointer.v, pe.v)
+    return IntScalar(address if near(pe.v) else 0, I64)
 
 
 def remote_mc_ptr(team: Any, pointer: Any) -> IntScalar:
@@ -105,10 +118,12 @@ def _get(function: str, blocking: bool) -> Callable:
     def get(dest: int, source: int, nbytes: int, pe: int) -> None:
         _check_size(function, nbytes)
         peer = at(function, "source", source, pe)
-        if blocking:
+        if blocking and near(pe):
             memory.active().copy(dest, peer, nbytes)
+        elif blocking:
+            landed(channel().get(function, pe, *pieces(dest, peer, nbytes)))
         else:
-            channel().send(function, None, *pieces(dest, peer, nbytes))
+            channel().get(function, pe, *pieces(dest, peer, nbytes))
     return get
 
 
@@ -157,7 +172,7 @@ class _Round:
 
     def __init__(self, function: str, team: int):
         running = scheduler.active()
-        homes, self.me = bases()
+        slabs, self.me = homes()
         self.function, self.members = function, _members(team)
         self._team = running.__dict__.setdefault("shmem_teams", {}).setdefault((self.me, team), _Team())
         if self._team.inside:
@@ -165,7 +180,7 @@ class _Round:
                           f"{team}; one program of a rank at a time may call them, program 0 for instance")
         self._team.inside = function
         self.number = self._team.number = wrap(self._team.number + 1, info(I32))
-        self._pads = [home + SHMEM_PAD + team * SHMEM_PAD_BYTES + SHMEM_PAD_FLAGS for home in homes]
+        self._pads = [home + SHMEM_PAD + team * SHMEM_PAD_BYTES + SHMEM_PAD_FLAGS for home in slabs]
 
     def _flag(self, owner: int, of: int) -> int:
         return self._pads[owner] + 4 * self.members.index(of)
@@ -242,7 +257,7 @@ for _rma in ("", "_rma"):
     _FAMILIES[f"putmem_signal{_rma}"] = lambda name: _put_signal(name, True)
     _FAMILIES[f"putmem_signal{_rma}_nbi"] = lambda name: _put_signal(name, False)
 _QUERIES = {
-    "set_rocshmem_ctx": lambda ctx: _i32(0), "my_pe": lambda: _i32(bases()[1]),
+    "set_rocshmem_ctx": lambda ctx: _i32(0), "my_pe": lambda: _i32(homes()[1]),
     "n_pes": lambda: _i32(len(_members(0))), "team_my_pe": team_my_pe, "team_n_pes": team_n_pes,
     "team_translate_pe": team_translate_pe, "remote_ptr": remote_ptr, "remote_mc_ptr": remote_mc_ptr,
     "signal_wait_until": signal_wait_until,

@@ -120,7 +120,7 @@ class World(Scheduler):
 
 def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", seed: int = 0,
               num_sms: Optional[int] = None, groups: Optional[Sequence[Sequence[int]]] = None, heap: bool = True,
-              observer: Optional[Observer] = None, **kwargs: Any) -> list:
+              nodes: int = 0, observer: Optional[Observer] = None, **kwargs: Any) -> list:
     """Runs `fn(*args, **kwargs)` as the host script of every rank of an emulated world.
 
     Args:
@@ -130,6 +130,8 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
         groups: disjoint or overlapping lists of ranks; fn then gets `group=`, the first of them that holds its rank, or
             torch's GroupMember.NON_GROUP_MEMBER.
         heap: whether each rank has joined the world, symmetric heap included, before fn starts.
+        nodes: into how many nodes of equal size the ranks are cut, between which only SHMEM calls pass. Default
+            TRITON_DIST_NODES, or 1.
         observer: hears who starts whom, and every edge of order.
     Returns the results by rank. An exception on one rank ends the world and is raised here, with a note of its rank;
     HangError when nothing can run.
@@ -138,6 +140,8 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
         raise InvalidArgument(f"fn: expected a function, found {type(fn).__name__}")
     if not isinstance(world_size, int) or world_size < 1:
         raise InvalidArgument(f"world_size: expected a whole number of at least 1, found {world_size}")
+    if not isinstance(nodes, int) or nodes < 0 or nodes and world_size % nodes:
+        raise InvalidArgument(f"nodes: expected a number that divides the {world_size} ranks, found {nodes!r}")
     world = World(world_size, seed, mode, num_sms or default_sms())
     machine, meetings = Machine(world), Meetings(world)
     machine.ledger = ledger.Ledger([bytearray(ledger.SIZE) for _ in range(world_size)])
@@ -146,7 +150,8 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
     lists = [tuple(ranks) for ranks in groups or ()]
 
     def script(rank: int) -> Any:
-        mine = machine.states[rank] = rank_state.RankState(world=VirtualGroup(meetings, tuple(range(world_size)), rank))
+        mine = machine.states[rank] = rank_state.RankState(
+            world=VirtualGroup(meetings, tuple(range(world_size)), rank), nodes_asked=nodes)
         token = rank_state.enter(mine)
         try:
             if heap:
