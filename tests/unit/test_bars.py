@@ -100,7 +100,7 @@ MISSED = {
     "no row": lambda old: [],
     "too few rounds": lambda old: [{**old, "rounds": 5}],
     "stragglers": lambda old: [{**old, "mode": "rank 1 late 2 ms on the host"}],
-    "another device": lambda old: [{**old, "device": "NVIDIA H200"}],
+    "another device": lambda old: [{**old, "device": "NVIDIA A100-SXM4-80GB"}],
     "another dtype": lambda old: [{**old, "dtype": "float16"}],
 }
 

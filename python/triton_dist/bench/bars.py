@@ -50,7 +50,7 @@ BARS = (
     Bar("gemm_rs", "medium", "vs best_peer", "geomean", 1.02),
     Bar("gemm_rs", "small", "vs seq", "each", 0.98),
 )
-HOSTS = (("H100", 4), ("H100", 2))          # device, GPUs: every bar holds on each
+HOSTS = (("H100/H200", 4), ("H100/H200", 2))        # devices of the same SMs and links, GPUs: every bar holds on each
 DTYPE, GRAPH = "bfloat16", False
 
 
@@ -127,7 +127,8 @@ def _judge(bar: Bar, device: str, world: int, rows: list) -> Finding:
 
 def _counts(row: dict, bar: Bar, device: str, world: int) -> bool:
     """Whether a row may be judged. "Best peer" means more than the unfused path: a fused peer must have been tried."""
-    return (device in row["device"] and (row["world"], row["dtype"], row["graph"]) == (world, DTYPE, GRAPH)
+    return (any(name in row["device"] for name in device.split("/"))
+            and (row["world"], row["dtype"], row["graph"]) == (world, DTYPE, GRAPH)
             and row["rounds"] >= LEAST_ROUNDS and (bar.figure != "vs best_peer" or bool(row["ms_peers"])))
 
 
