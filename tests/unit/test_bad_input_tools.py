@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Bad command lines of the launcher and of the benchmark: what each says, before any rank is started."""
+"""Bad command lines of the launcher, the benchmark and the tuner: what each says, before any rank is started."""
 import pytest
 
 from triton_dist.bench import command, shapes
 from triton_dist.cli import launch
+from triton_dist.tune import command as tune
 
 SCRIPT = "test_gemm_rs.py"
 LAUNCHER = [  # name, command line, environment, the option, what was found, what to do
@@ -74,6 +75,26 @@ def test_bench(argv, says, capsys, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as caught:
         command.main(argv)
+    printed = capsys.readouterr().err
+    assert caught.value.code == 2 and all(part in printed for part in says), printed
+
+
+TUNE = [  # name, command line, words of the message
+    ("no op", [], ["required", "OP"]),
+    ("unknown op", ["all_gather"], ["all_gather", "gemm_rs"]),
+    ("shapes", ["ag_gemm", "--shapes", "9B"], ["--shapes 9B", "expected 8B"]),
+    ("dtype", ["ag_gemm", "--dtype", "bfloat16", "int8"], ["--dtype", "int8", "float16"]),
+    ("seconds", ["ag_gemm", "--seconds", "soon"], ["--seconds", "'soon'", "a whole number"]),
+    ("ranks", ["ag_gemm", "--nproc_per_node", "0"], ["--nproc_per_node", "'0'", "at least 1"]),
+]
+
+
+@pytest.mark.parametrize("argv, says", [row[1:] for row in TUNE], ids=[row[0] for row in TUNE])
+def test_tune(argv, says, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "start_tool", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        tune.main(argv)
     printed = capsys.readouterr().err
     assert caught.value.code == 2 and all(part in printed for part in says), printed
 

@@ -217,7 +217,7 @@ def project() -> dict:
 def test_device_runtime_is_package_data():
     globs = project()["tool"]["setuptools"]["package-data"]["*"]
     data = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts]
-    assert {path.name for path in data} == {"common.ll", "device.ll"}
+    assert {path.name for path in data if not path.match("tuned_*.json")} == {"common.ll", "device.ll"}
     for path in data:
         assert any(path.match(pattern) for pattern in globs), f"{path.name} is in no wheel"
         assert (path.parent / "__init__.py").is_file(), "setuptools takes data from packages only"
@@ -226,7 +226,7 @@ def test_device_runtime_is_package_data():
 def test_extras_hold_what_the_tests_and_tools_import():
     extras = {name: {re.split(r"[<>=]", item)[0] for item in items}
               for name, items in project()["project"]["optional-dependencies"].items()}
-    assert extras["dev"] >= {"pytest", "hypothesis", *extras["emulator"], *extras["bench"], *extras["docs"]}
+    assert extras["dev"] >= {"pytest", "hypothesis", *extras["emulator"], *extras["bench"], *extras["tune"], *extras["docs"]}
 
 
 # -- environment -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from triton_dist.bench.shapes import OPS, parse
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
 
-_DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("bfloat16", "float16", "float32")
 _METHODS = ("auto", "ws", "portable", "unfused")
 _PEERS = ("torch", "none")
 _LATEST = 1000                              # milliseconds: later than this, and waits would be taken for hangs
@@ -40,20 +40,20 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--shapes", nargs="+", default=[], metavar="NAME|M,N,K",
                          help="8B, 70B, GPT3, 405B (M = 8192), 8B@2048 and so on, global sizes, or a set: default, "
                               "large, medium, small, tiny")
-        sub.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
+        sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
         sub.add_argument("--methods", type=_names(_METHODS), default=("auto", "ws", "portable"), metavar="A,B",
                          help=f"of {', '.join(_METHODS)}; figures speak of the first (default: auto,ws,portable)")
         sub.add_argument("--peers", type=_names(_PEERS), default=("torch",), metavar="A,B",
                          help="torch (its fused symmetric-memory op) or none")
-        sub.add_argument("--rounds", type=_positive, help="interleaved rounds (default: 9; emulated 3)")
-        sub.add_argument("--iters", type=_positive,
+        sub.add_argument("--rounds", type=positive, help="interleaved rounds (default: 9; emulated 3)")
+        sub.add_argument("--iters", type=positive,
                          help="calls in a batch (default: what fills 20 ms, 10 to 200; emulated 2)")
         who = sub.add_mutually_exclusive_group()
         who.add_argument("--late", type=_late, metavar="RANK:MS", help="time also with this rank late before each call")
         who.add_argument("--jitter", type=_milliseconds, metavar="MS",
                          help="time also with every rank late by a random time up to MS before each call")
         sub.add_argument("--late-on", choices=("host", "device"), help="where it is late (default: host)")
-        sub.add_argument("--nproc_per_node", "--nproc-per-node", type=_positive, metavar="N", help="ranks to start")
+        sub.add_argument("--nproc_per_node", "--nproc-per-node", type=positive, metavar="N", help="ranks to start")
         sub.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<date>-<host>/<op>.json and host.json")
     plot = commands.add_parser("plot", help="draw pictures from a folder of results")
     plot.add_argument("folder", type=Path, metavar="DIR")
@@ -118,17 +118,8 @@ def _docs(folder: Path, out: Path) -> int:
 
 
 def _start_ranks(argv: list, ranks: int | None) -> int:
-    """Replaces this process by torchrun with this command on every rank."""
     from triton_dist.cli import launch
-    options = {} if ranks is None else {"nproc_per_node": str(ranks)}
-    command = launch.Command(Path("triton_dist.bench"), argv, options, torchrun=["-m"])
-    try:
-        torchrun, environment = launch.plan(command, dict(os.environ))
-    except launch.UsageError as error:
-        print(f"triton-dist bench: {error}", file=sys.stderr)
-        return 2
-    sys.stdout.flush()
-    os.execve(torchrun[0], torchrun, environment)
+    return launch.start_tool("bench", argv, ranks)
 
 
 def _on_rank(args: argparse.Namespace) -> int:
@@ -182,7 +173,8 @@ def _milliseconds(text: str) -> float:
     return value
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number of at least 1 from the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
     return int(text)

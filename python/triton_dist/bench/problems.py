@@ -18,18 +18,19 @@ _MAX_SETS = 64
 
 
 class Problem(ABC):
-    """One op at one shape, with several sets of random inputs. Each way to compute it takes the number of a set.
+    """One op at one shape, with several sets of random inputs: `sets`, or more than fit into L2.
 
+    Each way to compute it takes the number of a set.
     `x`, `weight`, `out` are lists with a tensor a set; `full` is what lies between the collective and the matmul.
     """
 
     op: str
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, group: Group):
+    def __init__(self, shape: Shape, dtype: torch.dtype, group: Group, sets: int | None = None):
         self.shape, self.dtype, self.group = shape, dtype, group
         x, weight, full, out = self._sizes()
         elements = sum(math.prod(size) for size in (x, weight, full, out))
-        self.sets = max(group.all_gather_object(_sets(elements * dtype.itemsize)))
+        self.sets = sets or max(group.all_gather_object(_sets(elements * dtype.itemsize)))
         self.x = [random_tensor(*x, dtype=dtype, seed=1000 * s + group.rank) for s in range(self.sets)]
         self.weight = [random_tensor(*weight, dtype=dtype, seed=1000 * s + 500 + group.rank) for s in range(self.sets)]
         self.full = [torch.empty(full, dtype=dtype, device=device()) for _ in range(self.sets)]

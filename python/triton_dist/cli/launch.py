@@ -178,6 +178,18 @@ def _number(options: dict, name: str, default: int, least: int = 1) -> int:
     return int(text)
 
 
+def start_tool(name: str, words: list, ranks: int | None) -> int:
+    """Replaces this process by torchrun with `python -m triton_dist.NAME` on every rank; returns only on a usage error."""
+    options = {} if ranks is None else {"nproc_per_node": str(ranks)}
+    try:
+        torchrun, environment = plan(Command(Path(f"triton_dist.{name}"), words, options, torchrun=["-m"]), dict(os.environ))
+    except UsageError as error:
+        print(f"triton-dist {name}: {error}", file=sys.stderr)
+        return 2
+    sys.stdout.flush()
+    os.execve(torchrun[0], torchrun, environment)
+
+
 def main(argv: list) -> int:
     """Replaces this process by torchrun; returns only on a usage error."""
     try:

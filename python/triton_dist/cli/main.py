@@ -23,6 +23,13 @@ def main() -> None:
         from triton_dist.bench.command import main as run
         sys.exit(run(list(words)))
 
+    @tools.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def tune(words: tuple) -> None:
+        """Time the ways to run an op at given shapes, and write a table of them."""
+        from triton_dist.tune.command import main as run
+        sys.exit(run(list(words)))
+
     @tools.command()
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     def doctor(as_json: bool) -> None:

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: MIT
 """Choosing a method, and the first use of a kernel, the same on every rank (protocol rules 13 and 17)."""
 import warnings
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import torch
 
 from triton_dist.ops import _check
+from triton_dist.ops._table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, require_agreement
@@ -55,6 +56,23 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
     return plan
 
 
+def repeatedly(make: Callable[[], Any], group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               out: torch.Tensor | None, *rest: Any) -> Callable[[], None]:
+    """Makes a plan, and a function that makes one call by it, to `out` or a tensor like it; for who times plans.
+
+    Other plans may move the buffers it points into: then it is made again, on all ranks alike.
+    """
+    plan = make()
+
+    def run() -> None:
+        nonlocal plan
+        if not plan.valid():
+            plan = make()
+        to = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device) if out is None else out
+        plan.run(group, x, weight, bias, to, *rest)
+    return run
+
+
 def same_call(group: Group, what: Any, refused: bool = False) -> None:
     """Says which call this rank makes. Where ranks are found to make different ones, each of them raises (protocol rule 12).
 
@@ -80,11 +98,10 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
         me.refused.add(group.key)
 
 
-def choose(op: str, method: str, group: Group, core_serves: bool, bytes_in: int, needs_stream_memory_ops: bool = False) -> str:
-    """The method of a call: "ws" (the device's warp-specialised core), "portable" or "unfused".
+def possible(op: str, method: str, group: Group, core_serves: bool, needs_stream_memory_ops: bool = False) -> str:
+    """`method`, or "unfused" for an "auto" that can be nothing else, of which it warns once. Equal on all ranks.
 
-    Every argument is equal on all ranks, so the answer is. `bytes_in`: what the collective brings to each rank. Warns once
-    where auto has to be unfused.
+    Raises InvalidArgument for a method that is unknown or cannot run here.
     """
     if not isinstance(method, str) or method not in METHODS:
         raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}; leave it out for 'auto'")
@@ -101,11 +118,19 @@ def choose(op: str, method: str, group: Group, core_serves: bool, bytes_in: int,
     if method == "ws" and not core_serves:
         raise InvalidArgument(f"method: 'ws' needs a device with a warp-specialised core for {op}, 2-byte operands and rows of "
                               "a multiple of 16 bytes; use 'auto' or 'portable'")
-    if method != "auto":
-        return method
+    return method
+
+
+def rule(op: str, candidates: Sequence[Choice], group: Group, bytes_in: int) -> tuple[Choice, str]:
+    """(the candidate to take where none has been measured, why). `bytes_in`: what the collective brings to each rank."""
+    usual = {choice.method: choice for choice in reversed(candidates)}          # the first of each method
+    if len(usual) == 1:
+        return candidates[0], "it is what this method does without figures"
     if not pays(op, group.size, bytes_in):
-        return "unfused"
-    return "ws" if core_serves and backend().core(op).preferred else "portable"
+        return usual["unfused"], f"the collective brings only {bytes_in / 1e6:.1f} MB to a rank"
+    reason = (f"the collective's {bytes_in / 1e6:.1f} MB a rank hide behind the GEMM" if backend().machine_model() else
+              "the device has not been measured, and fusing is what it usually gains by")
+    return usual["ws" if "ws" in usual and backend().core(op).preferred else "portable"], reason
 
 
 def pays(op: str, world: int, bytes_in: int) -> bool:

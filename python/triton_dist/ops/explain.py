@@ -1,38 +1,65 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Why an op runs the way it does: its candidates with predicted times, and the one that `auto` takes."""
+"""Why an op runs the way it does: its candidates with predicted and measured times, and the one that `auto` takes."""
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _model, _plan
+from triton_dist.ops import _check, _model, _plan, _table, _tune
+from triton_dist.ops._table import Choice, Shape
+from triton_dist.ops.ag_gemm import op as _ag_gemm
+from triton_dist.ops.gemm_rs import op as _gemm_rs
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.state import state
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run the op: milliseconds by the model and by measurement, None where there is none; `note`: what the
+    prediction is made of, or why the candidate failed."""
+    choice: Choice
+    predicted: float | None
+    measured: float | None
+    note: str
+
+    def __str__(self) -> str:
+        times = [f"{'-':>9s}" if ms is None else f"{ms:9.4f}" for ms in (self.predicted, self.measured)]
+        return f"{times[0]} {times[1]}  {self.choice}{f'  ({self.note})' if self.note else ''}"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """`chosen`: method that auto takes; `estimates`: candidates, the fastest first, empty without a model; `reason`."""
+    """`chosen`: method that auto takes, `choice`: the same with its tiling; `reason`; `candidates`: the fastest first."""
     op: str
-    shape: tuple
-    chosen: str
+    shape: Shape
+    world: int
+    choice: Choice
     reason: str
-    estimates: list
+    candidates: list
+
+    @property
+    def chosen(self) -> str:
+        """The method that auto takes."""
+        return self.choice.method
 
     def __str__(self) -> str:
-        m, n, k, world = self.shape
-        lines = [f"{self.op} M={m} N={n} K={k} on {world} ranks: {self.chosen}, because {self.reason}"]
-        lines += [f"  {e.method:9s} {e.ms:8.3f} ms predicted  ({e.note})" for e in self.estimates]
-        return "\n".join(lines)
+        s = self.shape
+        lines = [f"{self.op} M={s.m} N={s.n} K={s.k} on {self.world} ranks: {self.choice.method}, because {self.reason}"]
+        if self.candidates:
+            lines.append(f"  {'predicted':>9s} {'measured':>9s}  milliseconds a call")
+        return "\n".join(lines + [f"{'->' if found.choice == self.choice else '  '}{found}" for found in self.candidates])
 
 
 def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.dtype = torch.bfloat16) -> Explanation:
     """What `auto` does for global sizes M, N and K, divided evenly over the group: M and N for ag_gemm, M and K for gemm_rs.
 
-    Predictions are good to about 20 % (ops._model.ERROR), and there are none on devices that have not been measured.
-    Collective only in that all ranks of `group` get the same answer; nothing is sent.
+    Measured times are those of this shape, or of the nearest one of its class; a prediction is good to about 20 %
+    (ops._model.ERROR), and there is none on devices that have not been measured. With TRITON_DIST_AUTOTUNE a shape that
+    has not been called yet is explained as if it were not to be measured. The same on all ranks of `group`, all of which must
+    call: at the group's first use tables are shared.
     """
     if op not in ("ag_gemm", "gemm_rs"):
         raise InvalidArgument(f"op: expected 'ag_gemm' or 'gemm_rs', found {op!r}; pass one of these names")
@@ -41,25 +68,48 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
     if dtype not in _check.DTYPES:
         raise InvalidArgument(f"dtype: expected torch.float16, torch.bfloat16 or torch.float32, found {dtype!r}")
     members = resolve(group)
-    world, core, machine = members.size, backend().core(op), backend().machine_model()
-    gather = op == "ag_gemm"
-    rows = -(-m // world)
-    shard = (rows, -(-n // world), k) if gather else (rows, n, -(-k // world))
-    bytes_in = (world - 1) * rows * (k if gather else n) * dtype.itemsize
-    serves = core is not None and core.serves(dtype, k if gather else n)
-    chosen = _plan.choose(op, "auto", members, serves, bytes_in, needs_stream_memory_ops=gather)
-    estimates = []
-    if machine is not None:
-        config = backend().gemm_config(dtype, rows)
-        if serves:
-            config = core.config(dtype, rows) if gather else core.config(dtype, rows, n, dtype)
-        predict = _model.ag_gemm_estimates if gather else _model.gemm_rs_estimates
-        estimates = predict(machine, *shard, world, dtype.itemsize, config, serves)
-    if chosen == "unfused":
-        reason = (_plan.obstacle(members, needs_stream_memory_ops=gather)
-                  or f"the collective brings only {bytes_in / 1e6:.1f} MB to a rank")
-    elif machine is None:
-        reason = "the device has not been measured, and fusing is what it usually gains by"
+    rows = -(-m // members.size)
+    if op == "ag_gemm":
+        agreed = _ag_gemm.agreement(rows, k, dtype, "auto", members)
+        ways, bytes_in = _ag_gemm.candidates(rows, k, dtype), _ag_gemm.bytes_in(rows, k, dtype, members.size)
+        shape = _ag_gemm.shape(rows, k, dtype, n, members.size)
     else:
-        reason = f"the collective's {bytes_in / 1e6:.1f} MB a rank hide behind the GEMM"
-    return Explanation(op, (m, n, k, world), chosen, reason, estimates)
+        agreed = _gemm_rs.agreement(rows, n, dtype, dtype, "auto", members)
+        ways, bytes_in = _gemm_rs.candidates(rows, n, dtype, dtype), _gemm_rs.bytes_in(rows, n, dtype, members.size)
+        shape = _gemm_rs.shape(rows, n, dtype, dtype, k, members.size)
+    if agreed["method"] == "unfused":
+        found = _tune.Decision(Choice("unfused"), _plan.obstacle(members, needs_stream_memory_ops=op == "ag_gemm"))
+    else:
+        rule = _plan.rule(op, ways, members, bytes_in)
+        found = (state().decisions.get((members.key, tuple(agreed.items())))
+                 or _tune.from_table(ways, rule, shape, _tune.tables(members).entries))
+    return Explanation(op, Shape(op, shape.dtype, m, n, k), members.size, found.choice, found.reason,
+                       _rows(ways, shape, members, dtype, _tune.tables(members).entries))
+
+
+def _rows(ways: list, shape: Shape, group: Group, dtype: torch.dtype, entries: dict) -> list[Candidate]:
+    """The candidates of which something is known, the fastest first."""
+    entry, predict = _table.find(entries, shape), _predictor(shape, group, dtype)
+    rows = []
+    for choice in ways:
+        estimate = predict(choice) if predict else None
+        measured = entry.ms.get(choice) if entry else None
+        failed = entry.failed.get(choice) if entry else None
+        if estimate or measured or failed:
+            rows.append(Candidate(choice, estimate and estimate.ms, measured, failed or (estimate.note if estimate else "")))
+    return sorted(rows, key=lambda row: (row.measured is None, row.measured or row.predicted or 0.0))
+
+
+def _predictor(shape: Shape, group: Group, dtype: torch.dtype) -> Callable[[Choice], _model.Estimate] | None:
+    machine, world = backend().machine_model(), group.size
+    if machine is None:
+        return None
+    gather = shape.op == "ag_gemm"
+    sizes = (shape.m // world, -(-shape.n // world), shape.k) if gather else (shape.m // world, shape.n, -(-shape.k // world))
+    estimates = _model.ag_gemm_estimates if gather else _model.gemm_rs_estimates
+
+    def predict(choice: Choice) -> _model.Estimate:
+        config = choice.config or backend().gemm_config(dtype, sizes[0])        # of the unfused method it says nothing
+        found = estimates(machine, *sizes, world, dtype.itemsize, config, choice.method == "ws")
+        return next(estimate for estimate in found if estimate.method == choice.method)
+    return predict

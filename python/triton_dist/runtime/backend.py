@@ -9,7 +9,8 @@ import functools
 import importlib
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Callable, Container, NamedTuple, Protocol, Sequence
 
 from triton_dist.runtime.errors import InvalidArgument
@@ -124,6 +125,10 @@ class Backend(ABC):
     def device(self) -> Any:
         """torch.device of the calling rank."""
 
+    def device_name(self) -> str:
+        """What kind of device the calling rank has, as its driver names it."""
+        return self.name
+
     def check_join(self) -> None:
         """Raises where the calling rank cannot join a world now."""
 
@@ -198,6 +203,11 @@ class Backend(ABC):
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         """Tiling of the portable GEMM core for chunks of `m` rows. Equal arguments give equal tilings on all ranks."""
 
+    def gemm_configs(self, dtype: Any, m: int) -> list[GemmConfig]:
+        """Tilings of the portable GEMM core among which measuring may choose, `gemm_config` first."""
+        usual = self.gemm_config(dtype, m)
+        return [usual, replace(usual, block_n=usual.block_n // 2), replace(usual, group_m=1)]
+
     def allow_tf32(self) -> bool:
         """Whether the user lets fp32 products be rounded to tf32, by torch's own switch for matmuls."""
         return False
@@ -212,6 +222,10 @@ class Backend(ABC):
     def machine_model(self) -> MachineModel | None:
         """Measured rates of this kind of device; None where nothing has been measured."""
         return None
+
+    def tables(self) -> Sequence[Path]:
+        """Files of measured times that are shipped for devices of this backend; `ops/_table.py` reads them."""
+        return ()
 
     @abstractmethod
     def set_context(self, context: Any) -> None:

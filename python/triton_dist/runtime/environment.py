@@ -4,6 +4,7 @@
 import math
 import os
 import re
+from pathlib import Path
 from typing import Any, Callable
 
 from triton_dist.runtime.errors import InvalidArgument
@@ -74,6 +75,23 @@ def wait_timeout() -> float:
 def debug() -> bool:
     """TRITON_DIST_DEBUG: whether ops compare their calls over the ranks."""
     return os.environ.get("TRITON_DIST_DEBUG", "") not in ("", "0")
+
+
+def cache_dir() -> Path:
+    """TRITON_DIST_CACHE_DIR, or ~/.triton_dist."""
+    return Path(os.environ.get("TRITON_DIST_CACHE_DIR") or Path.home() / ".triton_dist")
+
+
+def autotune() -> str:
+    """TRITON_DIST_AUTOTUNE: "0" (never measure), "1" (measure shapes that no table has) or "force" (measure all again)."""
+    return _value("TRITON_DIST_AUTOTUNE", "0", parse_autotune)
+
+
+def parse_autotune(text: str) -> str:
+    """`text` if it is a mode of tuning. Raises ValueError that says what was expected."""
+    if text.lower() not in ("0", "1", "force"):
+        raise ValueError("expected 0, 1 or force")
+    return text.lower()
 
 
 def _value(name: str, default: Any, parse: Callable) -> Any:

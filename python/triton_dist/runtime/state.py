@@ -27,6 +27,8 @@ class RankState:
     refused: set = field(default_factory=set)           # keys of groups whose last call was refused here
     disagreed: set = field(default_factory=set)         # keys of groups whose last call differed between ranks
     first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
+    tables: dict = field(default_factory=dict)          # group key -> measured times that its members share
+    decisions: dict = field(default_factory=dict)       # (group key, what ranks agree on) -> how such calls of an op run
     warned: set = field(default_factory=set)
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)
     side_stream: Any = None                             # copy-engine pushes go here

@@ -68,6 +68,9 @@ class GpuBackend(Backend):
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
 
+    def device_name(self) -> str:
+        return torch.cuda.get_device_properties(self.device()).name
+
     def set_device(self, local_rank: int) -> None:
         count = torch.cuda.device_count()
         if not 0 <= local_rank < count:

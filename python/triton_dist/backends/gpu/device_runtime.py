@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from triton_dist.language import abi
+from triton_dist.runtime.environment import cache_dir
 
 _HERE = Path(__file__).parent
 _LANGUAGE = Path(abi.__file__).parent
@@ -158,11 +159,6 @@ def render(vendor: str, bounded: bool = False) -> str:
         language.update(source.read_bytes())
     return "\n".join([f"; triton_dist.language {language.hexdigest()}", (_HERE.parent / vendor / "device.ll").read_text(),
                       (_HERE / "common.ll").read_text(), _families(vendor, bounded)])
-
-
-def cache_dir() -> Path:
-    """TRITON_DIST_CACHE_DIR, or ~/.triton_dist."""
-    return Path(os.environ.get("TRITON_DIST_CACHE_DIR") or Path.home() / ".triton_dist")
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The NVIDIA backend."""
+from pathlib import Path
 from typing import Any, Callable
 
 import torch
@@ -53,6 +54,9 @@ class NvidiaBackend(GpuBackend):
 
     def machine_model(self) -> MachineModel | None:
         return H100 if torch.cuda.get_device_capability(self.device()) == (9, 0) else None
+
+    def tables(self) -> list[Path]:
+        return sorted(Path(__file__).parent.glob("tuned_*.json"))
 
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         if dtype.itemsize > 2:

@@ -73,11 +73,20 @@ def _gap(plan: Any, box_bytes: int) -> int:
     return int(box_bytes * plan.programs / rate * CLOCK_GHZ)
 
 
+def _half_width(c: GemmConfig) -> GemmConfig:
+    return replace(c, block_n=c.block_n // 2, num_stages=c.num_stages + 2)
+
+
+def _in_other_groups(c: GemmConfig) -> list[GemmConfig]:
+    return [replace(c, group_m=max(1, c.group_m // 2)), replace(c, group_m=2 * c.group_m)]
+
+
 class _Core:
     """`tiles(dtype, m)` gives the tiling for chunks of m rows; `preferred` says whether `auto` takes the core.
 
-    `serves` and `config` depend on what all ranks agree on. A rank whose own tensors `accepts` refuses runs the portable
-    kernel in the same call: buffers, flags and tiling are the same. `bind` makes the arguments of a plan's calls.
+    `config` is the tiling without measurements, the first of `configs`, among which measuring may choose.
+    `serves`, `config` and `configs` depend on what all ranks agree on. A rank whose own tensors `accepts` refuses runs the
+    portable kernel in the same call: buffers, flags and tiling are the same. `bind` makes the arguments of a plan's calls.
     """
 
     bind: type                          # (plan, has_bias) -> an object with kernel, options and args(...)
@@ -160,6 +169,11 @@ class AgGemmCore(_Core):
         """Tiling for shards of m rows."""
         return self.tiles(dtype, m)
 
+    def configs(self, dtype: torch.dtype, m: int) -> list[GemmConfig]:
+        """The same, `config` first."""
+        usual = self.config(dtype, m)
+        return [usual, _half_width(usual), *_in_other_groups(usual)]
+
 
 class GemmRsCore(_Core):
     """GEMM-RS. Rows of the slots have n elements."""
@@ -175,8 +189,14 @@ class GemmRsCore(_Core):
         if hop_dtype == torch.float32:
             return replace(c, block_n=c.block_n // 2)
         if 4 * tiles < 3 * backend().num_sms():
-            return replace(c, block_n=c.block_n // 2, num_stages=c.num_stages + 2)
+            return _half_width(c)
         return c
+
+    def configs(self, dtype: torch.dtype, m: int, n: int, hop_dtype: torch.dtype) -> list[GemmConfig]:
+        """The same, `config` first. Of fp32 hops only the half width has room."""
+        usual, wide = self.config(dtype, m, n, hop_dtype), self.tiles(dtype, m)
+        widths = [usual] if hop_dtype == torch.float32 else [wide, _half_width(wide)]
+        return [usual, *(c for c in widths if c != usual), *_in_other_groups(usual)]
 
 
 def cores(tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool) -> dict:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import triton
 
-from triton_dist.backends.gpu.device_runtime import cache_dir
 from triton_dist.language import abi, shmem_abi
+from triton_dist.runtime.environment import cache_dir
 from triton_dist.runtime.errors import UnsupportedFeature
 
 _TYPES = {"int32": "i32", "int64": "i64", "pointer": "!llvm.ptr", "": "()"}

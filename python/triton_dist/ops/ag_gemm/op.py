@@ -5,7 +5,8 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _plan
+from triton_dist.ops import _check, _plan, _tune
+from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
 from triton_dist.runtime.backend import Transfer, backend
@@ -61,10 +62,41 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
     _check.output("out", out, (m * group.size, n), like=x)
     _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
     _check.no_grad(x=x, weight=weight, bias=bias)
+    return agreement(m, k, x.dtype, method, group)
+
+
+def agreement(m: int, k: int, dtype: torch.dtype, method: str, group: Group) -> dict:
+    """What all ranks must agree on. Raises InvalidArgument where `method` cannot run."""
+    method = _plan.possible("ag_gemm", method, group, _core(k, dtype) is not None, needs_stream_memory_ops=True)
+    return dict(op="ag_gemm", m=m, k=k, dtype=dtype, method=method)
+
+
+def candidates(m: int, k: int, dtype: torch.dtype) -> list[Choice]:
+    """Ways to run ag_gemm of x [m, k] a rank, the default of each method first."""
+    core, found = _core(k, dtype), []
+    portable = backend().gemm_configs(dtype, m)
+    for method, configs in (("ws", core.configs(dtype, m)), ("portable", portable[:1])) if core else (("portable", portable),):
+        tiles = -(-m // configs[0].block_m)
+        usual, _ = _pieces(tiles, m * k * dtype.itemsize)
+        found += [Choice(method, config) for config in configs]
+        if len(configs) > 1:
+            found += [Choice(method, configs[0], pieces) for pieces in (1, 2, _MAX_PIECES) if pieces != usual and pieces <= tiles]
+    return [*found, Choice("unfused")]
+
+
+def shape(m: int, k: int, dtype: torch.dtype, n: int, world: int) -> Shape:
+    """Of x [m, k] a rank and `n` rows of weight on all ranks together."""
+    return Shape("ag_gemm", str(dtype).removeprefix("torch."), m * world, n, k)
+
+
+def bytes_in(m: int, k: int, dtype: torch.dtype, world: int) -> int:
+    """What the gather brings to a rank."""
+    return (world - 1) * m * k * dtype.itemsize
+
+
+def _core(k: int, dtype: torch.dtype) -> Any:
     core = backend().core("ag_gemm")
-    chosen = _plan.choose("ag_gemm", method, group, core is not None and core.serves(x.dtype, k),
-                          (group.size - 1) * m * k * x.element_size(), needs_stream_memory_ops=True)
-    return dict(op="ag_gemm", m=m, k=k, dtype=x.dtype, method=chosen)
+    return core if core is not None and core.serves(dtype, k) else None
 
 
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
@@ -73,9 +105,18 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
     meet = _plan.agree_once(group, agreed)
     if 0 in x.shape:                                    # the same on every rank: nothing to send
         return _Empty(x, weight.shape[0], group)
-    if agreed["method"] == "unfused":
-        return _Unfused(x, weight.shape[0], group)
-    return _Fused(x, weight, bias, out, group, backend().core("ag_gemm") if agreed["method"] == "ws" else None, meet)
+    (m, k), n, dtype, method = x.shape, weight.shape[0], x.dtype, agreed["method"]
+
+    def make(choice: Choice, meet: Callable[[], None] = lambda: None) -> Any:
+        return _Unfused(x, n, group) if choice.method == "unfused" else _Fused(x, weight, bias, out, group, choice, meet)
+
+    if method == "unfused":
+        return make(Choice(method))
+    ways = [choice for choice in candidates(m, k, dtype) if method in ("auto", choice.method)]
+    rule = _plan.rule("ag_gemm", ways, group, bytes_in(m, k, dtype, group.size))
+    call = _tune.Call(tuple(agreed.items()), n, lambda total: shape(m, k, dtype, total, group.size), ways, rule,
+                      lambda choice: _plan.repeatedly(lambda: make(choice), group, x, weight, bias, out, False))
+    return make(_tune.decide(group, call).choice, meet)
 
 
 class _Empty:
@@ -119,14 +160,14 @@ class _Fused:
     """
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-                 group: Group, core: Any, meet: Callable[[], None]):
+                 group: Group, choice: Choice, meet: Callable[[], None]):
         x, weight = x.contiguous(), _check.rows_contiguous(weight)
-        self.group, self.dtype = group, x.dtype
+        self.group, self.dtype, self.config = group, x.dtype, choice.config
         (self.m, self.k), self.n = x.shape, weight.shape[0]
-        self.config = core.config(x.dtype, self.m) if core else backend().gemm_config(x.dtype, self.m)
+        core = backend().core("ag_gemm") if choice.method == "ws" else None
         tiles_m = -(-self.m // self.config.block_m)
         self.pitch, self.out_shape = tiles_m * self.config.block_m, (self.m * group.size, self.n)
-        self.pieces, self.piece_tiles = _pieces(tiles_m, x.numel() * x.element_size())
+        self.pieces, self.piece_tiles = _pieces(tiles_m, x.numel() * x.element_size(), choice.pieces)
         self.space = space = workspace(group, "ag_gemm")
         space.reserve(group.size * self.pitch * self.k * x.element_size(), group.size * _MAX_PIECES,
                       writer=lambda flag: flag % group.size)
@@ -193,8 +234,8 @@ class _Portable:
                 p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), p.pieces, p.piece_tiles)
 
 
-def _pieces(tiles: int, nbytes: int) -> tuple[int, int]:
-    """(pieces of a shard of `tiles` tiles and `nbytes`, tiles in each)."""
-    wanted = min(_MAX_PIECES, max(1, nbytes // _PIECE_BYTES), tiles)
+def _pieces(tiles: int, nbytes: int, asked: int = 0) -> tuple[int, int]:
+    """(pieces of a shard of `tiles` tiles and `nbytes`, tiles in each); `asked`: how many are wanted, 0: by size."""
+    wanted = min(_MAX_PIECES, asked or max(1, nbytes // _PIECE_BYTES), tiles)
     piece_tiles = -(-tiles // wanted)
     return -(-tiles // piece_tiles), piece_tiles

@@ -5,7 +5,8 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _plan
+from triton_dist.ops import _check, _plan, _tune
+from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.reference import gemm_rs_reference
 from triton_dist.runtime.backend import backend
@@ -61,23 +62,58 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
     _check.output("out", out, (m, n), like=x)
     _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
     _check.no_grad(x=x, weight=weight, bias=bias)
+    return agreement(m, n, x.dtype, hop_dtype or x.dtype, method, group)
+
+
+def agreement(m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype, method: str, group: Group) -> dict:
+    """What all ranks must agree on. Raises InvalidArgument where `method` cannot run."""
+    method = _plan.possible("gemm_rs", method, group, _core(n, dtype) is not None)
+    return dict(op="gemm_rs", m=m, n=n, dtype=dtype, hop_dtype=hop_dtype, method=method)
+
+
+def candidates(m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype) -> list[Choice]:
+    """Ways to run gemm_rs to out [m, n] a rank, the default of each method first."""
+    core, portable = _core(n, dtype), backend().gemm_configs(dtype, m)
+    found = [Choice("ws", config) for config in core.configs(dtype, m, n, hop_dtype)] if core else []
+    return [*found, *(Choice("portable", config) for config in portable[:1 if core else None]), Choice("unfused")]
+
+
+def shape(m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype, k: int, world: int) -> Shape:
+    """Of out [m, n] a rank and sums of length `k` over all ranks together."""
+    names = [str(kind).removeprefix("torch.") for kind in dict.fromkeys((dtype, hop_dtype))]
+    return Shape("gemm_rs", ", hops ".join(names), m * world, n, k)
+
+
+def bytes_in(m: int, n: int, dtype: torch.dtype, world: int) -> int:
+    """What the reduce-scatter brings to a rank."""
+    return (world - 1) * m * n * dtype.itemsize
+
+
+def _core(n: int, dtype: torch.dtype) -> Any:
     core = backend().core("gemm_rs")
-    chosen = _plan.choose("gemm_rs", method, group, core is not None and core.serves(x.dtype, n),
-                          (group.size - 1) * m * n * x.element_size())
-    return dict(op="gemm_rs", m=m, n=n, dtype=x.dtype, hop_dtype=hop_dtype or x.dtype, method=chosen)
+    return core if core is not None and core.serves(dtype, n) else None
 
 
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
                agreed: dict) -> Any:
     """Decides how calls like this one run. Collective at the first use of a shape."""
     meet = _plan.agree_once(group, agreed)
-    shape = agreed["m"], agreed["n"]
-    if 0 in shape:                                      # the same on every rank: nothing to send
-        return _Empty(shape)
-    if agreed["method"] == "unfused":
-        return _Unfused(shape, agreed["hop_dtype"])
-    core = backend().core("gemm_rs") if agreed["method"] == "ws" else None
-    return _Fused(x, weight, bias, out, group, agreed["hop_dtype"], core, meet)
+    m, n, dtype, hop_dtype, method = (agreed[name] for name in ("m", "n", "dtype", "hop_dtype", "method"))
+    if not m * n:                                       # the same on every rank: nothing to send
+        return _Empty((m, n))
+
+    def make(choice: Choice, meet: Callable[[], None] = lambda: None) -> Any:
+        if choice.method == "unfused":
+            return _Unfused((m, n), hop_dtype)
+        return _Fused(x, weight, bias, out, group, hop_dtype, choice, meet)
+
+    if method == "unfused":
+        return make(Choice(method))
+    ways = [choice for choice in candidates(m, n, dtype, hop_dtype) if method in ("auto", choice.method)]
+    rule = _plan.rule("gemm_rs", ways, group, bytes_in(m, n, dtype, group.size))
+    call = _tune.Call(tuple(agreed.items()), x.shape[1], lambda total: shape(m, n, dtype, hop_dtype, total, group.size), ways,
+                      rule, lambda choice: _plan.repeatedly(lambda: make(choice), group, x, weight, bias, out))
+    return make(_tune.decide(group, call).choice, meet)
 
 
 class _Empty:
@@ -115,12 +151,12 @@ class _Fused:
     """
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-                 group: Group, hop_dtype: torch.dtype, core: Any, meet: Callable[[], None]):
+                 group: Group, hop_dtype: torch.dtype, choice: Choice, meet: Callable[[], None]):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
-        self.group, self.dtype, self.hop_dtype = group, x.dtype, hop_dtype
+        self.group, self.dtype, self.hop_dtype, self.config = group, x.dtype, hop_dtype, choice.config
         self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
         self.out_shape = (self.m, self.n)
-        self.config = core.config(x.dtype, self.m, self.n, hop_dtype) if core else backend().gemm_config(x.dtype, self.m)
+        core = backend().core("gemm_rs") if choice.method == "ws" else None
         tiles_m = -(-self.m // self.config.block_m)
         tiles = tiles_m * -(-self.n // self.config.block_n)
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)

@@ -1,0 +1,187 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""How a call is run: by measured times where there are any, else by a rule; the same on every rank (protocol rule 13).
+
+Tables come from member 0 of a group, by a collective at the group's first use; other ranks never read a file. Where
+TRITON_DIST_AUTOTUNE asks for it, the first use of a shape times the candidates on the real call. What is compared are the
+slowest rank's medians, which all ranks have; a candidate that one rank cannot build is tried by none.
+"""
+import functools
+import hashlib
+import inspect
+import time
+import warnings
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+from triton import knobs
+
+from triton_dist.ops import _measure, _table
+from triton_dist.ops._table import Choice, Entry, Place, Shape
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.environment import autotune, cache_dir
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.state import state
+from triton_dist.runtime.versions import installed
+
+_LEVEL = 1.01                   # times that differ by less are equal, and the candidate named first is taken
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How calls of one kind run, and why; `entry`: the figures it rests on."""
+    choice: Choice
+    reason: str
+    entry: Entry | None = None
+
+
+@dataclass
+class Tables:
+    """What a group knows of times. Equal on all its members."""
+    mode: str                   # TRITON_DIST_AUTOTUNE of member 0
+    place: Place
+    entries: dict               # Shape -> Entry
+    fresh: set = field(default_factory=set)             # shapes measured by this process
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kind of call of an op. All is equal on all ranks, but for `local`, this rank's part of a size that may differ, and
+    `build`.
+
+    key: what all ranks agree on. shape(total) gives the Shape from the sum of all `local`. candidates: ways to run it that the
+    method asked for allows, each method's default first. rule: the one taken without figures, and why. build(choice) gives a
+    function that makes one such call; it may raise.
+    """
+    key: tuple
+    local: int
+    shape: Callable[[int], Shape]
+    candidates: Sequence[Choice]
+    rule: tuple
+    build: Callable[[Choice], Callable[[], None]]
+
+
+def cache_file() -> Path:
+    """Where a user's own figures are kept."""
+    return cache_dir() / "tuned.json"
+
+
+def decide(group: Group, call: Call) -> Decision:
+    """How calls like this one run. Collective at the first use of its key."""
+    known, where = state().decisions, (group.key, call.key)
+    if where not in known:
+        known[where] = _decide(group, call)
+    return known[where]
+
+
+def tables(group: Group) -> Tables:
+    """What `group` knows of times. Collective at its first use."""
+    known = state().tables
+    if group.key not in known:
+        known[group.key] = _share(group)
+    return known[group.key]
+
+
+def from_table(candidates: Sequence[Choice], rule: tuple, shape: Shape, entries: dict) -> Decision:
+    """The fastest candidate by the figures of a shape or its class; by the rule where they do not tell of each method."""
+    entry = _table.find(entries, shape)
+    ms = {c: entry.ms[c] for c in candidates if c in entry.ms} if entry else {}
+    if not ms or not entry.covers(c.method for c in candidates):
+        return Decision(*rule)
+    least = min(ms.values())
+    choice = next(c for c in candidates if c in ms and ms[c] <= _LEVEL * least)
+    where = "this shape" if entry.shape == shape else str(entry.shape)
+    return Decision(choice, f"of {len(ms)} measured it was the fastest, {ms[choice]:.4g} ms at {where} on {entry.date}", entry)
+
+
+def _decide(group: Group, call: Call) -> Decision:
+    if len(call.candidates) == 1:
+        return Decision(call.candidates[0], "it is the only candidate")
+    known = tables(group)
+    if known.mode == "0" and not known.entries:
+        return Decision(*call.rule)
+    shape = call.shape(sum(group.all_gather_object(call.local)))
+    found = from_table(call.candidates, call.rule, shape, known.entries)
+    if known.mode == "0" or (found.entry if known.mode == "1" else shape in known.fresh):
+        return found
+    start = time.perf_counter()
+    ms, failed = _measure.measure(group, f"tuning {shape}", call.candidates, call.build)
+    entry = Entry(known.place, shape, group.broadcast_object(date.today().isoformat()), ms, failed)
+    before = known.entries.get(shape)
+    entry = before.with_more(entry) if before is not None and before.place == known.place else entry
+    known.entries[shape] = entry
+    known.fresh.add(shape)
+    found = from_table(call.candidates, call.rule, shape, known.entries)
+    if group.rank == 0:
+        _keep(entry)
+        if knobs.autotuning.print:
+            print(report(entry, found, time.perf_counter() - start), flush=True)
+    return found
+
+
+def report(entry: Entry, found: Decision, seconds: float) -> str:
+    """What was tried for a shape, in lines."""
+    lines = [f"triton_dist tuned {entry.shape} on {entry.place.world} x {entry.place.device} in {seconds:.1f} s: {found.choice}"]
+    lines += [f"  {ms:10.4f} ms  {choice}" for choice, ms in sorted(entry.ms.items(), key=lambda item: item[1])]
+    lines += [f"  {'failed':>13s}  {choice}: {why}" for choice, why in entry.failed.items()]
+    return "\n".join(lines)
+
+
+def _keep(entry: Entry) -> None:
+    try:
+        _table.add(cache_file(), [entry])
+    except OSError as error:
+        _warn_once(f"measured times are not kept: {error}")
+
+
+def _share(group: Group) -> Tables:
+    """Reads the tables on member 0 and gives them to all."""
+    mine, error = None, ""
+    try:
+        mode = autotune()
+    except InvalidArgument as wrong:
+        mode, error = "", str(wrong)
+    if group.rank == 0:
+        mine = mode, installed()["triton"], kernels_version(), _read(own=mode in ("1", "force"))
+    names, errors, found = zip(*group.all_gather_object((backend().device_name(), error, mine)))
+    if any(errors):
+        raise InvalidArgument(next(filter(None, errors)))
+    mode, triton, kernels, (shipped, own) = found[0]
+    nodes = group.nodes if group.size > 1 else ((0,),)
+    place = Place(" + ".join(sorted(set(names))), group.size, "+".join(str(len(node)) for node in nodes), triton, kernels)
+    entries = {entry.shape: entry for entry in shipped if entry.place.same_machine(place)}
+    entries |= {entry.shape: entry for entry in own if entry.place == place}
+    return Tables(mode, place, entries)
+
+
+def _read(own: bool) -> tuple[list, list]:
+    """Entries of the shipped tables, and of the user's `own`."""
+    found: tuple = ([], [])
+    for kind, path in [*((0, path) for path in backend().tables()), *([(1, cache_file())] if own else [])]:
+        try:
+            found[kind].extend(_table.read(path))
+        except (OSError, ValueError) as error:
+            _warn_once(f"{error}; its figures are not used" + (", and new ones will replace it" if kind else ""))
+    return found
+
+
+@functools.cache
+def kernels_version() -> str:
+    """A hash of the sources of ops, cores and this backend: of others, times say nothing of these kernels."""
+    here = Path(__file__).parent
+    cores = [core for op in ("ag_gemm", "gemm_rs") if (core := backend().core(op)) is not None]
+    folders = {Path(inspect.getfile(type(maker))).parent for maker in (backend(), *cores)}
+    sources = {*here.glob("*/*.py"), here / "_gemm.py", *(path for folder in folders for path in folder.glob("*.py"))}
+    digest = hashlib.sha256()
+    for path in sorted(sources):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _warn_once(text: str) -> None:
+    if text not in state().warned:
+        state().warned.add(text)
+        warnings.warn(f"triton_dist: {text}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,269 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Tuning on emulated ranks: all decide alike whatever each measures, what fails on one is tried by none, files are kept."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios import AG, F16, RS, back_to_back
+
+from triton_dist.backends.emulator import run_ranks
+from triton_dist.backends.emulator.backend import EmulatorBackend
+from triton_dist.ops import _measure, _table, _tune, explain
+from triton_dist.ops._table import Choice
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
+
+ROOT = Path(__file__).resolve().parents[2]
+OPS = {"ag_gemm": AG, "gemm_rs": RS}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "1")
+    return tmp_path / "tuned.json"
+
+
+class Clock:
+    """Stands for time: a candidate takes what `of(rank, choice)` says. `calls` counts the batches of all ranks."""
+
+    def __init__(self, monkeypatch, of):
+        self.calls, real, names = 0, _measure._times, {}
+
+        def times(group, runs, rounds, calls, step):
+            names.update({id(run): choice for choice, run in runs.items()})
+            return real(group, runs, rounds, calls, step)
+
+        def batch(group, run, calls):
+            self.calls += 1
+            run()
+            return of(group.rank, names[id(run)])
+        monkeypatch.setattr(_measure, "_times", times)
+        monkeypatch.setattr(_measure, "batch", batch)
+
+
+def auto(op, *shape, repeat=2, **options):
+    """Two calls by `auto`, checked; then what was decided on this rank."""
+    call = OPS[op](*shape, **options)
+    call.method = "auto"
+    back_to_back([call], repeat=repeat)
+    decision, = state().decisions.values()
+    return decision
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("op", OPS)
+def test_ranks_that_measure_different_times_decide_alike(world, op, monkeypatch):
+    """By its own times each rank would choose differently; by the slowest rank's, the portable kernel is best."""
+    def of(rank, choice):
+        mine = {"ws": 1 + rank, "portable": 1.9, "unfused": 1 + world - rank}
+        return mine[choice.method] + choice.pieces / 100
+    Clock(monkeypatch, of)
+    found = run_ranks(lambda: auto(op, 20, 40, 48, dtype=F16), world)
+    assert all(decision == found[0] for decision in found)
+    assert found[0].choice.method == "portable" and "1.9 ms at this shape" in found[0].reason
+
+
+@pytest.mark.parametrize("mode", ["random", "late"])
+def test_by_the_emulators_own_clock(mode):
+    for op in OPS:
+        found = run_ranks(lambda op=op: auto(op, 40, 72, 96, dtype=F16), 3, mode=mode)
+        assert all(decision == found[0] for decision in found) and found[0].entry.ms
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_tiling_that_one_rank_cannot_build_is_tried_by_none(op, bad, own_cache, monkeypatch):
+    prepare = EmulatorBackend.prepare
+
+    def failing(self, kernel, grid, args, kwargs):
+        if kwargs["GROUP_M"] == 4 and "STAGES" in kwargs and resolve().rank == bad:
+            raise RuntimeError("out of resource: shared memory\nRequired: 1, limit: 0")
+        return prepare(self, kernel, grid, args, kwargs)
+    monkeypatch.setattr(EmulatorBackend, "prepare", failing)
+    Clock(monkeypatch, lambda rank, choice: 1.0 if choice.method == "ws" and choice.config.group_m == 4 else 2.0)
+    found = run_ranks(lambda: auto(op, 20, 40, 48, dtype=F16), 3)
+    assert all(decision == found[0] for decision in found)
+    failed, = {why for decision in found for why in decision.entry.failed.values()}
+    assert failed == f"rank {bad}: RuntimeError: out of resource: shared memory"
+    assert found[0].choice.config.group_m != 4
+    assert "out of resource" in own_cache.read_text()
+
+
+def test_where_all_tilings_fail_auto_is_unfused_and_a_method_says_why(monkeypatch):
+    def failing(self, kernel, grid, args, kwargs):
+        raise RuntimeError("no compiler")
+    Clock(monkeypatch, lambda rank, choice: 1.0)
+    monkeypatch.setattr(EmulatorBackend, "prepare", failing)
+    assert [d.choice for d in run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)] == [Choice("unfused")] * 2
+
+    def script():
+        call = AG(20, 40, 48, dtype=F16)
+        call.method = "ws"
+        with pytest.raises(RuntimeError, match="no compiler"):
+            back_to_back([call])
+        return [decision.choice.method for decision in state().decisions.values()]
+    assert run_ranks(script, 2) == [["ws"]] * 2
+
+
+def test_a_known_shape_is_not_timed_again(monkeypatch):
+    clock = Clock(monkeypatch, lambda rank, choice: {"ws": 1.0, "portable": 2.0, "unfused": 3.0}[choice.method])
+    first = run_ranks(lambda: auto("gemm_rs", 20, 40, 48, dtype=F16), 3)
+    made, clock.calls = clock.calls, 0
+    again = run_ranks(lambda: auto("gemm_rs", 20, 40, 48, dtype=F16), 3)
+    assert made and not clock.calls and [d.choice for d in again] == [d.choice for d in first]
+    run_ranks(lambda: auto("gemm_rs", 21, 40, 48, dtype=F16), 3)           # of the same class
+    assert not clock.calls
+    run_ranks(lambda: auto("gemm_rs", 20, 40, 48, dtype=F16), 2)           # in another world
+    assert clock.calls
+
+
+def test_force_times_once_a_process_and_0_never(monkeypatch):
+    clock = Clock(monkeypatch, lambda rank, choice: 1.0)
+    for mode, measures in (("force", True), ("force", True), ("0", False)):
+        monkeypatch.setenv("TRITON_DIST_AUTOTUNE", mode)
+        clock.calls = 0
+        run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16, repeat=3), 2)
+        assert bool(clock.calls) is measures
+    trials = (len(_ways()) + 5 * len(_ways())) * 2
+    monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "force")
+    clock.calls = 0
+    run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16, repeat=3), 2)
+    assert clock.calls == trials, "candidates are timed in one trial and five rounds, on both ranks, at the first call only"
+
+
+def _ways():
+    from triton_dist.ops.ag_gemm.op import candidates
+    return run_ranks(lambda: candidates(20, 48, F16), 1)[0]
+
+
+def test_0_does_not_read_the_cache(own_cache, monkeypatch):
+    Clock(monkeypatch, lambda rank, choice: 1.0 if choice.method == "unfused" else 2.0)
+    assert run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)[0].choice.method == "unfused"
+    monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "0")
+    own_cache.write_text("not read, so not complained of")
+    assert run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)[0].choice.method == "portable"
+
+
+@pytest.mark.parametrize("content", ['{"format": 1, "entr', '{"format": 99, "entries": []}', '{"theme": "dark"}'])
+def test_a_file_that_is_no_table_is_warned_about_and_replaced(content, own_cache, monkeypatch):
+    clock = Clock(monkeypatch, lambda rank, choice: 1.0)
+    own_cache.write_text(content)
+    with pytest.warns(RuntimeWarning, match=r"tuned\.json is no table of measured times.*new ones will replace it") as warned:
+        run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)
+    assert len(warned) == 1 and clock.calls
+    assert len(_table.read(own_cache)) == 1 and Path(f"{own_cache}.bad").read_text() == content
+
+
+def test_figures_of_other_kernels_or_devices_are_not_used(own_cache, monkeypatch):
+    clock = Clock(monkeypatch, lambda rank, choice: 1.0)
+    run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)
+    for field, other in (("kernels", "0123456789ab"), ("triton", "3.5.0"), ("device", "NVIDIA H100"), ("topology", "1+1")):
+        content = json.loads(own_cache.read_text())
+        content["entries"][:] = [{**content["entries"][0], field: other}]
+        own_cache.write_text(json.dumps(content))
+        clock.calls = 0
+        run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)
+        assert clock.calls, field
+        _table.add(own_cache, [])
+        assert len(_table.read(own_cache)) == 2, "both stay"
+
+
+def test_a_shipped_table_holds_for_its_machine_whatever_the_version(tmp_path, monkeypatch):
+    Clock(monkeypatch, lambda rank, choice: 1.0 if choice.method == "unfused" else 2.0)
+    run_ranks(lambda: auto("gemm_rs", 20, 40, 48, dtype=F16), 2)
+    shipped = tmp_path / "tuned_x.json"
+    shipped.write_text((tmp_path / "tuned.json").read_text().replace('"triton": "', '"triton": "9'))
+    (tmp_path / "tuned.json").unlink()
+    monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "0")
+    monkeypatch.setattr(EmulatorBackend, "tables", lambda self: [shipped])
+    assert run_ranks(lambda: auto("gemm_rs", 20, 40, 48, dtype=F16), 2)[0].choice.method == "unfused"
+    assert run_ranks(lambda: auto("gemm_rs", 20, 40, 48, dtype=F16), 3)[0].choice.method == "portable"
+
+
+def test_where_nothing_can_be_written_the_op_runs_and_a_warning_says_so(tmp_path, monkeypatch):
+    Clock(monkeypatch, lambda rank, choice: 1.0)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_DIST_CACHE_DIR", str(tmp_path / "file" / "folder"))
+    with pytest.warns(RuntimeWarning, match="measured times are not kept"):
+        run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)
+
+
+def test_a_mode_that_makes_no_sense_is_said_by_every_rank(monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "yes")
+
+    def script():
+        with pytest.raises(InvalidArgument, match="TRITON_DIST_AUTOTUNE='yes': expected 0, 1 or force"):
+            auto("ag_gemm", 20, 40, 48)
+    run_ranks(script, 2)
+
+
+def test_the_workspace_goes_on_after_tuning_and_results_are_right(monkeypatch):
+    """Epochs stay agreed: other shapes, a larger one that moves the buffers, then the tuned shape again."""
+    monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "force")
+
+    def script(op):
+        calls = [OPS[op](*shape, dtype=F16) for shape in ((9, 24, 40), (70, 33, 130), (9, 24, 40), (3, 200, 16))]
+        for call in calls:
+            call.method = "auto"
+        calls[2].method = "portable"
+        back_to_back(calls, repeat=2, slow=1)
+    for op in OPS:
+        run_ranks(script, 3, op, mode="late")
+
+
+def test_an_explicit_method_is_tuned_among_its_own_tilings(monkeypatch):
+    Clock(monkeypatch, lambda rank, choice: {"ws": 3.0, "portable": 2.0, "unfused": 1.0}[choice.method] - choice.pieces / 10
+          - (choice.method == "ws" and choice.config.group_m == 1))
+
+    def script():
+        call = AG(20, 40, 48, dtype=F16)
+        call.method = "ws"
+        back_to_back([call])
+        call.method = "auto"
+        back_to_back([call])
+        return [decision.choice for decision in state().decisions.values()]
+    for ws, best in run_ranks(script, 2):
+        assert ws.method == "ws" and ws.config.group_m == 1 and best == Choice("unfused")
+
+
+def test_ranks_whose_weights_differ_in_size_tune_together(monkeypatch):
+    Clock(monkeypatch, lambda rank, choice: 1.0)
+    found = run_ranks(lambda: auto("ag_gemm", 20, lambda rank: 8 * rank, 48, dtype=F16), 3)
+    assert found[0].entry.shape.n == 24 and all(decision == found[0] for decision in found)
+
+
+def test_what_was_tried_is_printed_and_explained(monkeypatch, capsys):
+    Clock(monkeypatch, lambda rank, choice: 1.5 if choice.method == "ws" else 2.0)
+    monkeypatch.setenv("TRITON_PRINT_AUTOTUNING", "1")
+
+    def script():
+        before = str(explain("gemm_rs", 64, 40, 96, dtype=F16))
+        auto("gemm_rs", 32, 40, 48, dtype=F16)
+        return before, str(explain("gemm_rs", 64, 40, 96, dtype=F16)), explain("gemm_rs", 64, 40, 96, dtype=torch.bfloat16)
+    for before, after, other in run_ranks(script, 2):
+        assert "portable, because the device has not been measured" in before
+        assert "ws, because of 6 measured it was the fastest, 1.5 ms at this shape on" in after
+        assert after.count("\n->") == 1 and "->        -    1.5000  ws" in after and "2.0000  unfused" in after
+        assert other.chosen == "portable" and not other.candidates
+    printed = capsys.readouterr().out
+    assert printed.count("triton_dist tuned gemm_rs float16 M=64 N=40 K=96 on 2 x emulator") == 1
+    assert printed.count(" ms  ") == 6
+
+
+def test_the_command_writes_a_table(tmp_path):
+    out = tmp_path / "table.json"
+    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT / "python"))
+    done = subprocess.run([sys.executable, "-m", "triton_dist", "tune", "ag_gemm", "gemm_rs", "--nproc_per_node", "2",
+                           "--shapes", "16,16,16", "--dtype", "float16", "--out", str(out)],
+                          env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {entry.shape.op for entry in _table.read(out)} == {"ag_gemm", "gemm_rs"}
+    assert f"written: 2 shapes to {out}" in done.stdout and done.stdout.count("triton_dist tuned") == 2
+    assert _table.read(out) == _table.read(_tune.cache_file())

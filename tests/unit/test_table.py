@@ -1,0 +1,146 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Tables of measured times: what is written is read, by whom it may be used, and what becomes of bad files."""
+import json
+import multiprocessing
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triton_dist.ops import _table, _tune
+from triton_dist.ops._table import Choice, Entry, Place, Shape
+from triton_dist.runtime.backend import BACKENDS, GemmConfig, backend
+
+PLACE = Place("Some GPU", 4, "4", "3.6.0", "abc")
+SHAPE = Shape("ag_gemm", "bfloat16", 2048, 4096, 1024)
+WS, WIDE = Choice("ws", GemmConfig(128, 128, 64, 8, 8, 5), 2), Choice("ws", GemmConfig(128, 256, 64, 8, 8, 3))
+UNFUSED = Choice("unfused")
+ENTRY = Entry(PLACE, SHAPE, "2026-01-31", {WS: 0.25, UNFUSED: 0.5}, {WIDE: "rank 1: OutOfResources"})
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "deep" / "tuned.json"
+    assert _table.read(path) == []
+    _table.add(path, [ENTRY])
+    assert _table.read(path) == [ENTRY]
+
+
+def test_an_entry_replaces_that_of_its_place_and_shape_alone(tmp_path):
+    path = tmp_path / "tuned.json"
+    others = [replace(ENTRY, place=replace(PLACE, world=2)), replace(ENTRY, shape=replace(SHAPE, m=4096))]
+    _table.add(path, [ENTRY, *others])
+    newer = Entry(PLACE, SHAPE, "2026-02-01", {UNFUSED: 0.4})
+    _table.add(path, [newer])
+    assert {entry.date for entry in _table.read(path)} == {"2026-01-31", "2026-02-01"}
+    assert sorted(map(str, _table.read(path))) == sorted(map(str, [newer, *others]))
+
+
+def _writer(path, m):
+    for n in range(10):
+        _table.add(path, [replace(ENTRY, shape=replace(SHAPE, m=m, n=n + 1))])
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    path, spawn = tmp_path / "tuned.json", multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=_writer, args=(path, m)) for m in (1, 2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert {(e.shape.m, e.shape.n) for e in _table.read(path)} == {(m, n + 1) for m in (1, 2) for n in range(10)}
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_lock_that_nobody_gives_back_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(_table, "_LOCK_SECONDS", 0.05)
+    path = tmp_path / "tuned.json"
+    with _table._locked(path), pytest.raises(OSError, match="another process has held it"):
+        _table.add(path, [ENTRY])
+    _table.add(path, [ENTRY])
+    assert _table.read(path) == [ENTRY]
+
+
+def _spoilt(change) -> str:
+    content = {"format": 1, "entries": [_table._record(ENTRY)]}
+    change(content)
+    return json.dumps(content)
+
+
+BAD = {
+    "cut off": '{"format": 1, "entries": [',
+    "no object": "[1, 2]",
+    "another program's": '{"settings": {}}',
+    "a later format": _spoilt(lambda c: c.update(format=2)),
+    "no entries": '{"format": 1}',
+    "a size that is a word": _spoilt(lambda c: c["entries"][0].update(m="many")),
+    "no device": _spoilt(lambda c: c["entries"][0].pop("device")),
+    "a negative time": _spoilt(lambda c: c["entries"][0]["tried"][0].update(ms=-1)),
+    "half a tiling": _spoilt(lambda c: c["entries"][0]["tried"][0]["config"].pop("block_m")),
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_a_file_that_is_no_table_is_refused_and_moved_aside(text, tmp_path):
+    path = tmp_path / "tuned.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"tuned\.json is no table of measured times: "):
+        _table.read(path)
+    _table.add(path, [ENTRY])
+    assert _table.read(path) == [ENTRY] and (tmp_path / "tuned.json.bad").read_text() == text
+
+
+def test_a_shape_takes_its_own_figures_before_those_of_its_class():
+    near, far = replace(SHAPE, m=1800), replace(SHAPE, m=1500)
+    entries = {shape: replace(ENTRY, shape=shape) for shape in (far, near)}
+    assert _table.find(entries, replace(SHAPE, m=2000)).shape == near
+    assert _table.find(entries, far).shape == far
+    for other in (replace(SHAPE, m=4096), replace(SHAPE, dtype="float16"), replace(SHAPE, op="gemm_rs")):
+        assert _table.find(entries, other) is None
+
+
+@given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=5), st.integers(1, 1 << 20))
+def test_the_order_of_a_table_does_not_decide(sizes, m):
+    shapes = [replace(SHAPE, m=size) for size in sizes]
+    one, other = ({shape: shape for shape in order} for order in (shapes, shapes[::-1]))
+    assert _table.find(one, replace(SHAPE, m=m)) == _table.find(other, replace(SHAPE, m=m))
+
+
+def test_the_fastest_is_taken_and_of_equals_the_first():
+    ways, rule = [WS, WIDE, UNFUSED], (WIDE, "the rule")
+
+    def taken(ms, failed=()):
+        entries = {SHAPE: Entry(PLACE, SHAPE, "2026-01-31", ms, dict.fromkeys(failed, "why"))}
+        return _tune.from_table(ways, rule, SHAPE, entries).choice
+    assert taken({WS: 2.0, WIDE: 1.0, UNFUSED: 1.5}) == WIDE
+    assert taken({WS: 1.005, WIDE: 1.0, UNFUSED: 1.5}) == WS
+    assert taken({WS: 2.0, WIDE: 2.0, UNFUSED: 1.0}) == UNFUSED
+    assert taken({UNFUSED: 1.0}, failed=[WS, WIDE]) == UNFUSED
+    assert taken({UNFUSED: 1.0}) == WIDE, "figures that do not tell of every method decide nothing"
+    assert taken({}, failed=[WS, WIDE, UNFUSED]) == WIDE
+    assert taken({Choice("ws", GemmConfig(1, 1, 1, 1, 1, 1)): 0.1, UNFUSED: 1.0}) == UNFUSED, "a tiling that no longer exists"
+
+
+def test_newer_figures_go_over_older_ones():
+    newer = Entry(PLACE, SHAPE, "2026-02-01", {WIDE: 0.2}, {WS: "rank 0: no"})
+    assert ENTRY.with_more(newer) == Entry(PLACE, SHAPE, "2026-02-01", {UNFUSED: 0.5, WIDE: 0.2}, {WS: "rank 0: no"})
+
+
+def test_shipped_tables_can_be_read():
+    from importlib import import_module
+    from pathlib import Path
+    folders = [Path(import_module(name).__file__).parent for name in BACKENDS.values()]
+    for path in [path for folder in folders for path in folder.glob("tuned_*.json")]:
+        for entry in _table.read(path):
+            assert entry.ms and entry.place.device and entry.place.world > 1
+    assert backend().tables() == ()                     # times of an emulator are nobody's
+
+
+def test_the_hash_follows_the_sources(tmp_path, monkeypatch):
+    first = _tune.kernels_version.__wrapped__()
+    assert first == _tune.kernels_version.__wrapped__() and len(first) == 12
+    read = _tune.Path.read_bytes
+    monkeypatch.setattr(_tune.Path, "read_bytes", lambda path: read(path) + b"#" * (path.name == "kernels.py"))
+    assert _tune.kernels_version.__wrapped__() != first
