@@ -35,10 +35,11 @@ MAY_IMPORT = {
 }
 # A concrete backend knows no other, but for the capability that both register: the Hopper core runs unedited in the emulator.
 SHARED_CORES = {("triton_dist.backends.emulator.backend", "triton_dist.backends.nvidia.cores")}
-# Where the registry and torch's own names for what both vendors have make a vendor's word necessary.
+# Where the registry, torch's own names for what both vendors have, and SHMEM's published names make a vendor's word necessary.
 VENDOR_PLACES = {
     "triton_dist.runtime.backend": {'"nvidia"', '"triton_dist.backends.nvidia"', '"amd"', '"triton_dist.backends.amd"',
                                     '"/dev/nvidiactl"', "cuda", "hip"},
+    "triton_dist.ops.internode.kernels": {"NVSHMEM_SIGNAL_SET", "NVSHMEM_CMP_NE"},
 }
 VENDOR_WORD = re.compile(r"nvidia|cuda|(?<![a-z])hip(?![a-z])|rocm|(?<![a-z])amd(?![a-z])|nvshmem", re.I)
 

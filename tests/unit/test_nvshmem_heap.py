@@ -233,6 +233,6 @@ def test_kernels_link_nvshmem_only_with_its_heap(fake, modules, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(NvidiaBackend, "device", lambda self: torch.device("cpu"))
     assert isinstance(backend._arena("nvshmem", 4096, World()), nvshmem.NvshmemArena)
-    assert backend._extern_libs == {"tdist": "device runtime", LIBRARY: "library for sm_90"}
+    assert backend._extern_libs == {"tdist": "device runtime", LIBRARY: "library for sm_90"} and backend.no_shmem() is None
     assert isinstance(backend._arena("p2p", 4096, SoloGroup()), LocalArena)
-    assert backend._extern_libs == {"tdist": "device runtime"}
+    assert backend._extern_libs == {"tdist": "device runtime"} and "TRITON_DIST_HEAP=nvshmem" in backend.no_shmem()

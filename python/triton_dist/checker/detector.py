@@ -106,6 +106,8 @@ class Detector(Observer):
         issuer = self.thread()
         if actor.__dict__.get("stream") is None:
             actor.hb = self.asynchronous(actor.name, issuer)
+            if actor.generic:
+                actor.hb.trust()
 
     def asynchronous(self, name: str, issuer: Thread) -> Thread:
         """A new thread for an asynchronous operation of `issuer`, which reads at one moment and writes at the next."""

@@ -4,5 +4,6 @@
 from triton_dist.ops.ag_gemm.op import ag_gemm
 from triton_dist.ops.explain import explain
 from triton_dist.ops.gemm_rs.op import gemm_rs
+from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
 
-__all__ = ["ag_gemm", "explain", "gemm_rs"]
+__all__ = ["ag_gemm", "all_gather_2d", "explain", "gemm_rs", "reduce_scatter_2d"]

@@ -146,11 +146,19 @@ def obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
     """Why no fused kernel can run here; None where one can."""
     if backend().is_capturing():
         return "graph capture is not supported by the fused kernel yet"
-    if group.size > 1 and not heap().reachable(group):
-        return f"not all of ranks {list(group.world_ranks)} can load and store each other's memory"
+    if across_nodes(group):
+        if group.ranks_per_node is None:
+            return f"ranks {list(group.world_ranks)} are not equally many of each node, side by side"
+        if (reason := backend().no_shmem()) is not None:
+            return f"ranks {list(group.world_ranks)} are on {len(group.nodes)} nodes, and {reason}"
     if needs_stream_memory_ops and group.size > 1 and not backend().has_stream_memory_ops():
         return "this device has no stream memory operations"
     return None
+
+
+def across_nodes(group: Group) -> bool:
+    """Whether loads and stores do not reach all members."""
+    return group.size > 1 and not heap().reachable(group)
 
 
 def agree_once(group: Group, agreed: dict) -> Callable[[], None]:

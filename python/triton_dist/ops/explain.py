@@ -75,7 +75,7 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
         shape = _ag_gemm.shape(rows, k, dtype, n, members.size)
     else:
         agreed = _gemm_rs.agreement(rows, n, dtype, dtype, "auto", members)
-        ways, bytes_in = _gemm_rs.candidates(rows, n, dtype, dtype), _gemm_rs.bytes_in(rows, n, dtype, members.size)
+        ways, bytes_in = _gemm_rs.candidates(rows, n, dtype, dtype, members), _gemm_rs.bytes_in(rows, n, dtype, members.size)
         shape = _gemm_rs.shape(rows, n, dtype, dtype, k, members.size)
     if agreed["method"] == "unfused":
         found = _tune.Decision(Choice("unfused"), _plan.obstacle(members, needs_stream_memory_ops=op == "ag_gemm"))
@@ -102,7 +102,7 @@ def _rows(ways: list, shape: Shape, group: Group, dtype: torch.dtype, entries: d
 
 def _predictor(shape: Shape, group: Group, dtype: torch.dtype) -> Callable[[Choice], _model.Estimate] | None:
     machine, world = backend().machine_model(), group.size
-    if machine is None:
+    if machine is None or _plan.across_nodes(group):       # rates are those inside a node
         return None
     gather = shape.op == "ag_gemm"
     sizes = (shape.m // world, -(-shape.n // world), shape.k) if gather else (shape.m // world, shape.n, -(-shape.k // world))

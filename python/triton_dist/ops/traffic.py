@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What an op should move between ranks: the formulas that the checker prints beside what it has counted."""
+from triton_dist.ops import _plan
 from triton_dist.runtime.groups import Group
 
 
@@ -12,8 +13,29 @@ def sent(call: dict, group: Group) -> dict[int, int]:
     """
     if call["method"] == "unfused" or group.size == 1:
         return {}
+    if _plan.across_nodes(group):
+        return _over_nodes(call, group)
     if call["op"] == "ag_gemm":
         shard = call["m"] * call["k"] * call["dtype"].itemsize
         return {rank: shard for rank in group.world_ranks if rank != group.world_ranks[group.rank]}
     chunk = call["m"] * call["n"] * call["hop_dtype"].itemsize
     return {group.world_ranks[(group.rank + 1) % group.size]: (group.size - 1) * chunk}
+
+
+def _over_nodes(call: dict, group: Group) -> dict[int, int]:
+    """Gathers: a shard to the equal place of each other node, and of each node one to every rank of the own. Reductions: a chunk
+    to the equal place of each other node, and for each node one to every rank of the own, or all of these along a ring."""
+    nodes, me, place = group.nodes, group.rank, group.local_rank
+    beside = [index for index in nodes[group.node] if index != me]
+    across = [members[place] for members in nodes if members is not nodes[group.node]]
+    if call["op"] in ("ag_gemm", "all_gather_2d"):
+        part = call["m"] * call["k"] * call["dtype"].itemsize
+    elif call["op"] == "reduce_scatter_2d":
+        part = call["m"] // group.size * call["k"] * call["dtype"].itemsize
+    else:
+        part = call["m"] * call["n"] * call["hop_dtype"].itemsize
+        following = nodes[group.node][(place + 1) % len(nodes[group.node])]
+        found = {following: len(beside) * len(nodes) * part} if beside else {}
+        return {group.world_ranks[index]: nbytes for index, nbytes in (*found.items(), *dict.fromkeys(across, part).items())}
+    found = {**dict.fromkeys(beside, len(nodes) * part), **dict.fromkeys(across, part)}
+    return {group.world_ranks[index]: nbytes for index, nbytes in found.items()}

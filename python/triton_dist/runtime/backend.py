@@ -168,6 +168,10 @@ class Backend(ABC):
     def is_capturing(self) -> bool:
         """True inside graph capture."""
 
+    def no_shmem(self) -> str | None:
+        """Why kernels cannot call libshmem_device in the present world, in words; None where they can."""
+        return f"{self.name} has no SHMEM library"
+
     # -- copy engine (protocol rules 15, 16) ---------------------------------------------------------------
     @abstractmethod
     def has_stream_memory_ops(self) -> bool:

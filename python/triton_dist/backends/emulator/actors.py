@@ -60,8 +60,10 @@ class Actor:
     """Something that runs in turns. The front end and the checker may hang attributes of their own on it.
 
     kind: 'host', 'stream', 'program', 'partition' or 'copy'. `serves`: keys on which others wait for this actor; in the
-    late modes a stream or copy runs only when one of them is waited for, or nothing else can run.
+    late modes a stream or copy runs only when one of them is waited for, or nothing else can run. `generic`: a copy that sees
+    what its issuer's CTA has stored without a fence of the async proxy.
     """
+    generic = False
 
     def __init__(self, name: str, rank: int, kind: str, cta: Optional[Cta] = None, crew: Optional[Crew] = None,
                  serves: tuple = ()):

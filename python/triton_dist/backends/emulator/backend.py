@@ -69,6 +69,9 @@ class EmulatorBackend(Backend):
     def is_capturing(self) -> bool:
         return False
 
+    def no_shmem(self) -> str | None:
+        return None
+
     # -- copy engine ---------------------------------------------------------------------------------------
     def has_stream_memory_ops(self) -> bool:
         return True

@@ -21,6 +21,7 @@ WORD = 64                     # bits of a signal
 
 class Transfer(Actor):
     """One put, get or signal of the acting program. `pe`: whom it goes to; `phase`: what fence orders it by, None for a get."""
+    generic = True
 
     def __init__(self, what: str, pe: int, phase: Any):
         issuer = scheduler.active().current

@@ -38,6 +38,9 @@ class NvidiaBackend(GpuBackend):
         arena, self._extern_libs[SHMEM_LIBRARY] = reserve(nbytes, torch.cuda.current_device(), world, self._shmem)
         return arena
 
+    def no_shmem(self) -> str | None:
+        return None if SHMEM_LIBRARY in self._extern_libs else "SHMEM calls need TRITON_DIST_HEAP=nvshmem"
+
     def _bind(self, compiled: Any, grid: tuple, args: tuple) -> Callable | None:
         try:
             return BoundLaunch(self.driver, compiled, grid, args)

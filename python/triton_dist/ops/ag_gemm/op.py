@@ -8,6 +8,7 @@ import torch
 from triton_dist.ops import _check, _plan, _tune
 from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
+from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
 from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
 from triton_dist.runtime.backend import Transfer, backend
 from triton_dist.runtime.errors import InvalidArgument
@@ -33,6 +34,8 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         return_gathered: also return the gathered x [M, K], rows in group order.
         method: "auto", "ws" (fused, the device's warp-specialised core), "portable" (fused) or "unfused" (a collective,
             then a matmul). The same on all ranks.
+
+    Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
 
     Returns out [M, N_local], rows in group order, or (out, gathered).
     Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch's allow_tf32 switch for matmuls.
@@ -67,8 +70,10 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
 
 def agreement(m: int, k: int, dtype: torch.dtype, method: str, group: Group) -> dict:
     """What all ranks must agree on. Raises InvalidArgument where `method` cannot run."""
-    method = _plan.possible("ag_gemm", method, group, _core(k, dtype) is not None, needs_stream_memory_ops=True)
-    return dict(op="ag_gemm", m=m, k=k, dtype=dtype, method=method)
+    apart = _plan.across_nodes(group)
+    method = _plan.possible("ag_gemm", method, group, _core(k, dtype) is not None, needs_stream_memory_ops=not apart)
+    agreed = dict(op="ag_gemm", m=m, k=k, dtype=dtype, method=method)
+    return dict(agreed, sms=backend().num_sms()) if apart else agreed
 
 
 def candidates(m: int, k: int, dtype: torch.dtype) -> list[Choice]:
@@ -153,10 +158,10 @@ class _Unfused:
 
 
 class _Fused:
-    """Copy-engine pushes beside one kernel. Holds all that does not change from call to call.
+    """A gather beside one kernel. Holds all that does not change from call to call.
 
     m, k, n: sizes of x [m, k] and weight [n, k]. pitch: rows from one chunk of the gather buffer to the next, whole tiles.
-    A shard is pushed in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag.
+    A shard is sent in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag.
     """
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
@@ -167,18 +172,18 @@ class _Fused:
         core = backend().core("ag_gemm") if choice.method == "ws" else None
         tiles_m = -(-self.m // self.config.block_m)
         self.pitch, self.out_shape = tiles_m * self.config.block_m, (self.m * group.size, self.n)
-        self.pieces, self.piece_tiles = _pieces(tiles_m, x.numel() * x.element_size(), choice.pieces)
         self.space = space = workspace(group, "ag_gemm")
-        space.reserve(group.size * self.pitch * self.k * x.element_size(), group.size * _MAX_PIECES,
-                      writer=lambda flag: flag % group.size)
+        self.gather = (GatherOverNodes if _plan.across_nodes(group) else _Pushes)(self, tiles_m, choice.pieces)
+        self.pieces, self.piece_tiles = self.gather.pieces, self.gather.piece_tiles
         self.generation = space.generation
         self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
-        self.transfers = [self._transfers(half) for half in self.halves]
+        self.gather.prepare(x)
         out = x.new_empty(self.out_shape) if out is None else out
         accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
         self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
-        self.launch = backend().prepare(self.call.kernel, (max(1, min(self.call.units, backend().num_sms())),),
-                                        self.call.args(x, weight, bias, out, 0), self.call.options)
+        programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
+        self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
+                                        self.call.options)
         meet()
 
     def valid(self) -> bool:
@@ -189,25 +194,10 @@ class _Fused:
         current, side = backend().current_stream(), side_stream()
         with self.space.call(current) as epoch:
             side.wait_stream(current)
-            backend().push(x, self.transfers[epoch & 1], epoch, side)
+            self.gather.start(x, epoch, side)
             self.launch(*self.call.args(x, weight, bias, out, epoch))
             current.wait_stream(side)
         return self._gathered(x, epoch) if return_gathered else None
-
-    def _transfers(self, half: torch.Tensor) -> list[Transfer]:
-        """x to every peer's half, the epoch behind each piece; each rank in a rotation of its own."""
-        group, row = self.group, self.k * half.element_size()
-        piece_rows = self.piece_tiles * self.config.block_m
-        found = []
-        for hop in range(1, group.size):
-            peer = group.world_ranks[(group.rank - hop) % group.size]
-            to = peer_tensor(half, peer).data_ptr() + group.rank * self.pitch * row
-            flags = peer_tensor(self.space.flags, peer).data_ptr()
-            for piece in range(self.pieces):
-                start = piece * piece_rows
-                found.append(Transfer(to + start * row, start * row, (min(self.m, start + piece_rows) - start) * row,
-                                      flags + 4 * (piece * group.size + group.rank)))
-        return found
 
     def _gathered(self, x: torch.Tensor, epoch: int) -> torch.Tensor:
         backend().before_torch()
@@ -216,6 +206,41 @@ class _Fused:
         gathered.copy_(chunks[:, :self.m])
         gathered[self.group.rank].copy_(x)              # the own shard never goes through the workspace
         return gathered.view(size * self.m, self.k)
+
+
+class _Pushes:
+    """The gather inside a node: the copy engine pushes x to every peer, the epoch behind each piece."""
+
+    programs = 0                # SMs that it takes
+
+    def __init__(self, plan: _Fused, tiles: int, most: int):
+        self.plan, size = plan, plan.group.size
+        chunk = plan.pitch * plan.k * plan.dtype.itemsize
+        self.pieces, self.piece_tiles = _pieces(tiles, plan.m * plan.k * plan.dtype.itemsize, most)
+        plan.space.reserve(size * chunk, size * _MAX_PIECES, writer=lambda flag: flag % size)
+
+    def prepare(self, x: torch.Tensor) -> None:
+        """Collects the pushes to both halves."""
+        self.transfers = [self._transfers(half) for half in self.plan.halves]
+
+    def start(self, x: torch.Tensor, epoch: int, stream: Any) -> None:
+        """Puts the gather of one call on `stream`."""
+        backend().push(x, self.transfers[epoch & 1], epoch, stream)
+
+    def _transfers(self, half: torch.Tensor) -> list[Transfer]:
+        """Each rank in a rotation of its own."""
+        plan, group = self.plan, self.plan.group
+        row, piece_rows = plan.k * half.element_size(), self.piece_tiles * plan.config.block_m
+        found = []
+        for hop in range(1, group.size):
+            peer = group.world_ranks[(group.rank - hop) % group.size]
+            to = peer_tensor(half, peer).data_ptr() + group.rank * plan.pitch * row
+            flags = peer_tensor(plan.space.flags, peer).data_ptr()
+            for piece in range(self.pieces):
+                start = piece * piece_rows
+                found.append(Transfer(to + start * row, start * row, (min(plan.m, start + piece_rows) - start) * row,
+                                      flags + 4 * (piece * group.size + group.rank)))
+        return found
 
 
 class _Portable:

@@ -8,6 +8,7 @@ import torch
 from triton_dist.ops import _check, _plan, _tune
 from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
+from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
 from triton_dist.ops.gemm_rs.reference import gemm_rs_reference
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
@@ -30,8 +31,9 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
             a collective). The same on all ranks.
 
     Returns out [M / W, N]: the rows of this rank's group index.
-    Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c), so the same inputs
-    give the same bits. fp16 may overflow at a hop unless hop_dtype is float32.
+    Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; over nodes so in each
+    node, then the own node's sum and those of the nodes after it), so the same inputs give the same bits. fp16 may overflow at
+    a hop unless hop_dtype is float32.
     Raises InvalidArgument before anything is sent.
     """
     members = resolve(group)
@@ -67,13 +69,13 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
 
 def agreement(m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype, method: str, group: Group) -> dict:
     """What all ranks must agree on. Raises InvalidArgument where `method` cannot run."""
-    method = _plan.possible("gemm_rs", method, group, _core(n, dtype) is not None)
+    method = _plan.possible("gemm_rs", method, group, _core(n, dtype, group) is not None)
     return dict(op="gemm_rs", m=m, n=n, dtype=dtype, hop_dtype=hop_dtype, method=method)
 
 
-def candidates(m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype) -> list[Choice]:
+def candidates(m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype, group: Group) -> list[Choice]:
     """Ways to run gemm_rs to out [m, n] a rank, the default of each method first."""
-    core, portable = _core(n, dtype), backend().gemm_configs(dtype, m)
+    core, portable = _core(n, dtype, group), backend().gemm_configs(dtype, m)
     found = [Choice("ws", config) for config in core.configs(dtype, m, n, hop_dtype)] if core else []
     return [*found, *(Choice("portable", config) for config in portable[:1 if core else None]), Choice("unfused")]
 
@@ -89,8 +91,8 @@ def bytes_in(m: int, n: int, dtype: torch.dtype, world: int) -> int:
     return (world - 1) * m * n * dtype.itemsize
 
 
-def _core(n: int, dtype: torch.dtype) -> Any:
-    core = backend().core("gemm_rs")
+def _core(n: int, dtype: torch.dtype, group: Group) -> Any:
+    core = None if _plan.across_nodes(group) else backend().core("gemm_rs")
     return core if core is not None and core.serves(dtype, n) else None
 
 
@@ -109,7 +111,7 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
 
     if method == "unfused":
         return make(Choice(method))
-    ways = [choice for choice in candidates(m, n, dtype, hop_dtype) if method in ("auto", choice.method)]
+    ways = [choice for choice in candidates(m, n, dtype, hop_dtype, group) if method in ("auto", choice.method)]
     rule = _plan.rule("gemm_rs", ways, group, bytes_in(m, n, dtype, group.size))
     call = _tune.Call(tuple(agreed.items()), x.shape[1], lambda total: shape(m, n, dtype, hop_dtype, total, group.size), ways,
                       rule, lambda choice: _plan.repeatedly(lambda: make(choice), group, x, weight, bias, out))
@@ -145,7 +147,7 @@ class _Unfused:
 
 
 class _Fused:
-    """The ring inside one kernel. Holds all that does not change from call to call.
+    """A ring, or one in each node, inside one kernel. Holds all that does not change from call to call.
 
     m, n, k: sizes of out [m, n] and weight [n, k]. pitch: rows from one chunk of the slots to the next, whole tiles.
     """
@@ -161,13 +163,12 @@ class _Fused:
         tiles = tiles_m * -(-self.n // self.config.block_n)
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
         self.programs = min(tiles * group.size, backend().num_sms())
-        self.space = workspace(group, "gemm_rs")
-        self.space.reserve(self.hops * self.pitch * self.n * hop_dtype.itemsize, self.hops * tiles,
-                           writer=lambda flag: (group.rank - 1) % group.size)
+        self.space, portable = workspace(group, "gemm_rs"), RingsOverNodes if _plan.across_nodes(group) else _Portable
+        self.space.reserve(*portable.room(self, tiles))
         self.generation = self.space.generation
         out = x.new_empty(self.out_shape) if out is None else out
         accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
-        self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
+        self.call = core.bind(self, bias is not None) if accepted else portable(self, bias is not None)
         self.launch = backend().prepare(self.call.kernel, (self.programs,),
                                         self.call.args(x, weight, bias, out),
                                         dict(self.call.options, launch_cooperative_grid=True))
@@ -186,6 +187,12 @@ class _Portable:
     """Arguments of the portable kernel for the calls of a plan."""
 
     kernel = gemm_rs_kernel
+
+    @staticmethod
+    def room(plan: _Fused, tiles: int) -> tuple:
+        """(bytes of a half, flags, who writes a flag) for chunks of `tiles` tiles."""
+        return (plan.hops * plan.pitch * plan.n * plan.hop_dtype.itemsize, plan.hops * tiles,
+                lambda flag: (plan.group.rank - 1) % plan.group.size)
 
     def __init__(self, plan: _Fused, has_bias: bool):
         self.plan, self.slots, self.team = plan, plan.space.data.view(plan.hop_dtype), team(plan.group)
