@@ -30,15 +30,15 @@ def home(tmp_path, monkeypatch):
     nvshmem_library.library.cache_clear()
 
 
-def compiled(kernel, target: str):
-    """`kernel` for bf16 and sizes of usual shapes."""
+def compiled(kernel, target: str, **constants):
+    """`kernel` for bf16 and sizes of usual shapes; `constants`: arguments that are 1, which Triton makes constants of."""
     gemm = kernel is gemm_rs_nodes_kernel
     types = {name: "*bf16" if name in _DATA else _TYPES.get(name, "i32") for name in kernel.arg_names}
     if gemm:
         types["flags"] = "*i64"
-    types.update({name: "constexpr" for name in kernel.arg_names if name.isupper()})
+    types.update({name: "constexpr" for name in kernel.arg_names if name.isupper() or name in constants})
     options = dict(num_warps=8, num_stages=3) if gemm else dict(num_warps=OPTIONS["num_warps"])
-    return compile_kernel(kernel, types, GEMM if gemm else dict(BLOCK=OPTIONS["BLOCK"]), target,
+    return compile_kernel(kernel, types, {**(GEMM if gemm else dict(BLOCK=OPTIONS["BLOCK"])), **constants}, target,
                           divisible=[name for name, ty in types.items() if ty != "constexpr" and name not in _ODD],
                           extern_libs={LIBRARY: nvshmem_library.library(int(target[3:]))[0]}, **options)
 
@@ -70,3 +70,9 @@ def test_the_gemm_stays_pipelined_and_puts_whole_tiles_behind_a_barrier(target):
     stored = max(i for i, line in enumerate(raw[:put]) if "st.global" in line)
     assert any("bar.sync" in line for line in raw[stored:put]) and ".v4.b32" in raw[stored]
     assert sum("// MARK nvshmem_signal_wait_until" in line for line in raw) == 1
+
+
+@pytest.mark.parametrize("kernel", [gather_kernel, all_gather_kernel, reduce_scatter_kernel, gemm_rs_nodes_kernel],
+                         ids=lambda k: k.__name__)
+def test_nodes_of_one_rank_compile(kernel):
+    assert "// MARK nvshmemx_putmem_signal_nbi_block" in compiled(kernel, "sm_90", each=1).asm["ptx"]

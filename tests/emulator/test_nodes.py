@@ -15,7 +15,7 @@ from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.order import MODES
 from triton_dist.checker import check_kernel
 from triton_dist.language.extra import libshmem_device as shmem
-from triton_dist.runtime.errors import DeviceFault, InvalidArgument, NotInitialized
+from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument, NotInitialized
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import peer_tensor
 
@@ -244,6 +244,20 @@ def test_teams_follow_the_nodes(mode):
         assert out[18:] == [int(peer // 2 == node) for peer in range(4)]
 
 
+@triton_dist.jit
+def wait_kernel(words, flag, peer):
+    """All ranks wait for what nobody sends."""
+    shmem.signal_wait_until(flag, shmem.NVSHMEM_CMP_EQ, 77)
+
+
+def test_a_signal_that_no_node_sends_is_a_hang():
+    def script():
+        words, flag = symmetric()
+        wait_kernel[(1,)](words, flag, 0)
+    with pytest.raises(HangError, match="flag .*of rank 3 .*eq 77"):
+        run_ranks(script, 4, nodes=2)
+
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 SCRIPT = """
 import sys
@@ -264,9 +278,13 @@ triton_dist.finalize_distributed()
 """
 
 
-def launch(tmp_path, options, words=(), **environ):
+def written(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(folder=os.path.dirname(__file__)))
+    return script
+
+
+def launch(script, options, words=(), **environ):
     from triton_dist.cli import launch as launcher
     env = {**os.environ, "PYTHONPATH": str(launcher.ROOT / "python"), "TRITON_DIST_BACKEND": "emulator",
            "TRITON_DIST_HEAP_SIZE": "16M", **environ}
@@ -279,7 +297,7 @@ def expected(rank):
 
 
 def test_processes_in_nodes(tmp_path):
-    run = launch(tmp_path, ["--nproc_per_node=4"], TRITON_DIST_NODES="2x2", TRITON_DIST_NODE_LATENCY="30")
+    run = launch(written(tmp_path), ["--nproc_per_node=4"], TRITON_DIST_NODES="2x2", TRITON_DIST_NODE_LATENCY="30")
     out = run.communicate(timeout=60)[0]
     assert run.returncode == 0 and all(expected(rank) in out for rank in range(4)), out
 
@@ -289,7 +307,7 @@ def test_each_of_several_launchers_is_a_node(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    runs = [launch(tmp_path, ["--nproc_per_node=2", "--nnodes=2", f"--node_rank={node}", f"--master_port={port}"])
+    runs = [launch(written(tmp_path), ["--nproc_per_node=2", "--nnodes=2", f"--node_rank={node}", f"--master_port={port}"])
             for node in range(2)]
     for node, run in enumerate(runs):
         out = run.communicate(timeout=60)[0]
@@ -297,12 +315,21 @@ def test_each_of_several_launchers_is_a_node(tmp_path):
 
 
 def test_a_process_that_loads_across_nodes_is_told(tmp_path):
-    run = launch(tmp_path, ["--nproc_per_node=4"], ["--load"], TRITON_DIST_NODES="2x2")
+    run = launch(written(tmp_path), ["--nproc_per_node=4"], ["--load"], TRITON_DIST_NODES="2x2")
     out = run.communicate(timeout=60)[0]
     assert run.returncode == 1 and "and loads and stores do not reach other nodes; send by libshmem_device" in out, out
 
 
 def test_a_world_that_does_not_fit_ends_at_once(tmp_path):
-    run = launch(tmp_path, ["--nproc_per_node=2"], TRITON_DIST_NODES="2x2")
+    run = launch(written(tmp_path), ["--nproc_per_node=2"], TRITON_DIST_NODES="2x2")
     out = run.communicate(timeout=60)[0]
     assert run.returncode == 1 and "TRITON_DIST_NODES=2x2: expected 2 ranks" in out, out
+
+
+@pytest.mark.parametrize("script, says", [
+    ("test_ag_gemm.py", "Triton and Torch match"), ("test_gemm_rs.py", "Triton and Torch match"),
+    ("benchmarks/nodes.py", "\ngemm_rs  ")])
+def test_scripts_run_over_nodes(script, says):
+    run = launch(script, ["--nproc_per_node=4"], TRITON_DIST_NODES="2x2", TRITON_DIST_EMULATOR_MODE="late")
+    out = run.communicate(timeout=120)[0]
+    assert run.returncode == 0 and says in out and "unfused:" not in out and "WRONG" not in out, out

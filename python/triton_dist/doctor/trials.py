@@ -105,7 +105,7 @@ def _block(how: str) -> dict:
     import torch.distributed as dist
     dist.init_process_group("gloo")
     group = TorchGroup(dist.group.WORLD)
-    fds = getattr(arena, how)(group, mmap.PAGESIZE)
+    fds = getattr(arena, how)(group, mmap.PAGESIZE, [True] * group.size)
     if not fds:
         return {"error": "a rank cannot open another's"}
     blocks = [mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED) for fd in fds]

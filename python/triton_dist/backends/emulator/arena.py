@@ -3,9 +3,10 @@
 """The emulator's symmetric arena: one slab a rank, sparse and zeroed, gone when the last rank that maps it ends.
 
 Between processes a slab is a memfd that peers open through /proc; where /proc does not allow that, a file in TMPDIR
-that is unlinked once all have mapped it. Nothing lies in /dev/shm.
+that is unlinked once all have mapped it. Nothing lies in /dev/shm. Slabs of other hosts are reached by wire.py.
 """
 import contextlib
+import itertools
 import mmap
 import os
 import socket
@@ -14,6 +15,7 @@ from typing import Iterator, Optional, Sequence
 
 import torch
 
+from triton_dist.backends.emulator import wire
 from triton_dist.backends.emulator.machine import Machine
 from triton_dist.backends.emulator.meeting import VirtualGroup
 from triton_dist.runtime.backend import Arena
@@ -24,17 +26,17 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class EmulatorArena(Arena):
-    """Slabs of all ranks, mapped here. Tensors over a slab keep its memory alive after close().
+    """Slabs of all ranks, mapped here; None for those of other hosts. Tensors over a slab keep its memory alive after close().
 
     homes: addresses of all slabs, where SHMEM calls go; `bases` has only those that loads and stores reach.
     """
 
-    def __init__(self, machine: Machine, slabs: Sequence[mmap.mmap], owned: Sequence[int], rank: int):
-        self.nbytes = len(slabs[0])
+    def __init__(self, machine: Machine, slabs: Sequence[Optional[mmap.mmap]], owned: Sequence[int], rank: int):
+        self.nbytes = len(slabs[rank])
         self._machine = machine
-        self._views: Optional[list] = [torch.frombuffer(slab, dtype=torch.uint8) for slab in slabs]
-        self.homes = [view.data_ptr() for view in self._views]
-        self.bases = list(self.homes)
+        self._views: Optional[list] = [None if slab is None else torch.frombuffer(slab, dtype=torch.uint8) for slab in slabs]
+        self.bases = [0 if view is None else view.data_ptr() for view in self._views]
+        self.homes = [address or wire.base(peer) for peer, address in enumerate(self.bases)]
         self.local = self._views[rank]
         self._owned, self._segments = owned, {}      # (rank, offset) -> segment, of the objects this rank answers for
         for owner in owned:
@@ -44,6 +46,8 @@ class EmulatorArena(Arena):
     def view(self, rank: int) -> torch.Tensor:
         if self._views is None:
             raise InvalidArgument("the symmetric heap has been closed; call initialize_distributed() again")
+        if self._views[rank] is None:
+            raise InvalidArgument(f"rank: {rank} is on another host, which only libshmem_device reaches")
         return self._views[rank]
 
     def allocated(self, offset: int, nbytes: int, name: str, ranks: Sequence[int]) -> None:
@@ -79,20 +83,22 @@ def reserve(machine: Machine, nbytes: int, world: Group) -> EmulatorArena:
     slabs, fds = shared(world, nbytes)
     for fd in fds:
         os.close(fd)
-    arena = EmulatorArena(machine, slabs, range(world.size), world.rank)
+    arena = EmulatorArena(machine, slabs, [rank for rank, slab in enumerate(slabs) if slab is not None], world.rank)
+    if machine.wire is not None:
+        machine.wire.attach(arena.homes[world.rank], nbytes)
     launchers = world.all_gather_object(os.environ.get("GROUP_RANK", "0"))         # torchrun's number of a launcher
     arena.cut([rank for rank, launcher in enumerate(launchers) if launcher == launchers[world.rank]])
     return arena
 
 
 def shared(world: Group, nbytes: int) -> tuple:
-    """Collective: (mappings, file descriptors) of a fresh block of `nbytes` of each rank, by rank."""
+    """Collective: a mapping of a fresh block of `nbytes` of each rank, None for those of other hosts; their file descriptors."""
     hosts = world.all_gather_object(socket.gethostname())
-    if len(set(hosts)) > 1:
-        raise UnsupportedFeature(f"the emulator runs on one machine, found ranks on {', '.join(sorted(set(hosts)))}")
+    near = [host == hosts[world.rank] for host in hosts]
     with _reserving(nbytes):
-        fds = by_memfd(world, nbytes) or by_file(world, nbytes)
-        return [mmap.mmap(fd, nbytes, mmap.MAP_SHARED) for fd in fds], fds
+        fds = by_memfd(world, nbytes, near) or by_file(world, nbytes, near)
+        rest = iter(fds)
+        return [mmap.mmap(next(rest), nbytes, mmap.MAP_SHARED) if here else None for here in near], fds
 
 
 def _private(nbytes: int) -> mmap.mmap:
@@ -109,14 +115,15 @@ def _reserving(nbytes: int) -> Iterator[None]:
                         "TRITON_DIST_HEAP_SIZE") from error
 
 
-def by_memfd(world: Group, nbytes: int) -> Optional[list]:
-    """Descriptors of all ranks' memfds; None where some rank cannot open another's, and then on all ranks."""
+def by_memfd(world: Group, nbytes: int, near: Sequence[bool]) -> Optional[list]:
+    """Descriptors of the memfds of ranks that are `near`; None where some rank cannot open such a one, and then on all."""
     own = os.memfd_create("triton_dist", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else -1
     if own >= 0:
         os.ftruncate(own, nbytes)
     inode = os.fstat(own).st_ino if own >= 0 else 0
     fds: list = []
-    for pid, fd, expected in world.all_gather_object((os.getpid(), own, inode)):
+    everyone = world.all_gather_object((os.getpid(), own, inode))
+    for pid, fd, expected in itertools.compress(everyone, near):
         found = _open(f"/proc/{pid}/fd/{fd}") if fd >= 0 else -1
         if found >= 0 and os.fstat(found).st_ino != expected:       # another pid namespace
             os.close(found)
@@ -133,11 +140,11 @@ def by_memfd(world: Group, nbytes: int) -> Optional[list]:
     return None
 
 
-def by_file(world: Group, nbytes: int) -> list:
+def by_file(world: Group, nbytes: int, near: Sequence[bool]) -> list:
     own, path = tempfile.mkstemp(prefix="triton_dist_")             # mode 0600
     try:
         os.ftruncate(own, nbytes)
-        fds = [_open(other) for other in world.all_gather_object(path)]
+        fds = [_open(other) for other in itertools.compress(world.all_gather_object(path), near)]
         answers = world.all_gather_object(min(fds) >= 0)
     finally:
         os.unlink(path)

@@ -8,11 +8,11 @@ from typing import Any, Callable
 
 from triton_dist.backends.emulator import ledger
 
-_RECORD = 4096                             # bytes for a Record, and one more thing at their end:
-_TOLD = _RECORD - 1                        # set once the rank has told its hang on stderr
+RECORD = 4096                             # bytes for a Record, and one more thing at their end:
+_TOLD = RECORD - 1                        # set once the rank has told its hang on stderr
 _WRITER = struct.Struct("<qi52s")          # heap offset + 1, rank and name of who wrote a flag last
 _WRITERS = 4096                            # slots, by offset; a later flag takes the place of an earlier one
-CALLS = _RECORD + _WRITERS * _WRITER.size          # where the rank's ledger of op calls begins
+CALLS = RECORD + _WRITERS * _WRITER.size          # where the rank's ledger of op calls begins
 SIZE = CALLS + ledger.SIZE
 RUNNING, BLOCKED, FINISHED, FAILED = 1, 2, 3, 4
 _FORMAT = "<3q2i3q8s96s32s192s192s"        # the fields of Record, in order
@@ -83,7 +83,7 @@ class Writers:
 
     @staticmethod
     def _slot(offset: int) -> int:
-        return _RECORD + offset // 4 % _WRITERS * _WRITER.size
+        return RECORD + offset // 4 % _WRITERS * _WRITER.size
 
 
 def alive(record: Record) -> bool:

@@ -25,6 +25,7 @@ class Machine:
         self.scheduler = scheduler
         self.devices: dict = {}
         self.arenas: list = []                   # open ones
+        self.wire: Any = None                    # to ranks on other hosts, where there are any
         self.states: dict = {}                   # rank -> RankState, of virtual ranks
         self.ledger: Optional[Ledger] = None     # of op calls; None in a world of one
         self.node_latency = number("TRITON_DIST_NODE_LATENCY", 0, least=0, kind=int)     # turns on the way to another node

@@ -16,13 +16,14 @@ import time
 from typing import Any, Optional
 
 from triton_dist.backends.emulator import control_block as control
-from triton_dist.backends.emulator import hang
+from triton_dist.backends.emulator import hang, wire
 from triton_dist.backends.emulator import scheduler as scheduling
 from triton_dist.backends.emulator.arena import shared
 from triton_dist.backends.emulator.ledger import Ledger
 from triton_dist.backends.emulator.machine import Machine, default_sms
 from triton_dist.backends.emulator.registry import place_of
 from triton_dist.backends.emulator.scheduler import Scheduler
+from triton_dist.backends.emulator.wire import Wire
 from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import HangError, InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import Group
@@ -66,6 +67,7 @@ class ProcessScheduler(Scheduler):
         self._since = self._looked = 0.0     # when the idling began; when we looked at the others last
         self._before: Any = None             # what the others' counts were, and since when they stand
         self._still = 0.0
+        self._gone: set = set()              # ranks on other hosts that do not answer
         self._left = threading.Event()
         self._host_watch: Optional[threading.Thread] = None
 
@@ -79,6 +81,12 @@ class ProcessScheduler(Scheduler):
             for fd in fds[1:]:
                 os.close(fd)
             self.lock = FileLock(self._fd)
+            far = [rank for rank, block in enumerate(self._blocks) if block is None]
+            if far:                          # what others last said; asked for again at each look
+                for rank in far:
+                    self._blocks[rank] = bytearray(control.SIZE)
+                self.machine.wire = Wire(world, far, self._blocks[world.rank], FileLock(os.open(
+                    f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)))
             self.writers = control.Writers(self._blocks, self.machine.locate)
             self.machine.ledger = Ledger(self._blocks, control.CALLS)
         self._publish(control.RUNNING)
@@ -98,6 +106,9 @@ class ProcessScheduler(Scheduler):
             if self._mine.state != control.FAILED:       # its last words stay readable
                 self._publish(control.FINISHED)
             self._blocks, self.writers, self.machine.ledger = [], {}, None
+            if self.machine.wire is not None:
+                self.machine.wire.close()
+                self.machine.wire = None
             os.close(self._fd)
             self.lock = contextlib.nullcontext()
 
@@ -166,6 +177,7 @@ class ProcessScheduler(Scheduler):
         # A collective may take long, but not while every rank is in one: another one, or for another group.
         only_host = all(actor is self.main and actor.waiting.kind == "host" for actor in self.blocked())
         patience = _HOST_PATIENCE * self.patience if only_host else self.patience
+        self._ask()
         records = [control.unpack(block) for block in self._blocks]
         states = [self._state(rank, record) for rank, record in enumerate(records)]
         counts = [record.progress for record in records]
@@ -181,11 +193,21 @@ class ProcessScheduler(Scheduler):
         if ("dead" in states or "running" not in states) and now - since >= patience:
             self.collapse(hang.stuck(self, states, patience))
 
+    def _ask(self) -> None:
+        """Brings what ranks on other hosts say of themselves."""
+        for rank in self.machine.wire.far if self.machine.wire is not None else ():
+            try:
+                self._blocks[rank][:control.RECORD] = self.machine.wire.ask(rank, "state", control.RECORD)
+            except HangError:
+                self._gone.add(rank)
+
     def _changed(self, record: control.Record) -> bool:
         """Whether the flag a rank waits for has another value than it saw: then its process is only slow to look."""
         if record.state != control.BLOCKED or record.flag_owner < 0 or not record.cmp or not self.machine.arenas:
             return False
         address = self.machine.arenas[-1].homes[record.flag_owner] + record.flag_offset
+        if wire.place(address):
+            return False                     # its own host's ranks look at it
         return (self.machine.memory.peek(address, 32) - record.seen) % 2**32 != 0
 
     def _state(self, rank: int, record: control.Record) -> str:
@@ -193,9 +215,14 @@ class ProcessScheduler(Scheduler):
             return "blocked"
         if record.state in (control.FINISHED, control.FAILED):
             return "finished" if record.state == control.FINISHED else "failed"
-        if record.pid and not control.alive(record):
+        if record.pid and self._dead(rank, record):
             return "dead"
         return "blocked" if record.state == control.BLOCKED else "running"
+
+    def _dead(self, rank: int, record: control.Record) -> bool:
+        if self.machine.wire is not None and rank in self.machine.wire.far:
+            return rank in self._gone
+        return not control.alive(record)
 
     # -- reports -------------------------------------------------------------------------------------------
     def elsewhere(self) -> list:
@@ -233,15 +260,17 @@ class ProcessScheduler(Scheduler):
             text = f"{error}\n" if first else ""
             print(f"{text}rank {self.main.rank} ends by this {type(error).__name__}", file=sys.stderr, flush=True)
         end = time.monotonic() + _LAST_WORDS
-        while time.monotonic() < end and not all(map(self._silent, self._blocks)):
+        while time.monotonic() < end and not all(map(self._silent, range(len(self._blocks)))):
             time.sleep(_LOOK / 10)
+            self._ask()
         if self._blocks:
             sys.stdout.flush()
             os._exit(1)
 
-    def _silent(self, block: Any) -> bool:
+    def _silent(self, rank: int) -> bool:
+        block = self._blocks[rank]
         record = control.unpack(block)
-        return control.told(block) or record.state == control.FINISHED or not control.alive(record)
+        return control.told(block) or record.state == control.FINISHED or self._dead(rank, record)
 
     def _publish(self, state: int) -> None:
         if not self._blocks:

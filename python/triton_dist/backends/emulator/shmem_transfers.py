@@ -10,7 +10,7 @@ from typing import Any, Callable, Sequence
 
 from triton.language import core
 
-from triton_dist.backends.emulator import memory, scheduler, streams
+from triton_dist.backends.emulator import memory, scheduler, streams, wire
 from triton_dist.backends.emulator.promotion import info
 from triton_dist.backends.emulator.registry import fault, site
 from triton_dist.backends.emulator.scheduler import Actor
@@ -120,8 +120,7 @@ def at(function: str, name: str, address: int, pe: int) -> int:
 
 def pieces(dst: int, src: int, nbytes: int) -> list:
     """Steps that copy, reading late too."""
-    copy = memory.active().copy
-    return [lambda at=at, size=size: copy(dst + at, src + at, size)
+    return [lambda at=at, size=size: wire.copy(dst + at, src + at, size)
             for at, size in streams.pieces(scheduler.active(), nbytes)]
 
 
@@ -129,14 +128,11 @@ def delivery(dst: int, src: int, nbytes: int) -> list:
     """Steps that write what is at `src` now."""
     if not nbytes:
         return []
-    mem = memory.active()
-    data = mem.load_tile(src, (nbytes,), (1,), _BYTE)
-    return [lambda at=at, size=size: mem.store_tile(dst + at, (size,), (1,), _BYTE, data[at:at + size])
+    data = memory.active().load_tile(src, (nbytes,), (1,), _BYTE)
+    return [lambda at=at, size=size: wire.store(dst + at, data[at:at + size])
             for at, size in streams.pieces(scheduler.active(), nbytes)]
 
 
 def signalling(flag: int, value: int, add: bool, sem: str) -> Callable[[], Any]:
     """The step that sets a 64-bit flag, or adds to it."""
-    mem = memory.active()
-    write = mem.flag_add if add else mem.flag_store
-    return lambda: write(flag, value, WORD, sem, "sys")
+    return lambda: wire.flag(flag, value, WORD, add, sem)

@@ -7,7 +7,7 @@ Barriers and collectives signal through pads at the start of the heap, one for e
 """
 from typing import Any, Callable
 
-from triton_dist.backends.emulator import memory, primitives, scheduler
+from triton_dist.backends.emulator import memory, primitives, scheduler, wire
 from triton_dist.backends.emulator.promotion import I32, I64, info, wrap
 from triton_dist.backends.emulator.registry import fault, invalid
 from triton_dist.backends.emulator.scalars import IntScalar
@@ -128,9 +128,9 @@ def _get(function: str, blocking: bool) -> Callable:
 
 
 def int_p(dest: int, value: int, pe: int) -> None:
-    address, mem, way = at("int_p", "dest", dest, pe), memory.active(), channel()
+    address, way = at("int_p", "dest", dest, pe), channel()
     way.fenced = False
-    way.send("int_p", pe, lambda: mem.store_word(address, info(I32), value))
+    way.send("int_p", pe, lambda: wire.store_int32(address, value))
 
 
 def signal_op(flag: int, value: int, op: int, pe: int) -> None:
@@ -187,10 +187,10 @@ class _Round:
 
     def tell(self, member: int, *steps: Callable[[], Any]) -> None:
         """Releases this round's number to a member, after these steps and all numbers before it."""
-        flag, mem = self._flag(member, self.me), memory.active()
+        flag = self._flag(member, self.me)
         before = [self._team.told[member]] if member in self._team.told else []
         self._team.told[member] = channel().send(
-            self.function, member, *steps, lambda: mem.flag_store(flag, self.number, 32, "release", "sys"), after=before)
+            self.function, member, *steps, lambda: wire.flag(flag, self.number, 32, False, "release"), after=before)
 
     def hear(self, *members: int) -> None:
         """Acquires this round's number from members. The round is over."""
