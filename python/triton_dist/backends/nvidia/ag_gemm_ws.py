@@ -62,25 +62,15 @@ class Gather:
 
     @gluon.jit
     def tile(self, t):
+        tiles = self.tiles_m * self.tiles_n
         narrow = t >= self.wide
         half = gl.maximum(t - self.wide, 0)             # narrow ones in pairs, where a wide one would be
-        number = t - half + half // 2
-        # The own chunk first; of peers' chunks so many together that a block of weights serves GROUP_M tiles of rows.
-        own = self.tiles_m * self.tiles_n
-        at = number
-        first = 0
-        chunks = 1
-        if number >= own:
-            together = gl.maximum(self.GROUP_M // self.tiles_m, 1)
-            at = (number - own) % (together * own)
-            first = 1 + (number - own) // (together * own) * together
-            chunks = gl.minimum(together, self.world - first)
-        row, n = grouped(at, chunks * self.tiles_m, self.tiles_n, self.GROUP_M)
-        step = first + row // self.tiles_m
-        m = row % self.tiles_m
+        t = t - half + half // 2
+        step = t // tiles
+        m, n = grouped(t % tiles, self.tiles_m, self.tiles_n, self.GROUP_M)
         if self.NARROW:
             n = gl.where(narrow, 2 * n + half % 2, n)
-        return Tile(step, (self.index + step) % self.world, m, n, number, narrow)
+        return Tile(step, (self.index + step) % self.world, m, n, t % tiles, narrow)
 
     @gluon.jit
     def acquire(self, tile):
