@@ -4,7 +4,7 @@
 import time
 
 import pytest
-from scenarios import AG, F32, RS, back_to_back, overtaking, side_stream, two_groups
+from scenarios import AG, AR, F32, RS, back_to_back, overtaking, side_stream, two_groups
 
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.checker import check_kernel
@@ -24,6 +24,8 @@ CALLS = {
     "gemm_rs": [RS(70, 40, 96, bias=True), RS(9, 41, 50), RS(20, 24, lambda r: 40 * (r == 1)), RS(40, 72, 64, hop_dtype=F32)],
     "ag_gemm, core": [CoreAG(136, 40, 64), CoreAG(16, 72, 160, bias=True), CoreAG(70, 40, 96)],
     "gemm_rs, core": [CoreRS(72, 40, 128), CoreRS(136, 40, 32, bias=True), CoreRS(20, 72, 160, hop_dtype=F32)],
+    "all_reduce": [AR(n, method, in_place=in_place) for method in ("one_shot", "two_shot", "push") for n in (515, 40)
+                   for in_place in (False, True)],
 }
 
 
@@ -44,8 +46,9 @@ def test_an_op_is_clean_on_a_hundred_schedules(name, world):
 
 @pytest.mark.parametrize("script", [
     lambda: overtaking([AG(20, 24, 40), RS(20, 24, 40)], slow=1), lambda: side_stream([AG(20, 24, 40), RS(20, 24, 40)]),
-    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40)])], ids=["overtaking", "side stream", "two groups"])
-def test_both_ops_together_are_clean(script):
+    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40), AR(64, "two_shot"), AR(64, "push")])],
+    ids=["overtaking", "side stream", "two groups"])
+def test_ops_together_are_clean(script):
     report = check_kernel(script, 4, 3)
     assert report.clean, str(report)
 
@@ -61,6 +64,17 @@ def test_the_ops_move_what_their_formula_says():
     tiles = n // 64
     assert report.links == {(r, (r + 1) % world): runs * calls * (world - 1) * (2 * m * n + 4 * tiles) for r in range(world)}
     assert report.formula == {link: runs * calls * (world - 1) * 2 * m * n for link in report.links}
+
+
+def test_all_reduce_moves_what_its_formula_says():
+    """Packets carry as many bytes of flags as of data; push has a flag for each rank and hop in a block."""
+    world, n = 4, 1024
+    for method, nbytes, with_flags in (("one_shot", 2 * n, 4 * n), ("two_shot", n, 2 * n), ("push", n, n + 2 * 4)):
+        call = [AR(n, method)]
+        report = check_kernel(lambda: back_to_back(call), world, 1)
+        links = {(a, b) for a in range(world) for b in range(world) if a != b}
+        assert report.clean and report.links == dict.fromkeys(links, with_flags), method
+        assert report.formula == dict.fromkeys(links, nbytes), method
 
 
 @pytest.mark.full

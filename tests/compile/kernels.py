@@ -50,6 +50,8 @@ def every_row(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
     peer = (dl.rank() + 1) % dl.num_ranks()
     dl.ll_store(dl.symm_at(packets, peer) + offsets, offsets, value, offsets < n)
     data = dl.ll_load(packets + offsets, value)
+    dl.ll_store_pair(dl.symm_at(packets, peer) + 2 * offsets, data.to(tl.int64), value, offsets < n)
+    data += dl.ll_load_pair(packets + 2 * offsets, value).to(tl.int32)
     dl.barrier_all()
     tl.store(dl.consume_token(out, token) + offsets, data)
 

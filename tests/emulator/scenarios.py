@@ -8,7 +8,7 @@ between them; inputs differ from call to call, so that data of an earlier call i
 import torch
 
 import triton_dist
-from triton_dist.ops import ag_gemm, gemm_rs
+from triton_dist.ops import ag_gemm, all_reduce, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import workspace
 from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, poisoned, random_tensor
@@ -60,6 +60,26 @@ class RS:
         def verify():
             roundings = group.size if self.hop is None else 1
             assert_matches(out, gemm_rs_float64(x, w, group, b), k=max(1, k) * group.size, roundings=roundings)
+            return out
+        return verify
+
+
+class AR:
+    """One all_reduce of n elements that begin `skip` elements into a tensor; in place where `in_place`."""
+
+    def __init__(self, n, method, dtype=BF16, in_place=False, skip=0):
+        self.n, self.method, self.dtype, self.in_place, self.skip = n, method, dtype, in_place, skip
+
+    def __call__(self, seed, group):
+        def of(index):
+            return random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + index)
+        x = torch.cat([torch.zeros(self.skip, dtype=self.dtype), of(group.rank)])[self.skip:]
+        out = x if self.in_place else poisoned(self.n, dtype=self.dtype)
+        assert all_reduce(x, group=group, out=out, method=self.method) is out
+
+        def verify():
+            expected = sum((of(index).double() for index in range(group.size)), torch.zeros(self.n, dtype=torch.float64))
+            assert_matches(out, expected, k=group.size, roundings=group.size if self.method == "nccl" else 1)
             return out
         return verify
 

@@ -138,6 +138,15 @@ def packets(ptr, data, STORE: tl.constexpr):
 
 
 @jit
+def pairs(ptr, data, STORE: tl.constexpr):
+    k = tl.arange(0, 4)
+    if STORE:
+        dl.ll_store_pair(ptr + 2 * k, tl.load(data + k), 1)
+    else:
+        dl.ll_load_pair(ptr + 2 * k, 1)
+
+
+@jit
 def team(ptr):
     tl.store(ptr, dl.team_size(3))
 
@@ -212,6 +221,9 @@ DEVICE = [
     ("ll_store: 32-bit packets", on(packets, flags, flags, True), "ll_store", "got pointer<int32>", "64-bit integers"),
     ("ll_store: floats", on(packets, longs, floats, True), "data", "got fp32", ".to(tl.int32, bitcast=True)"),
     ("ll_store: 64-bit data", on(packets, longs, longs, True), "data", "got int64", "must be int32"),
+    ("ll_store_pair: 32-bit packets", on(pairs, flags, longs, True), "ll_store_pair", "got pointer<int32>", "64-bit integers"),
+    ("ll_store_pair: floats", on(pairs, longs, floats, True), "data", "got fp32", ".to(tl.int64, bitcast=True)"),
+    ("ll_load_pair: 32-bit packets", on(pairs, flags, flags, False), "ll_load_pair", "got pointer<int32>", "64-bit integers"),
     ("ll_load: 32-bit packets", on(packets, flags, flags, False), "ll_load", "got pointer<int32>", "64-bit integers"),
     ("team: a number", on(team, flags), "team_size", "got", "expected a pointer"),
     ("plain triton.jit", on(plain, flags), "wait", "plain triton.jit", "@triton_dist.jit"),

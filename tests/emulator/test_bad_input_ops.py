@@ -12,7 +12,7 @@ from torch import nn
 
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.layers import AGGemm, GemmRS
-from triton_dist.ops import ag_gemm, explain, gemm_rs
+from triton_dist.ops import ag_gemm, all_reduce, explain, gemm_rs
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHeap
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -190,6 +190,21 @@ OWN = [
      "bytes needed", "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
     ("gemm_rs: out of heap", lambda: gemm_rs(X(1 << 14, 1), W(1 << 12, 1), method="portable"), "gemm_rs halves", "bytes needed",
      "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
+    ("all_reduce x: a list", lambda: all_reduce([1.0]), "x:", "found list", "torch.Tensor"),
+    ("all_reduce x: int32", lambda: all_reduce(X(dtype=I32)), "x:", "found torch.int32", "convert it"),
+    ("all_reduce x: meta", lambda: all_reduce(X(device="meta")), "x:", "found meta", "triton_dist.device()"),
+    ("all_reduce x: requires grad", lambda: all_reduce(X(requires_grad=True)), "x:", "requires grad", "torch.no_grad()"),
+    ("all_reduce x: 2^31 elements", lambda: all_reduce(X(1, 1).expand(2**16, 2**15)), "x:", "fewer than 2^31", "split the call"),
+    ("all_reduce out: another shape", lambda: all_reduce(X(), out=X(M * K)), "out:", f"found shape [{M * K}]",
+     "expected 2 dimensions"),
+    ("all_reduce out: strided", lambda: all_reduce(X(), out=X(K, M).t()), "out:", "found strides", "pass one that is"),
+    ("all_reduce out: over a part of x", lambda: (lambda t: all_reduce(t[:M], out=t[1:]))(X(M + 1, K)), "out:", "overlap x",
+     "a tensor of its own"),
+    ("all_reduce method: unknown", lambda: all_reduce(X(), method="ring"), "method:", "found 'ring'",
+     "expected one of auto, one_shot, two_shot, push, nccl"),
+    ("all_reduce method: None", lambda: all_reduce(X(), method=None), "method:", "found None", "leave it out"),
+    ("all_reduce: out of heap", lambda: all_reduce(X(1 << 24), method="push"), "pushes halves", "bytes needed",
+     "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
     ("group: of another world", lambda: ag_gemm(X(), W(), group=of_a_world_before()), "group:", "another world",
      "make it again"),
     ("explain op", lambda: explain("all_reduce", M, N, K), "op:", "found 'all_reduce'", "'ag_gemm' or 'gemm_rs'"),
@@ -242,6 +257,9 @@ DIFFERENT = {  # what differs: (call, words for rank 0, words for rank 1)
     "columns of the sum": (lambda i: gemm_rs(X(), W(N + i, K)), f"n={N}", f"n={N + 1}"),
     "no columns": (lambda i: gemm_rs(X(), W(N - N * i, K)), f"n={N}", "n=0"),
     "hop_dtype": (lambda i: gemm_rs(X(), W(), hop_dtype=(F16, F32)[i]), "hop_dtype=torch.float16", "hop_dtype=torch.float32"),
+    "elements": (lambda i: all_reduce(X(M + i)), f"n={M}", f"n={M + 1}"),
+    "dtype of the sum": (lambda i: all_reduce(X(dtype=(F16, F32)[i])), "dtype=torch.float16", "dtype=torch.float32"),
+    "method of the sum": (lambda i: all_reduce(X(), method=("push", "nccl")[i]), "method=push", "method=nccl"),
     "unfused shapes": (lambda i: gemm_rs(X(), W(N + i, K), method="unfused"), f"n={N}", f"n={N + 1}"),
 }
 BETWEEN = [(f"ranks differ in {what}, {'known' if warm else 'new'} shapes", apart(call, warm), "call", f"{first}", f"{second}")

@@ -154,6 +154,42 @@ def test_packets(world):
 
 
 @jit
+def _pairs(box, x, out, n, epoch, N: tl.constexpr):
+    k = tl.arange(0, N)
+    mask = k < n
+    dl.ll_store_pair(dl.symm_at(box + 2 * k, 1 - dl.rank()), tl.load(x + k, mask=mask, other=0), epoch, mask)
+    tl.store(out + k, dl.ll_load_pair(box + 2 * k, epoch, mask))
+
+
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_pairs_of_packets(world):
+    """64 bits of data each, all of them; masked elements are 0."""
+    for epoch in (1, 2, -1, 5):
+        x = torch.randint(-2**63, 2**63 - 1, (2, 100))
+        out = torch.full((2, 128), 7)
+        world.run(_pairs, (1, ), lambda r: (world.view(r, 0, 256, torch.int64), x[r], out[r], 100, epoch), N=128)
+        assert torch.equal(out[:, :100], x.flip(0)) and not out[:, 100:].any()
+
+
+@jit
+def _half_a_pair(box, out):
+    if dl.rank() == 0:
+        dl.ll_store_pair(dl.symm_at(box, 1), -3, 3)
+        dl.ll_store(dl.symm_at(box + 2, 1), 1, 3)
+    else:
+        tl.store(out, dl.ll_load_pair(box, 3))
+        tl.store(out + 1, dl.ll_load_pair(box + 2, 3))
+
+
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_a_pair_is_there_when_both_packets_are(world):
+    out = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(Exception, match="wanted|waits"):
+        world.run(_half_a_pair, (1, ), lambda r: (world.view(r, 0, 4, torch.int64), out))
+    assert out.tolist() == [-3, 0]
+
+
+@jit
 def _scalar_packet(box, out):
     if dl.rank() == 0:
         dl.ll_store(dl.symm_at(box, 1), 77, 3)

@@ -100,7 +100,7 @@ MUTANTS = {
         "half for half in space.data.view(x.dtype)[:2 * group.size * self.pitch * self.k].chunk(2)]",
         (ag_op._Fused, "__init__", lambda m: m._Fused.__init__), shapes(AG)),
     "the workspace leaves new flags at zero (8)": (
-        WORKSPACE, "self.flags.fill_(self.epoch)", "pass", (Workspace, "set_epoch", lambda m: m.Workspace.set_epoch),
+        WORKSPACE, "self.flags.fill_(epoch)", "pass", (Workspace, "_restart_at", lambda m: m.Workspace._restart_at),
         lambda: near_the_wrap([RS(20, 24, 40)], ["gemm_rs"], start=-2**31 + 5)),
 }
 

@@ -46,6 +46,10 @@ _row("tdist_ll_store", ("int64", "int32", "int32", "int32"), "int32", False,
      "(address, data, flag, pred): one 8-byte relaxed system-scope store of {data, flag}")
 _row("tdist_ll_load", ("int64", "int32", "int32"), "int32", False,
      "(address, flag, pred): polls an 8-byte packet, relaxed system scope, until its flag matches; the data")
+_row("tdist_ll_store_pair", ("int64", "int64", "int32", "int32"), "int32", False,
+     "(address, data, flag, pred): one 16-byte access that stores two packets, {low half, flag} and {high half, flag}")
+_row("tdist_ll_load_pair", ("int64", "int32", "int32"), "int64", False,
+     "(address, flag, pred): polls two adjacent packets, 16 bytes at a time, until both flags match; the data")
 for _scope in SCOPES:
     for _sem in FENCE_SEMANTICS:
         _row(f"tdist_fence_{_sem}_{_scope}", (), "int32", False, "memory fence of the calling threads")

@@ -23,7 +23,7 @@ def _zero_after(token):
 @primitive
 def _ll_store(ptr, data, flag, mask):
     pointee_bits("ll_store", ptr, (64, ))
-    _check_word("ll_store", "data", data)
+    _check_data("ll_store", data, 32)
     return "tdist_ll_store", (ptr, data, flag, 1 if mask is None else mask)
 
 
@@ -31,6 +31,19 @@ def _ll_store(ptr, data, flag, mask):
 def _ll_load(ptr, flag, mask):
     pointee_bits("ll_load", ptr, (64, ))
     return "tdist_ll_load", (ptr, flag, 1 if mask is None else mask)
+
+
+@primitive
+def _ll_store_pair(ptr, data, flag, mask):
+    pointee_bits("ll_store_pair", ptr, (64, ))
+    _check_data("ll_store_pair", data, 64)
+    return "tdist_ll_store_pair", (ptr, data, flag, 1 if mask is None else mask)
+
+
+@primitive
+def _ll_load_pair(ptr, flag, mask):
+    pointee_bits("ll_load_pair", ptr, (64, ))
+    return "tdist_ll_load_pair", (ptr, flag, 1 if mask is None else mask)
 
 
 @primitive
@@ -44,11 +57,11 @@ def fence(semantic="acq_rel", scope="sys"):
     return f"tdist_fence_{semantic}_{scope}", ()
 
 
-def _check_word(function: str, name: str, value) -> None:
+def _check_data(function: str, value, bits: int) -> None:
     dtype = getattr(value, "dtype", None)
-    if dtype is not None and not (dtype.is_int() and dtype.primitive_bitwidth <= 32):
-        raise TypeError(f"{function}: {name} must be int32, got {dtype}; move other 32-bit types with "
-                        ".to(tl.int32, bitcast=True)")
+    if dtype is not None and not (dtype.is_int() and dtype.primitive_bitwidth <= bits):
+        raise TypeError(f"{function}: data must be int{bits}, got {dtype}; move other {bits}-bit types with "
+                        f".to(tl.int{bits}, bitcast=True)")
 
 
 @helper
@@ -139,3 +152,20 @@ def ll_load(ptr, flag, mask=None):
     Arguments as in `ll_store`; elements where `mask` is false return 0 without polling. Every element's thread spins on
     its own packet. Relaxed: it orders nothing but the packet itself."""
     return _ll_load(ptr, flag, mask)
+
+
+@helper
+def ll_store_pair(ptr, data, flag, mask=None):
+    """Stores two adjacent packets per element in one 16-byte access: {low half of data, flag, high half, flag}.
+
+    `ptr`: tensor of pointers to the first of two 64-bit packets, 16-byte aligned. `data`: int64 of the same shape. The rest is
+    as in `ll_store`. Only each packet is whole: what reads them checks both flags, as ll_load_pair does."""
+    _ll_store_pair(ptr, data, flag, mask)
+
+
+@helper
+def ll_load_pair(ptr, flag, mask=None):
+    """Polls two adjacent packets per element, 16 bytes at a time, until both flags equal `flag`; returns the data, int64.
+
+    Arguments as in `ll_store_pair`; the rest is as in `ll_load`."""
+    return _ll_load_pair(ptr, flag, mask)

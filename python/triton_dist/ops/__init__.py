@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Overlap operators. One op, one folder: reference.py says what it computes, kernels.py how, op.py plans and dispatches."""
 from triton_dist.ops.ag_gemm.op import ag_gemm
+from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.explain import explain
 from triton_dist.ops.gemm_rs.op import gemm_rs
 from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
 
-__all__ = ["ag_gemm", "all_gather_2d", "explain", "gemm_rs", "reduce_scatter_2d"]
+__all__ = ["ag_gemm", "all_gather_2d", "all_reduce", "explain", "gemm_rs", "reduce_scatter_2d"]

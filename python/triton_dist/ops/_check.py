@@ -13,14 +13,19 @@ _MAX_SIZE = 2**31            # sizes travel to kernels as int32
 
 def matrix(name: str, t: torch.Tensor, like: torch.Tensor | None = None) -> None:
     """A 2-D fp16, bf16 or fp32 tensor on this rank's device, of the dtype of `like`."""
+    tensor(name, t, like, ndim=2)
+
+
+def tensor(name: str, t: torch.Tensor, like: torch.Tensor | None = None, ndim: int | None = None) -> None:
+    """A fp16, bf16 or fp32 tensor of `ndim` dimensions on this rank's device, of the dtype of `like`."""
     if not isinstance(t, torch.Tensor):
         raise InvalidArgument(f"{name}: expected a torch.Tensor, found {type(t).__name__}; make one on triton_dist.device()")
     _strided(name, t)
-    if t.ndim != 2:
-        raise InvalidArgument(f"{name}: expected 2 dimensions, found shape {list(t.shape)}")
+    if ndim is not None and t.ndim != ndim:
+        raise InvalidArgument(f"{name}: expected {ndim} dimensions, found shape {list(t.shape)}")
     if t.dtype not in DTYPES:
         raise InvalidArgument(f"{name}: expected float16, bfloat16 or float32, found {t.dtype}; convert it with .to()")
-    if max(t.shape) >= _MAX_SIZE:
+    if max(t.shape, default=1) >= _MAX_SIZE:
         raise InvalidArgument(f"{name}: expected sizes below 2^31, found shape {list(t.shape)}; split the call")
     _placed(name, t)
     if like is not None and t.dtype != like.dtype:
@@ -62,7 +67,7 @@ def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor) 
     """None, or a contiguous tensor of `shape` to write to."""
     if t is None:
         return
-    matrix(name, t, like)
+    tensor(name, t, like, len(shape))
     if tuple(t.shape) != tuple(shape):
         raise InvalidArgument(f"{name}: expected shape {list(shape)}, found {list(t.shape)}; pass None to have it allocated")
     if not t.is_contiguous():
@@ -82,6 +87,12 @@ def overlapping(out: torch.Tensor | None, *inputs: torch.Tensor | None) -> int |
             if start < last and first < end and t.numel():
                 return index
     return None
+
+
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are one in memory. False for what has none."""
+    return (has_memory(a) and has_memory(b) and a.data_ptr() == b.data_ptr() and a.shape == b.shape
+            and a.stride() == b.stride())
 
 
 def no_overlap(name: str, out: torch.Tensor | None, **inputs: torch.Tensor | None) -> None:

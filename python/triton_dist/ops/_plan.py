@@ -161,6 +161,11 @@ def across_nodes(group: Group) -> bool:
     return group.size > 1 and not heap().reachable(group)
 
 
+def unreachable(group: Group) -> str:
+    """What to say where they do not."""
+    return f"not all of ranks {list(group.world_ranks)} can load and store each other's memory"
+
+
 def agree_once(group: Group, agreed: dict) -> Callable[[], None]:
     """Collective at the first use of a shape: all ranks must have the same in `agreed`, or all raise.
 

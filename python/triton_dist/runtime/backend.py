@@ -118,6 +118,7 @@ class Backend(ABC):
     """What a vendor, or the emulator, implements."""
 
     name: str                  # "nvidia", "amd" or "emulator"
+    warp_size = 32             # threads that run in lockstep
     default_heap_size: int     # bytes of symmetric heap a rank, without TRITON_DIST_HEAP_SIZE
 
     # -- devices -------------------------------------------------------------------------------------------

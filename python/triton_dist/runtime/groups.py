@@ -78,6 +78,10 @@ class Group(ABC):
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """out [rows, ...] receives the sum over members of their x [size * rows, ...], rows of this member's index."""
 
+    @abstractmethod
+    def all_reduce_tensor(self, x: torch.Tensor) -> None:
+        """x, of any shape, becomes the sum over members of their x."""
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank {self.rank} of {self.size}, world ranks {list(self.world_ranks)})"
 
@@ -101,6 +105,9 @@ class SoloGroup(Group):
 
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
         out.copy_(x)
+
+    def all_reduce_tensor(self, x: torch.Tensor) -> None:
+        pass
 
 
 class TorchGroup(Group):
@@ -140,6 +147,9 @@ class TorchGroup(Group):
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
         scatter = getattr(self._dist, "reduce_scatter_single", None) or self._dist.reduce_scatter_tensor
         backend().blocking(lambda: scatter(out, x, group=self._pg))
+
+    def all_reduce_tensor(self, x: torch.Tensor) -> None:
+        backend().blocking(lambda: self._dist.all_reduce(x, group=self._pg))
 
 
 def resolve(group: Any = None) -> Group:

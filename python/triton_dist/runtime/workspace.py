@@ -8,7 +8,7 @@ ticket. All layers share it. A rank that starts call n knows that every peer has
 before it has acquired epoch n from every peer.
 """
 from contextlib import contextmanager
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 
@@ -21,6 +21,7 @@ from triton_dist.runtime.state import state
 # A flag that no call has written for 2^31 calls would compare as new; all flags are renewed well before that.
 RENEW_EVERY = 1 << 29
 _GRAIN = 1 << 16
+MAX_PROGRAMS = 1024            # of a kernel that counts its calls on the device
 
 
 def to_int32(value: int) -> int:
@@ -31,18 +32,20 @@ def to_int32(value: int) -> int:
 class Workspace:
     """State of one (group, op kind). `epoch` is the number of calls begun, as the device counts it (int32, wraps)."""
 
+    control_words = 2
+
     def __init__(self, group: Group, kind: str):
         self.group, self.kind = group, kind
         self.epoch = 0
         self.half_bytes = 0
-        self.control = torch.zeros(2, dtype=torch.int32, device=backend().device())
+        self.control = torch.zeros(self.control_words, dtype=torch.int32, device=backend().device())
         self.data: torch.Tensor | None = None       # uint8 [2 * half_bytes], symmetric
         self.flags: torch.Tensor | None = None      # int32 [num_flags], symmetric
         self.generation = 0                         # changes whenever data or flags move
         self._calls = 0
         self._poison: str | None = None
 
-    def reserve(self, half_bytes: int, num_flags: int, writer: Callable[[int], int]) -> None:
+    def reserve(self, half_bytes: int, num_flags: int = 0, writer: Callable[[int], int] | None = None) -> None:
         """Grows to at least this capacity. Collective over the group whenever it grows, so sizes must be agreed.
 
         `writer` gives the member that writes a flag of this rank, by the flag's index: hang reports name it.
@@ -52,11 +55,12 @@ class Workspace:
             old, self.data = self.data, None            # where the heap has no room, the next call starts afresh
             self.half_bytes = -(-half_bytes // _GRAIN) * _GRAIN
             self.data = self._renew(old, (2 * self.half_bytes,), torch.uint8, "halves")
-        if self.flags is None or num_flags > self.flags.numel():
+        if num_flags and (self.flags is None or num_flags > self.flags.numel()):
             old, self.flags = self.flags, None
             self.flags = self._renew(old, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
-            self.set_epoch(self.epoch)
-        self.flags.tdist_allocation.writer = lambda offset: self.group.world_ranks[writer(offset // 4)]
+            self._age_flags()
+        if num_flags:
+            self.flags.tdist_allocation.writer = lambda offset: self.group.world_ranks[writer(offset // 4)]
 
     def halves(self) -> list[torch.Tensor]:
         """Both halves as uint8 [half_bytes], that of even epochs first."""
@@ -66,11 +70,22 @@ class Workspace:
         """Collective: restarts the count at `epoch`, with every flag as old as that. No call may be in flight."""
         backend().synchronize()
         self.group.barrier()
-        self.epoch = to_int32(epoch)
-        self.control.copy_(torch.tensor([self.epoch, 0], dtype=torch.int32))
-        self.flags.fill_(self.epoch)
+        self._restart_at(to_int32(epoch))
         backend().synchronize()
         self.group.barrier()
+
+    def calls_begun(self) -> int:
+        """The epoch of the last call begun."""
+        return self.epoch
+
+    def _age_flags(self) -> None:
+        self.set_epoch(self.epoch)
+
+    def _restart_at(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.control.copy_(torch.tensor([epoch, 0], dtype=torch.int32))
+        if self.flags is not None:
+            self.flags.fill_(epoch)
 
     @contextmanager
     def call(self, stream: Stream) -> Iterator[int]:
@@ -81,8 +96,13 @@ class Workspace:
         if self._calls % RENEW_EVERY == 0:
             self.set_epoch(self.epoch)
         self.epoch = to_int32(self.epoch + 1)
-        try:
+        with self._poisoned_by_errors():
             yield self.epoch
+
+    @contextmanager
+    def _poisoned_by_errors(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:
             self._poison = f"{type(error).__name__}: {error}"
             raise
@@ -98,17 +118,60 @@ class Workspace:
             raise UnsupportedFeature(f"{self.kind}: its workspace would have to grow inside graph capture; run the op once "
                                      "with the largest shape before capturing")
         self.generation += 1
-        if old is not None:
+        if old is not None and self._may_free():
             heap().release(old.tdist_allocation, self.group)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")
 
+    def _may_free(self) -> bool:
+        return True
 
-def workspace(group: Group, kind: str) -> Workspace:
-    """The workspace of `kind` on `group`, made on first use."""
+
+class CountedWorkspace(Workspace):
+    """A workspace whose kernels count the calls, since a captured launch replays its arguments (protocol rule 19).
+
+    `control` holds the epoch of the last call once for each program of a grid: int32 [MAX_PROGRAMS], see ops._packets. Data
+    and flags alternate between halves, so flags are compared for equality and need no renewal. Eager calls, and replays of
+    captured ones, may follow each other in any order on one stream; what a captured call uses is never freed.
+    """
+
+    control_words = MAX_PROGRAMS
+
+    def __init__(self, group: Group, kind: str):
+        super().__init__(group, kind)
+        self._captured = False
+
+    @contextmanager
+    def call(self, stream: Stream) -> Iterator[None]:
+        """One call on `stream`, or one captured on it. An error inside poisons the workspace."""
+        self._check_usable()
+        if backend().is_capturing():
+            self._captured = True           # and order between streams is that of the graph's replays
+        else:
+            follow_last_op(stream)
+        with self._poisoned_by_errors():
+            yield
+
+    def calls_begun(self) -> int:
+        """The epoch of the last call, read from the device."""
+        backend().synchronize()
+        return int(self.control[0])
+
+    def _age_flags(self) -> None:
+        """Fresh flags are 0, which is no epoch."""
+
+    def _restart_at(self, epoch: int) -> None:
+        self.control.fill_(epoch)
+
+    def _may_free(self) -> bool:
+        return not self._captured
+
+
+def workspace(group: Group, kind: str, cls: type = Workspace) -> Any:
+    """The workspace of `kind` on `group`, a `cls`, made on first use."""
     key = (group.key, kind)
     if key not in state().workspaces:
         heap()
-        state().workspaces[key] = Workspace(group, kind)
+        state().workspaces[key] = cls(group, kind)
     space = state().workspaces[key]
     space.group = group                 # of the same ranks; the one it was made for may have been destroyed since
     return space
@@ -116,15 +179,13 @@ def workspace(group: Group, kind: str) -> Workspace:
 
 def restart(group: Group) -> None:
     """Collective, after a call on `group` that every member knows has failed: its workspaces are usable again."""
-    mine = {kind: space.epoch for (key, kind), space in state().workspaces.items() if key == group.key}
+    mine = {kind: space.calls_begun() for (key, kind), space in state().workspaces.items() if key == group.key}
     everyone = group.all_gather_object(mine)
     for kind in sorted(mine):
         space = state().workspaces[group.key, kind]
         if all(kind in epochs for epochs in everyone):
             space.group, space._poison = group, None
-            space.epoch = to_int32(max(epochs[kind] for epochs in everyone))
-            if space.flags is not None:
-                space.set_epoch(space.epoch)
+            space.set_epoch(max(epochs[kind] for epochs in everyone))
         else:                               # begun by some members only: it has no symmetric memory yet
             del state().workspaces[group.key, kind]
 

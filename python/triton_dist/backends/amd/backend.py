@@ -13,6 +13,7 @@ class AmdBackend(GpuBackend):
     """AMD GPUs from gfx942 on, symmetric memory through torch."""
 
     name = "amd"
+    warp_size = 64
 
     def __init__(self):
         super().__init__(HipDriver())

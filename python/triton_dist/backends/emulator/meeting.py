@@ -82,9 +82,14 @@ class VirtualGroup(Group):
         self.finish_stream()
         rows = x.shape[0] // self.size
         parts = self._meet("reduce_scatter_tensor", x.detach().clone())
-        mine = torch.stack([part[self.rank * rows:(self.rank + 1) * rows] for part in parts])
         with torch.no_grad():
-            out.copy_(mine.float().sum(0) if mine.dtype in (torch.bfloat16, torch.float16) else mine.sum(0))
+            out.copy_(_sum([part[self.rank * rows:(self.rank + 1) * rows] for part in parts]))
+
+    def all_reduce_tensor(self, x: torch.Tensor) -> None:
+        self.finish_stream()
+        parts = self._meet("all_reduce_tensor", x.detach().clone())
+        with torch.no_grad():
+            x.copy_(_sum(parts))
 
     def finish_stream(self) -> None:
         """A tensor collective follows the current stream, as it does on a GPU."""
@@ -129,3 +134,9 @@ class VirtualGroup(Group):
     def _missing(self, meeting: _Round) -> str:
         missing = [rank for index, rank in enumerate(self.world_ranks) if index not in meeting.arrived]
         return f"{meeting.what}, which rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not call"
+
+
+def _sum(parts: list) -> torch.Tensor:
+    """In the order of ranks; 2-byte types in fp32."""
+    stacked = torch.stack(parts)
+    return stacked.float().sum(0) if stacked.dtype in (torch.bfloat16, torch.float16) else stacked.sum(0)

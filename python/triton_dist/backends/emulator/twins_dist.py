@@ -144,35 +144,41 @@ def _lanes(*args: Any) -> tuple:
 _PACKET = info(I64)
 
 
-def ll_store(address: Any, data: Any, flag: Any, pred: Any) -> Any:
-    shape, (at, low, high, on) = _lanes(address, data, flag, pred)
-    running = scheduler.active()
-    running.point()
-    running.current.polled = None
-    keep = on != 0
-    if bool(keep.any()):
-        packet = (low & 0xFFFFFFFF) | high << 32
-        memory.active().store_points(at[keep], _PACKET, packet[keep], "packet", "sys")
-    return filled(_ZERO, shape) if shape else _ZERO
+def _ll_store(packets: int) -> Callable:
+    def ll_store(address: Any, data: Any, flag: Any, pred: Any) -> Any:
+        shape, (at, words, high, on) = _lanes(address, data, flag, pred)
+        running, keep = scheduler.active(), on != 0
+        for i in range(packets):             # of a pair, one may be seen before the other
+            running.point()
+            running.current.polled = None
+            if bool(keep.any()):
+                packet = (words >> 32 * i & 0xFFFFFFFF) | high << 32
+                memory.active().store_points(at[keep] + 8 * i, _PACKET, packet[keep], "packet", "sys")
+        return filled(_ZERO, shape) if shape else _ZERO
+    return ll_store
 
 
-def ll_load(address: Any, flag: Any, pred: Any) -> Any:
-    shape, (at, wanted, on) = _lanes(address, flag, pred)
-    running, mem = scheduler.active(), memory.active()
-    running.point()
-    keep = on != 0
-    out = torch.zeros(at.shape, dtype=torch.int32)
-    some, want = at[keep], wanted[keep].to(torch.int32)
-    if some.numel():
-        for late, flag in zip((some + 4).tolist(), want.tolist()):       # flags lie in the packets' upper halves
-            wait_word(late, 32, "eq", lambda: mem.peek(late, 32) == flag, flag)
-        out[keep] = mem.load_points(some, _PACKET, "packet", "sys").to(torch.int32)
-    return Tensor(out.view(shape), I32) if shape else IntScalar(int(out[0]), I32)
+def _ll_load(packets: int) -> Callable:
+    known = info(I32 if packets == 1 else I64)
+
+    def ll_load(address: Any, flag: Any, pred: Any) -> Any:
+        shape, (at, wanted, on) = _lanes(address, flag, pred)
+        running, mem = scheduler.active(), memory.active()
+        keep, out = on != 0, torch.zeros(at.shape, dtype=torch.int64)
+        some, want = at[keep], wanted[keep].to(torch.int32)
+        for i in range(packets):
+            running.point()
+            if some.numel():
+                for late, flag in zip((some + 8 * i + 4).tolist(), want.tolist()):   # flags lie in the packets' upper halves
+                    wait_word(late, 32, "eq", lambda: mem.peek(late, 32) == flag, flag)
+                out[keep] |= (mem.load_points(some + 8 * i, _PACKET, "packet", "sys") & 0xFFFFFFFF) << 32 * i
+        return Tensor(out.to(known.torch).view(shape), known.ty) if shape else IntScalar(wrap(int(out[0]), known), known.ty)
+    return ll_load
 
 
 TWINS.update({"tdist_true": true, "tdist_zero_after": zero_after, "tdist_rank": rank, "tdist_num_ranks": num_ranks,
-              "tdist_symm_delta": symm_delta, "tdist_barrier_pad": barrier_pad, "tdist_ll_store": ll_store,
-              "tdist_ll_load": ll_load})
+              "tdist_symm_delta": symm_delta, "tdist_barrier_pad": barrier_pad, "tdist_ll_store": _ll_store(1),
+              "tdist_ll_load": _ll_load(1), "tdist_ll_store_pair": _ll_store(2), "tdist_ll_load_pair": _ll_load(2)})
 for _scope in SCOPES:
     for _sem in FENCE_SEMANTICS:
         TWINS[f"tdist_fence_{_sem}_{_scope}"] = _fence(_sem, _scope)

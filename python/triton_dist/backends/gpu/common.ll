@@ -62,6 +62,27 @@ done:
   ret i32 0
 }
 
+; Two adjacent packets in one access. Volatile, since no target has 16-byte atomics: both vendors' hardware keeps each aligned
+; 8-byte half whole, and volatile means relaxed and system scope there.
+define i32 @tdist_ll_store_pair(i64 %address, i64 %data, i32 %flag, i32 %pred) alwaysinline nounwind {
+entry:
+  %on = icmp ne i32 %pred, 0
+  br i1 %on, label %store, label %done
+store:
+  %low = trunc i64 %data to i32
+  %shifted = lshr i64 %data, 32
+  %high = trunc i64 %shifted to i32
+  %v0 = insertelement <4 x i32> poison, i32 %low, i32 0
+  %v1 = insertelement <4 x i32> %v0, i32 %flag, i32 1
+  %v2 = insertelement <4 x i32> %v1, i32 %high, i32 2
+  %pair = insertelement <4 x i32> %v2, i32 %flag, i32 3
+  %p = inttoptr i64 %address to ptr addrspace(1)
+  store volatile <4 x i32> %pair, ptr addrspace(1) %p, align 16
+  br label %done
+done:
+  ret i32 0
+}
+
 ; True once a bounded wait that began at %start has used up the context's timeout. Timeout 0 wraps: never.
 define internal i1 @tdist_expired(i64 %start) alwaysinline nounwind {
   %field = getelementptr inbounds %tdist.context, ptr addrspace(4) @tdist_ctx, i32 0, i32 4

@@ -82,6 +82,37 @@ done:
 }}
 """
 
+_LL_LOAD_PAIR = """
+define i64 @tdist_ll_load_pair(i64 %address, i32 %value, i32 %pred) alwaysinline convergent nounwind {{
+entry:
+  %on = icmp ne i32 %pred, 0
+  br i1 %on, label %poll, label %done
+poll:
+  %flag = inttoptr i64 %address to ptr addrspace(1)
+{start}  br label %spin
+spin:
+  %pair = load volatile <4 x i32>, ptr addrspace(1) %flag, align 16
+  %first = extractelement <4 x i32> %pair, i32 1
+  %second = extractelement <4 x i32> %pair, i32 3
+  %first.ok = icmp eq i32 %first, %value
+  %second.ok = icmp eq i32 %second, %value
+  %seen = select i1 %first.ok, i32 %second, i32 %first
+  %ok = and i1 %first.ok, %second.ok
+  br i1 %ok, label %reached, label %{miss}
+{bound}reached:
+  %low = extractelement <4 x i32> %pair, i32 0
+  %high = extractelement <4 x i32> %pair, i32 2
+  %low.wide = zext i32 %low to i64
+  %high.wide = zext i32 %high to i64
+  %high.up = shl i64 %high.wide, 32
+  %data = or i64 %high.up, %low.wide
+  br label %done
+done:
+  %result = phi i64 [ 0, %entry ], [ %data, %reached ]
+  ret i64 %result
+}}
+"""
+
 # What a bounded wait adds to a poll that did not succeed.
 _START = "  %start = call i64 @tdist_clock_ns()\n"
 _BOUND = """miss:
@@ -133,7 +164,7 @@ def _bound(bounded: bool, bits: int, n: str) -> dict:
 
 
 def _families(vendor: str, bounded: bool) -> str:
-    parts = [_LL_LOAD.format(**_bound(bounded, 32, "1"))]
+    parts = [text.format(**_bound(bounded, 32, "1")) for text in (_LL_LOAD, _LL_LOAD_PAIR)]
     for scope_name, scope in (("gpu", _DEVICE_SCOPE[vendor]), ("sys", "")):
         for semantic in abi.FENCE_SEMANTICS:
             parts.append(_FENCE.format(symbol=f"tdist_fence_{semantic}_{scope_name}", scope=scope, semantic=semantic))

@@ -1,0 +1,89 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Device pieces of collectives: the epoch that kernels count themselves, and tensors as 64-bit words, the load of two packets."""
+import triton
+import triton.language as tl
+
+from triton_dist.runtime.workspace import MAX_PROGRAMS
+
+_COPIES = tl.constexpr(MAX_PROGRAMS)
+
+
+@triton.jit
+def this_epoch(control):
+    """The epoch of this call, int32, from this program's copy of that of the last call in `control`, int32 [MAX_PROGRAMS].
+
+    0, the content of fresh memory, is no epoch: 2 follows -1, so that halves still alternate.
+    """
+    epoch = tl.load(control + tl.program_id(0)) + 1
+    return tl.where(epoch == 0, 2, epoch)
+
+
+@triton.jit
+def count_call(control, epoch):
+    """Every program calls this once, after this_epoch, and advances its own copy of the epoch and its share of the unused ones.
+
+    So all copies are equal between calls, whatever the grids, and no program waits for another as it would with a ticket.
+    """
+    tl.debug_barrier()                          # every thread has read the copy
+    copy = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, _COPIES)
+    tl.store(control + copy, epoch, mask=copy < _COPIES)
+
+
+@triton.jit
+def release(flags, epoch, mask):
+    """Everything that this program has stored is there: the epoch into each of a tensor of flags, one fence for all of them."""
+    tl.debug_barrier()                          # Triton 3.6 orders other threads' stores before a release only by this
+    tl.atomic_xchg(flags, tl.zeros_like(mask).to(tl.int32) + epoch, mask=mask, sem="release", scope="sys")
+
+
+@triton.jit
+def load_words(x, word, mask, n, WHOLE: tl.constexpr):
+    """int64 words of x [n], each of 2 or 4 elements: those at `word` where `mask`, 0 beyond the end.
+
+    WHOLE: x consists of whole words and begins at a multiple of 8 bytes.
+    """
+    bits: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
+    each: tl.constexpr = 64 // bits
+    if WHOLE:
+        words = tl.load(x.to(tl.pointer_type(tl.int64), bitcast=True) + word, mask=mask & (word < n // each), other=0)
+    else:
+        raw = x.to(tl.pointer_type(tl.int16 if bits == 16 else tl.int32), bitcast=True)
+        words = tl.zeros_like(word).to(tl.int64)
+        for e in tl.static_range(each):
+            at = each * word + e
+            part = tl.load(raw + at, mask=mask & (at < n), other=0).to(tl.int64)
+            words |= (part & ((1 << bits) - 1)) << (bits * e)
+    return words
+
+
+@triton.jit
+def store_words(out, word, mask, n, words, WHOLE: tl.constexpr):
+    """Stores int64 `words` into out [n], as load_words reads them."""
+    bits: tl.constexpr = out.dtype.element_ty.primitive_bitwidth
+    each: tl.constexpr = 64 // bits
+    if WHOLE:
+        tl.store(out.to(tl.pointer_type(tl.int64), bitcast=True) + word, words, mask=mask & (word < n // each))
+    else:
+        raw = out.to(tl.pointer_type(tl.int16 if bits == 16 else tl.int32), bitcast=True)
+        for e in tl.static_range(each):
+            at = each * word + e
+            tl.store(raw + at, (words >> (bits * e)).to(raw.dtype.element_ty), mask=mask & (at < n))
+
+
+@triton.jit
+def sum_over_ranks(words, dtype: tl.constexpr, RANKS: tl.constexpr):
+    """The sum of each RANKS neighbours of int64 words [THREADS] of `dtype` elements, in the place of each of them.
+
+    In fp32, by tl.sum's tree, with one rounding to `dtype`.
+    """
+    bits: tl.constexpr = dtype.primitive_bitwidth
+    raw: tl.constexpr = tl.int16 if bits == 16 else tl.int32
+    threads: tl.constexpr = words.shape[0]
+    words = tl.reshape(words, (threads // RANKS, RANKS))
+    total = tl.zeros((threads // RANKS, 1), tl.int64)
+    for e in tl.static_range(64 // bits):
+        part = (words >> (bits * e)).to(raw).to(dtype, bitcast=True).to(tl.float32)
+        part = tl.sum(part, 1, keep_dims=True).to(dtype).to(raw, bitcast=True).to(tl.int64)
+        total |= (part & ((1 << bits) - 1)) << (bits * e)
+    return tl.reshape(tl.broadcast_to(total, (threads // RANKS, RANKS)), (threads, ))

@@ -1,0 +1,136 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""All-reduce kernels. Every sum is in fp32 in an order that all ranks share, with one rounding, so it repeats bit by bit.
+
+In the packet kernels thread t of a program exchanges word t // RANKS with rank t % RANKS: one pair of packets to store and one
+to poll, so that all latencies pass at the same time. RANKS is the number of ranks rounded up to a power of two.
+"""
+import triton.language as tl
+
+import triton_dist.language as dl
+from triton_dist.ops._packets import count_call, load_words, release, store_words, sum_over_ranks, this_epoch
+from triton_dist.runtime.jit import jit
+
+
+@jit(do_not_specialize=["n", "words"])
+def one_shot_kernel(x, out, slots, half, control, team, n, words, WORLD: tl.constexpr, RANKS: tl.constexpr,
+                    THREADS: tl.constexpr, WHOLE: tl.constexpr):
+    """out [n] = sum over ranks of x [n], by packets: int64 slots [2 halves of `half`][rank][words][pair].
+
+    Who writes: every rank stores all its words into its own row of every peer's half `epoch & 1`.
+    Who waits: a program, for its words of every peer. That is also what bounds the epoch.
+    """
+    epoch = this_epoch(control)
+    index = dl.team_rank(team)
+    rank = tl.arange(0, THREADS) % RANKS
+    peer = (rank < WORLD) & (rank != index)
+    inbox = slots + (epoch & 1) * half
+    outbox = dl.symm_at(inbox + 2 * index * words, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
+    block: tl.constexpr = THREADS // RANKS
+    first, step = tl.program_id(0) * block, tl.num_programs(0) * block
+    for start in range(first, words, step):
+        word = start + tl.arange(0, THREADS) // RANKS
+        inside = word < words
+        dl.ll_store_pair(outbox + 2 * word, load_words(x, word, inside, n, WHOLE), epoch, peer & inside)
+    count_call(control, epoch)                  # while the packets travel
+    for start in range(first, words, step):
+        word = start + tl.arange(0, THREADS) // RANKS
+        inside = word < words
+        mine = load_words(x, word, inside & (rank == index), n, WHOLE)
+        theirs = dl.ll_load_pair(inbox + 2 * (rank * words + word), epoch, peer & inside)
+        total = sum_over_ranks(mine | theirs, x.dtype.element_ty, RANKS)
+        store_words(out, word, inside & (rank == index), n, total, WHOLE)
+
+
+@jit(do_not_specialize=["n", "part"])
+def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.constexpr, RANKS: tl.constexpr,
+                    THREADS: tl.constexpr, WHOLE: tl.constexpr):
+    """out [n] = sum over ranks of x [n], in two hops: rank j sums part j, of `part` words, and sends the sum to all.
+
+    Packets as in one_shot_kernel: slots [2 halves of `half`][terms, sums][rank][part][pair].
+    Who writes: every rank stores part j of x into row `index` of rank j's terms, and its sum into row `index` of all ranks' sums.
+    Who waits: a program, for its words of every peer's term and sum; so the epoch is bounded as there.
+    """
+    epoch = this_epoch(control)
+    index = dl.team_rank(team)
+    rank = tl.arange(0, THREADS) % RANKS
+    peer = (rank < WORLD) & (rank != index)
+    inbox = slots + (epoch & 1) * half
+    outbox = dl.symm_at(inbox + 2 * index * part, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
+    sums = 2 * WORLD * part
+    block: tl.constexpr = THREADS // RANKS
+    first, step = tl.program_id(0) * block, tl.num_programs(0) * block
+    for start in range(first, part, step):
+        word = start + tl.arange(0, THREADS) // RANKS
+        send = peer & (word < part)
+        dl.ll_store_pair(outbox + 2 * word, load_words(x, rank * part + word, send, n, WHOLE), epoch, send)
+    count_call(control, epoch)                  # while the packets travel
+    for start in range(first, part, step):
+        word = start + tl.arange(0, THREADS) // RANKS
+        send = peer & (word < part)
+        own = (rank == index) & (word < part)
+        mine = load_words(x, rank * part + word, own, n, WHOLE)
+        theirs = dl.ll_load_pair(inbox + 2 * (rank * part + word), epoch, send)
+        total = sum_over_ranks(mine | theirs, x.dtype.element_ty, RANKS)
+        dl.ll_store_pair(outbox + sums + 2 * word, total, epoch, send)
+        store_words(out, rank * part + word, own, n, total, WHOLE)
+    for start in range(first, part, step):
+        word = start + tl.arange(0, THREADS) // RANKS
+        send = peer & (word < part)
+        theirs = dl.ll_load_pair(inbox + sums + 2 * (rank * part + word), epoch, send)
+        store_words(out, rank * part + word, send, n, theirs, WHOLE)
+
+
+@jit(do_not_specialize=["blocks", "rounds"])
+def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks, rounds, WORLD: tl.constexpr,
+                RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    """out [n] = sum over ranks of x [n] in two hops of plain stores: data [terms, sums; of `half` each][rank][part].
+
+    A part is `blocks` blocks; in round t a program takes block t * programs + pid of every part. It sends the terms of round t,
+    sums what came in round t - 1 and sends the sums, and copies to `out` the sums of round t - 2, so that the links never idle.
+    Who writes: every rank stores block by block part j of x into row `index` of rank j's terms, later its sum into that row of
+    all ranks' sums, and behind each releases the epoch (system scope) into flags[terms, sums; of `flags_half`][round][pid][index].
+    Who waits: the same program of the receiver, for the flags of all ranks.
+    What bounds the epoch: a rank that has all sums of call n knows that all terms of n have been read, so terms of n + 1 may take
+    their place; one that has all terms of n + 1 knows that all ranks have ended call n, so the sums may. No parity is needed.
+    """
+    epoch = this_epoch(control)
+    index = dl.team_rank(team)
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    part = blocks.to(tl.int64) * BLOCK
+    outboxes = ()                               # this rank's row of the terms of peer index + 1, index + 2, ...
+    for i in tl.static_range(1, WORLD):
+        outboxes = outboxes + (dl.symm_at(data + index * part, dl.team_world_rank(team, (index + i) % WORLD)), )
+    arrived, summed = flags + pid * WORLD, flags + flags_half + pid * WORLD
+    rank = tl.arange(0, RANKS)
+    everyone = dl.symm_at(arrived + index + 0 * rank, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
+    count_call(control, epoch)
+    for t in range(rounds + 2):
+        if t * programs + pid < blocks:
+            offs = (t * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            for i in tl.static_range(1, WORLD):
+                at = (index + i) % WORLD * part + offs
+                tl.store(outboxes[i - 1] + offs, tl.load(x + at, mask=at < n, other=0.0))
+            release(everyone + t * programs * WORLD, epoch, rank < WORLD)
+        if (t >= 1) & ((t - 1) * programs + pid < blocks):
+            token = dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)
+            offs = ((t - 1) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            at = index * part + offs
+            mine = tl.load(x + at, mask=at < n, other=0.0)
+            here = dl.consume_token(data, token)
+            total = tl.zeros((BLOCK,), tl.float32)
+            for r in tl.static_range(WORLD):
+                theirs = tl.load(here + r * part + offs, mask=(offs >= 0) & (index != r), other=0.0)
+                total += tl.where(index == r, mine, theirs).to(tl.float32)
+            total = total.to(out.dtype.element_ty)
+            for i in tl.static_range(1, WORLD):
+                tl.store(outboxes[i - 1] + half + offs, total)
+            tl.store(out + at, total, mask=at < n)
+            release(everyone + flags_half + (t - 1) * programs * WORLD, epoch, rank < WORLD)
+        if (t >= 2) & ((t - 2) * programs + pid < blocks):
+            token = dl.wait(summed + (t - 2) * programs * WORLD, WORLD, "sys", "acquire", epoch)
+            offs = ((t - 2) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            here = dl.consume_token(data, token) + half
+            for i in tl.static_range(1, WORLD):
+                source = (index + i) % WORLD * part + offs
+                tl.store(out + source, tl.load(here + source), mask=source < n)

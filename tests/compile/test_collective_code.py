@@ -1,0 +1,69 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The collectives' kernels compiled for every target, and what must hold of the code for them to be fast."""
+import re
+
+import pytest
+from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position
+
+from triton_dist.ops.all_reduce.kernels import one_shot_kernel, push_kernel, two_shot_kernel
+
+POINTERS = {"slots": "*i64", "flags": "*i32", "control": "*i32", "team": "*i32"}
+ALIGNED = ("x", "out", "data", "slots", "flags", "control", "team", "half", "n")
+
+
+def compiled(kernel, target: str, dtype: str = "bf16", world: int = 4, whole: bool = True, warps: int = 8):
+    """`kernel` with x and out of `dtype`, n divisible by 16."""
+    types = {name: "constexpr" if name.isupper() else POINTERS.get(name, "i32") for name in kernel.arg_names}
+    types.update({name: f"*{dtype}" for name in ("x", "out", "data") if name in types})
+    lanes = 64 if target in HIP else 32
+    known = dict(WORLD=world, RANKS=1 << (world - 1).bit_length(), THREADS=lanes * warps, WHOLE=whole, BLOCK=4096)
+    return compile_kernel(kernel, types, {name: value for name, value in known.items() if name in types}, target,
+                          divisible=ALIGNED, num_warps=warps, num_stages=1)
+
+
+PACKETS = [one_shot_kernel, two_shot_kernel]
+
+
+@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize("kernel, hops", [(one_shot_kernel, 1), (two_shot_kernel, 2)], ids=["one_shot", "two_shot"])
+def test_a_thread_stores_and_polls_one_pair_a_hop(kernel, hops, target):
+    """All peers' latencies pass at once; nothing goes through shared memory, and no barrier but that of the count."""
+    built = compiled(kernel, target)
+    lines = instructions(built)
+    assert sum("st.volatile.global.v4.b32" in line for line in lines) == hops
+    assert sum("ld.volatile.global.v4.b32" in line for line in lines) == hops
+    assert sum("bar.sync" in line for line in lines) == 1 and built.metadata.shared == 0
+    assert not [line for line in lines if re.search(r"\b(atom|red|fence|membar)\b", line)]
+    assert sum("shfl.sync" in line for line in lines) == 2 * 4      # log2 of four ranks, for each of four elements
+
+
+@pytest.mark.parametrize("target", HIP)
+@pytest.mark.parametrize("kernel", PACKETS, ids=lambda k: k.__name__)
+def test_pairs_are_whole_on_hip_too(kernel, target):
+    lines = instructions(compiled(kernel, target))
+    position(lines, r"global_store_dwordx4 .* sc0 sc1")
+    position(lines, r"global_load_dwordx4 .* sc0 sc1")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("world", [2, 3, 8])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("kernel", PACKETS, ids=lambda k: k.__name__)
+def test_packet_kernels_keep_their_layout(kernel, dtype, world, whole):
+    """Whatever the dtype, the number of ranks and the alignment."""
+    built = compiled(kernel, "sm_90", dtype, world, whole)
+    assert "convert_layout" not in built.asm["ttgir"] and built.metadata.shared == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_push_moves_sixteen_bytes_at_a_time_and_fences_once_a_hop(target):
+    lines = instructions(compiled(push_kernel, target, warps=16 if target in CUDA else 8))
+    if target in HIP:
+        position(lines, r"(global|buffer)_store_dwordx4")
+        return
+    text = "\n".join(lines)
+    assert not re.search(r"(ld|st)\.global\S*\.b16", text), "scalar accesses"
+    assert len(re.findall(r"st\.global\.v4\.b32", text)) == 3 + 3 + 1 + 3       # terms, sums, own part, others' parts
+    assert len(re.findall(r"atom\.global\.sys\.release", text)) == 2            # all peers' flags in one instruction
+    assert len(re.findall(r"bar\.sync", text)) == 1 + 2
