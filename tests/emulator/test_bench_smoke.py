@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,3 +147,9 @@ def test_a_method_that_this_device_lacks_is_skipped_without_being_a_failure():
         return measure(problem, Settings(rounds=1, iterations=1, methods=("ws", "portable"), peers=()))
     for found in run_ranks(script, 2):
         assert "ws" in found.skipped and not found.failed and "portable" in found.milliseconds
+
+
+def test_dispatch_is_timed():
+    printed = started(sys.executable, "-m", "triton_dist.bench", "dispatch", "--nproc_per_node", "2")
+    for op in ("ag_gemm", "gemm_rs"):
+        assert re.search(rf"{op} on 2 x emulator: dispatch alone \d+\.\d\d us a call \(95 %: .* us: [+-]\d+\.\d\d us", printed)

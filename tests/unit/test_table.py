@@ -144,3 +144,12 @@ def test_the_hash_follows_the_sources(tmp_path, monkeypatch):
     read = _tune.Path.read_bytes
     monkeypatch.setattr(_tune.Path, "read_bytes", lambda path: read(path) + b"#" * (path.name == "kernels.py"))
     assert _tune.kernels_version.__wrapped__() != first
+
+
+def test_h100_and_h200_are_alike(monkeypatch):
+    from triton_dist.backends.nvidia.backend import NvidiaBackend
+    here = NvidiaBackend.__new__(NvidiaBackend)
+    monkeypatch.setattr(NvidiaBackend, "device_name", lambda self: "NVIDIA H200")
+    assert [here.alike(name) for name in ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe")] == [True, True, False]
+    monkeypatch.setattr(NvidiaBackend, "device_name", lambda self: "NVIDIA H100 PCIe")
+    assert [here.alike(name) for name in ("NVIDIA H200", "NVIDIA H100 PCIe")] == [False, True]

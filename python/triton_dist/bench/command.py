@@ -5,6 +5,7 @@
     triton-dist bench ag_gemm                                 # starts a rank on every GPU, or emulated ranks
     bash launch.sh --nproc_per_node 2 benchmarks/bench.py gemm_rs --shapes 8B 70B@2048 8192,8192,29568 --out results
     triton-dist bench ag_gemm --late 1:2                      # rank 1 is late by 2 ms before each call: what does it cost?
+    triton-dist bench dispatch                                # what does an op cost the host where it is the baseline?
     triton-dist bench plot results/2026-01-31-4xH100-80GB     # pictures, on any machine
     triton-dist bench docs                                    # docs/performance.md from all results
     triton-dist bench --verify-bars                           # does the newest result of each kind reach its bar?
@@ -14,7 +15,7 @@ import os
 import sys
 from datetime import date
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from triton_dist.bench.shapes import OPS, parse
 
@@ -55,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--late-on", choices=("host", "device"), help="where it is late (default: host)")
         sub.add_argument("--nproc_per_node", "--nproc-per-node", type=positive, metavar="N", help="ranks to start")
         sub.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<date>-<host>/<op>.json and host.json")
+    dispatch = commands.add_parser("dispatch", help="host time of an op where its plan is the baseline, beside the baseline")
+    dispatch.add_argument("--nproc_per_node", "--nproc-per-node", type=positive, metavar="N", help="ranks to start")
     plot = commands.add_parser("plot", help="draw pictures from a folder of results")
     plot.add_argument("folder", type=Path, metavar="DIR")
     docs = commands.add_parser("docs", help="write docs/performance.md and its pictures from all results")
@@ -74,7 +77,9 @@ def main(argv: list) -> int:
     if args.command == "docs":
         return _from_files("docs", lambda: _docs(args.results, args.out))
     if args.command is None:
-        parser().error(f"a command is required: {', '.join(OPS)}, plot, docs, or --verify-bars")
+        parser().error(f"a command is required: {', '.join(OPS)}, dispatch, plot, docs, or --verify-bars")
+    if args.command == "dispatch":
+        return _on_rank(_dispatch) if "RANK" in os.environ else _start_ranks(argv, args.nproc_per_node)
     if args.late_on is not None and args.late is None and args.jitter is None:
         parser().error("--late-on: needs --late or --jitter, which say who is late")
     try:
@@ -83,7 +88,7 @@ def main(argv: list) -> int:
         parser().error(str(error))
     if "RANK" not in os.environ:
         return _start_ranks(argv, args.nproc_per_node)
-    return _on_rank(args)
+    return _on_rank(lambda group: _bench(args, group))
 
 
 def _from_files(name: str, work: Callable[[], int]) -> int:
@@ -122,14 +127,31 @@ def _start_ranks(argv: list, ranks: int | None) -> int:
     return launch.start_tool("bench", argv, ranks)
 
 
-def _on_rank(args: argparse.Namespace) -> int:
+def _on_rank(work: Callable[[Any], int]) -> int:
+    """Joins the world, does the work of a rank, leaves."""
     import triton_dist
-    from triton_dist.bench import results, table
-    from triton_dist.bench.run import run
     from triton_dist.runtime.groups import resolve
 
     triton_dist.initialize_distributed()
     group = resolve()
+    status = work(group)
+    group.barrier()
+    triton_dist.finalize_distributed()
+    return status
+
+
+def _dispatch(group: Any) -> int:
+    from triton_dist.bench.dispatch import run
+    text = run(group)
+    if group.rank == 0:
+        print(text, flush=True)
+    return 0
+
+
+def _bench(args: argparse.Namespace, group: Any) -> int:
+    from triton_dist.bench import results, table
+    from triton_dist.bench.run import run
+
     try:
         status, rows, host = run(args, group)
     except ValueError as error:
@@ -141,8 +163,6 @@ def _on_rank(args: argparse.Namespace) -> int:
         if args.out is not None:
             folder = args.out / f"{date.today().isoformat()}-{host['kind']}"
             print(f"written: {results.save(folder, args.command, rows, host)}", flush=True)
-    group.barrier()
-    triton_dist.finalize_distributed()
     return status
 
 

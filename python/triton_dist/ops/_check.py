@@ -80,10 +80,10 @@ def overlapping(out: torch.Tensor | None, *inputs: torch.Tensor | None) -> int |
     """Index of the first input that shares memory with `out`; None where there is none. For tensors that have memory."""
     if out is None or not out.numel():
         return None
-    first, last = _span(out)
+    first, last = span(out)
     for index, t in enumerate(inputs):
         if t is not None:
-            start, end = _span(t)
+            start, end = span(t)
             if start < last and first < end and t.numel():
                 return index
     return None
@@ -140,7 +140,8 @@ def _placed(name: str, t: torch.Tensor) -> None:
                               f"pass {name}.clone()")
 
 
-def _span(t: torch.Tensor) -> tuple[int, int]:
+def span(t: torch.Tensor) -> tuple[int, int]:
+    """Addresses of its first byte and behind its last one."""
     start = t.data_ptr()
     if t.is_contiguous():
         return start, start + t.numel() * t.element_size()

@@ -45,10 +45,6 @@ class Place:
     triton: str
     kernels: str
 
-    def same_machine(self, other: "Place") -> bool:
-        """Whether only versions differ."""
-        return (self.device, self.world, self.topology) == (other.device, other.world, other.topology)
-
 
 @dataclass(frozen=True)
 class Shape:

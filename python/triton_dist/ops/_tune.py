@@ -152,20 +152,21 @@ def _share(group: Group) -> Tables:
     mode, triton, kernels, (shipped, own) = found[0]
     nodes = group.nodes if group.size > 1 else ((0,),)
     place = Place(" + ".join(sorted(set(names))), group.size, "+".join(str(len(node)) for node in nodes), triton, kernels)
-    entries = {entry.shape: entry for entry in shipped if entry.place.same_machine(place)}
-    entries |= {entry.shape: entry for entry in own if entry.place == place}
-    return Tables(mode, place, entries)
+    alike = [entry for entry in shipped if (entry.place.world, entry.place.topology) == (place.world, place.topology)
+             and len(set(names)) == 1]
+    alike.sort(key=lambda entry: entry.place.device == place.device)       # of this very device last: it holds
+    return Tables(mode, place, {entry.shape: entry for entry in [*alike, *(entry for entry in own if entry.place == place)]})
 
 
 def _read(own: bool) -> tuple[list, list]:
-    """Entries of the shipped tables, and of the user's `own`."""
+    """Entries of the shipped tables that hold for this rank's device, and of the user's `own`."""
     found: tuple = ([], [])
     for kind, path in [*((0, path) for path in backend().tables()), *([(1, cache_file())] if own else [])]:
         try:
             found[kind].extend(_table.read(path))
         except (OSError, ValueError) as error:
             _warn_once(f"{error}; its figures are not used" + (", and new ones will replace it" if kind else ""))
-    return found
+    return [entry for entry in found[0] if backend().alike(entry.place.device)], found[1]
 
 
 @functools.cache

@@ -130,6 +130,10 @@ class Backend(ABC):
         """What kind of device the calling rank has, as its driver names it."""
         return self.name
 
+    def alike(self, device: str) -> bool:
+        """Whether times measured on `device` hold for the calling rank's as well."""
+        return device == self.device_name()
+
     def check_join(self) -> None:
         """Raises where the calling rank cannot join a world now."""
 

@@ -22,6 +22,7 @@ class RankState:
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
     plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan
+    recent: dict = field(default_factory=dict)          # what a repeated call is known by -> ops._recent.Known
     debug: bool = field(default_factory=debug)          # compare op calls over the ranks
     calls: dict = field(default_factory=dict)           # group key -> number of op calls
     refused: set = field(default_factory=set)           # keys of groups whose last call was refused here

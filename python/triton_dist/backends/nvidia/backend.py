@@ -19,6 +19,8 @@ H100 = MachineModel(sms=132, gemm_tflops=700.0, core_ratio=0.97, portable_ratio=
                     collective_us=38.0, launch_us=35.0, fused_us=85.0, signal_us=3.0,
                     fuse_bytes={"ag_gemm": 6_000_000, "gemm_rs": 6_000_000})
 
+_HOPPER_SXM = {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}      # the same multiprocessors and links
+
 
 class NvidiaBackend(GpuBackend):
     """NVIDIA GPUs from sm_80 on, symmetric memory through torch or NVSHMEM."""
@@ -57,6 +59,9 @@ class NvidiaBackend(GpuBackend):
 
     def machine_model(self) -> MachineModel | None:
         return H100 if torch.cuda.get_device_capability(self.device()) == (9, 0) else None
+
+    def alike(self, device: str) -> bool:
+        return super().alike(device) or {device, self.device_name()} <= _HOPPER_SXM
 
     def tables(self) -> list[Path]:
         return sorted(Path(__file__).parent.glob("tuned_*.json"))

@@ -5,7 +5,7 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _plan, _tune
+from triton_dist.ops import _check, _plan, _recent, _tune
 from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
@@ -41,10 +41,15 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch's allow_tf32 switch for matmuls.
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
-    members = resolve(group)
-    key = (_plan.signature(x, weight, bias, out), str(method))
-    plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method),
-                         lambda agreed: _make_plan(x, weight, members, bias, out, agreed))
+    known = _recent.find("ag_gemm", x, weight, bias, out, group, method)
+    if known is not None:
+        plan, members = known.plan, known.group
+    else:
+        members = resolve(group)
+        key = (_plan.signature(x, weight, bias, out), str(method))
+        plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method),
+                             lambda agreed: _make_plan(x, weight, members, bias, out, agreed))
+        _recent.keep("ag_gemm", plan, members, x, weight, bias, out, group, method)
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
     gathered = plan.run(members, x, weight, bias, out, return_gathered)
@@ -150,7 +155,7 @@ class _Unfused:
         self.capturing = backend().is_capturing()
 
     def valid(self) -> bool:
-        return self.capturing == backend().is_capturing()        # capture is a reason to be unfused
+        return not self.capturing or backend().is_capturing()    # capture is a reason to be unfused
 
     def run(self, group, x, weight, bias, out, return_gathered):
         backend().before_torch()

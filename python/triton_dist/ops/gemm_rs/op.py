@@ -5,7 +5,7 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _plan, _tune
+from triton_dist.ops import _check, _plan, _recent, _tune
 from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
@@ -36,10 +36,15 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     a hop unless hop_dtype is float32.
     Raises InvalidArgument before anything is sent.
     """
-    members = resolve(group)
-    key = (_plan.signature(x, weight, bias, out), str(hop_dtype), str(method))
-    plan = _plan.planned("gemm_rs", members, key, lambda: _checked(x, weight, members, bias, out, hop_dtype, method),
-                         lambda agreed: _make_plan(x, weight, members, bias, out, agreed))
+    known = _recent.find("gemm_rs", x, weight, bias, out, group, method, hop_dtype)
+    if known is not None:
+        plan, members = known.plan, known.group
+    else:
+        members = resolve(group)
+        key = (_plan.signature(x, weight, bias, out), str(hop_dtype), str(method))
+        plan = _plan.planned("gemm_rs", members, key, lambda: _checked(x, weight, members, bias, out, hop_dtype, method),
+                             lambda agreed: _make_plan(x, weight, members, bias, out, agreed))
+        _recent.keep("gemm_rs", plan, members, x, weight, bias, out, group, method, hop_dtype)
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
     plan.run(members, x, weight, bias, out)
@@ -139,7 +144,7 @@ class _Unfused:
         self.capturing = backend().is_capturing()
 
     def valid(self) -> bool:
-        return self.capturing == backend().is_capturing()        # capture is a reason to be unfused
+        return not self.capturing or backend().is_capturing()    # capture is a reason to be unfused
 
     def run(self, group, x, weight, bias, out):
         backend().before_torch()

@@ -1,0 +1,191 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Calls that repeat others take the short way to their plan; what differs in anything takes the long one."""
+import gc
+import weakref
+
+import pytest
+import torch
+
+import triton_dist
+from triton_dist.backends.emulator import run_ranks
+from triton_dist.backends.emulator.backend import EmulatorBackend
+from triton_dist.ops import _plan, _recent, ag_gemm, gemm_rs
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
+from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, poisoned, random_tensor
+
+M = N = K = 32
+BF16 = torch.bfloat16
+
+
+def tensor(*shape, seed=0, dtype=BF16):
+    return random_tensor(*shape, dtype=dtype, seed=seed)
+
+
+@pytest.fixture
+def long_ways(monkeypatch):
+    """Counts the calls, of all ranks, that were looked at in full."""
+    taken, real = [], _plan.planned
+
+    def planned(*args):
+        taken.append(args[0])
+        return real(*args)
+    monkeypatch.setattr(_plan, "planned", planned)
+    return taken
+
+
+@pytest.mark.parametrize("method", ["portable", "unfused"])
+@pytest.mark.parametrize("extra", [(), ("out",), ("bias",), ("bias", "out")], ids="+".join)
+def test_repeated_calls_take_the_short_way_and_are_right(method, extra, long_ways):
+    def script():
+        group = resolve()
+        w, b = tensor(N, K, seed=group.rank), tensor(N, seed=9) if "bias" in extra else None
+        for seed in range(4):
+            x, tall = tensor(M, K, seed=seed), tensor(2 * M, K, seed=seed)
+            out = {"out": poisoned(2 * M, N, dtype=BF16)} if "out" in extra else {}
+            assert_matches(ag_gemm(x, w, bias=b, method=method, **out), ag_gemm_float64(x, w, group, b), k=K)
+            out = {"out": poisoned(M, N, dtype=BF16)} if "out" in extra else {}
+            assert_matches(gemm_rs(tall, w, bias=b, method=method, **out), gemm_rs_float64(tall, w, group, b), k=2 * K,
+                           roundings=3)
+    run_ranks(script, 2)
+    assert len(long_ways) == 4, "the first call of each op on each rank"
+
+
+CHANGED = {  # what is called after ag_gemm(x, weight, bias, out) was: options over these; what is said, "" where it is right
+    "another dtype": (lambda t: dict(x=t["x"].half(), weight=t["weight"].half(), bias=None, out=None), ""),
+    "dtypes that differ": (lambda t: dict(x=t["x"].half()), "weight: expected torch.float16"),
+    "another layout of x": (lambda t: dict(x=t["x"].t().contiguous().t()), ""),
+    "another layout of out": (lambda t: dict(out=poisoned(N, M, dtype=BF16).t()), "out: expected a contiguous tensor"),
+    "more rows": (lambda t: dict(x=tensor(2 * M, K, seed=3), out=None), ""),
+    "rows that do not fit out": (lambda t: dict(x=tensor(2 * M, K, seed=3)), "out: expected shape"),
+    "no bias": (lambda t: dict(bias=None), ""),
+    "a vector to write to": (lambda t: dict(bias=None, out=t["bias"]), "out: expected 2 dimensions"),
+    "out over x": (lambda t: dict(out=t["x"]), "out: must not overlap x"),
+    "out over weight": (lambda t: dict(out=t["weight"]), "out: must not overlap weight"),
+    "an odd address": (lambda t: dict(x=torch.cat([t["x"].flatten(), t["x"][0]])[1:1 + M * K].view(M, K)), ""),
+    "negated memory": (lambda t: dict(x=torch._neg_view(t["x"])), "resolve_neg"),
+    "a gradient": (lambda t: dict(x=t["x"].clone().requires_grad_()), "x: requires grad"),
+    "no tensor": (lambda t: dict(x=[1.0]), "x: expected a torch.Tensor, found list"),
+    "no weight": (lambda t: dict(weight=None), "weight: expected a torch.Tensor, found NoneType"),
+    "no memory": (lambda t: dict(x=t["x"].to("meta")), "x: expected a tensor on cpu"),
+    "another method": (lambda t: dict(method="unfused"), ""),
+    "an unknown method": (lambda t: dict(method="fast"), "method: expected one of"),
+    "no group": (lambda t: dict(group=7), "group: expected None"),
+}
+
+
+@pytest.mark.parametrize("change, says", CHANGED.values(), ids=CHANGED)
+def test_a_call_that_differs_is_looked_at_in_full(change, says, long_ways):
+    def script():
+        group = resolve()
+        given = dict(x=tensor(M, K), weight=tensor(N, K, seed=1), bias=tensor(N, seed=2), out=poisoned(M, N, dtype=BF16),
+                     method="portable", group=None)
+        ag_gemm(**given)
+        ag_gemm(**given)
+        long_ways.clear()
+        given |= change(given)
+        if says:
+            with pytest.raises(InvalidArgument, match=says):
+                ag_gemm(**given)
+        else:
+            out = ag_gemm(**given)
+            assert_matches(out, ag_gemm_float64(given["x"], given["weight"], group, given["bias"]), k=K, roundings=2)
+            assert long_ways
+    run_ranks(script, 1)
+
+
+def test_a_weight_that_wants_a_gradient_is_refused_once_gradients_are_on():
+    def script():
+        x, w = tensor(M, K), tensor(N, K, seed=1).requires_grad_()
+        with torch.no_grad():
+            ag_gemm(x, w)
+            ag_gemm(x, w)
+        with pytest.raises(InvalidArgument, match="weight: requires grad"):
+            ag_gemm(x, w)
+    run_ranks(script, 1)
+
+
+def test_hop_dtype_and_tf32_are_part_of_a_call(long_ways, monkeypatch):
+    def script():
+        x, w = tensor(2 * M, K, dtype=torch.float16), tensor(N, K, dtype=torch.float16)
+        for hop in (None, None, torch.float32, None):
+            gemm_rs(x, w, hop_dtype=hop, method="portable")
+    run_ranks(script, 2)
+    assert len(long_ways) == 6, "a weight's last call is remembered; each change of hop_dtype is looked at again"
+    long_ways.clear()
+
+    def other():
+        x, w = tensor(M, K, dtype=torch.float32), tensor(N, K, dtype=torch.float32)
+        for allowed in (False, False, True):
+            monkeypatch.setattr(EmulatorBackend, "allow_tf32", lambda self, allowed=allowed: allowed)
+            ag_gemm(x, w, method="portable")
+        return sorted(plan.call.options["PRECISION"] for plan in state().plans.values())
+    assert run_ranks(other, 1) == [["ieee", "tf32"]] and len(long_ways) == 2
+
+
+def test_buffers_that_have_moved_are_seen(long_ways):
+    def script():
+        group = resolve()
+        small, large, w = tensor(8, K), tensor(2048, K, seed=5), tensor(N, K, seed=group.rank)
+        for x in (small, small, large, small, small):
+            assert_matches(ag_gemm(x, w, method="portable"), ag_gemm_float64(x, w, group), k=K)
+    run_ranks(script, 2)
+    assert len(long_ways) == 6
+
+
+def test_ranks_that_repeat_different_calls_are_told():
+    def script():
+        group = resolve()
+        x, w = tensor(M, K), tensor(N, K)
+        ag_gemm(x, w)
+        gemm_rs(x, w)
+        (ag_gemm if group.rank else gemm_rs)(x, w)
+    with pytest.raises(InvalidArgument, match="ranks disagree"):
+        run_ranks(script, 2)
+
+
+def test_a_call_after_a_refused_one_is_agreed_on():
+    def script():
+        x, w = tensor(M, K), tensor(N, K)
+        ag_gemm(x, w)
+        if resolve().rank == 0:
+            with pytest.raises(InvalidArgument):
+                ag_gemm(x, w[:, :8])
+        ag_gemm(x, w)
+    with pytest.raises((CollectiveMismatch, InvalidArgument), match="ranks disagree|refused"):
+        run_ranks(script, 2)
+
+
+def test_groups_are_told_apart(long_ways):
+    def script():
+        world, x, w = resolve(), tensor(M, K), tensor(N, K)
+        half = world.new_group([world.rank // 2 * 2, world.rank // 2 * 2 + 1])
+        for group in (world, half, half, None, world):
+            assert ag_gemm(x, w, group=group, method="portable").shape[0] == M * (2 if group is half else 4)
+    run_ranks(script, 4)
+    assert len(long_ways) == 4 * 4, "only half after half repeats"
+
+
+def test_tensors_are_not_kept_alive():
+    def script():
+        x, w = tensor(M, K), tensor(N, K)
+        ag_gemm(x, w, method="portable")
+        triton_dist.synchronize()
+        gone = weakref.ref(x)
+        del x
+        gc.collect()
+        assert gone() is None
+    run_ranks(script, 1)
+
+
+def test_without_torchs_guards_every_call_takes_the_long_way(long_ways, monkeypatch):
+    monkeypatch.setattr(_recent, "TensorGuards", None)
+
+    def script():
+        x, w = tensor(M, K), tensor(N, K)
+        for _ in range(3):
+            assert_matches(ag_gemm(x, w), ag_gemm_float64(x, w, resolve()), k=K)
+    run_ranks(script, 2)
+    assert len(long_ways) == 6
