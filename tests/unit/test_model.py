@@ -4,6 +4,7 @@
 import pytest
 
 from triton_dist.backends.emulator import run_ranks
+from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.nvidia.backend import H100
 from triton_dist.ops import _model, explain
 from triton_dist.runtime.backend import GemmConfig
@@ -40,3 +41,19 @@ def test_explain_says_what_auto_does():
         return text
     for text in run_ranks(script, 2):
         assert text.startswith("gemm_rs M=64 N=64 K=64 on 2 ranks: portable, because")
+
+
+def test_explain_shows_a_prediction_for_each_candidate(monkeypatch):
+    monkeypatch.setattr(EmulatorBackend, "machine_model", lambda self: H100)
+
+    def script():
+        large, small = explain("ag_gemm", 8192, 28672, 4096), explain("gemm_rs", 16, 4096, 14336)
+        print(large)
+        return large, small
+    large, small = run_ranks(script, 4)[0]
+    assert {row.choice.method for row in large.candidates} == {"ws", "portable", "unfused"}
+    assert all(row.predicted > 0 and row.measured is None for row in large.candidates)
+    assert [row.predicted for row in large.candidates] == sorted(row.predicted for row in large.candidates)
+    assert "hide behind the GEMM" in large.reason and large.chosen != "unfused"
+    assert small.chosen == "unfused" and "brings only 0.1 MB" in small.reason
+    assert sum(line.startswith("->") for line in str(large).splitlines()) == 1

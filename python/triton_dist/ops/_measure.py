@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Times of an op's candidates, taken on all ranks together with the same numbers of calls.
 
-First every candidate is built, one after the other, and ranks agree on each (protocol rule 17: then nobody compiles while
-others spin). A short trial leaves the finalists; these are timed in rounds whose order turns, since clocks drift.
+First all candidates are built, then compiled, and ranks agree on which have been (protocol rule 17: then nobody compiles while
+others spin). Each rank starts to compile at another one, so that ranks of one host find most of them in Triton's cache. A
+short trial leaves the finalists; these are timed in rounds whose order turns, since clocks drift.
 """
 import math
 import statistics
@@ -23,22 +24,28 @@ _BATCH_MS, _MOST = 8.0, 50      # a round of a finalist fills this time, with at
 Run = Callable[[], None]
 
 
-def measure(group: Group, title: str, candidates: Sequence, build: Callable[[Any], Run]) -> tuple[dict, dict]:
+def measure(group: Group, title: str, candidates: Sequence, build: Callable[[Any], Any]) -> tuple[dict, dict]:
     """({candidate: milliseconds a call, the slowest rank's median}, {candidate: why it failed}). Collective; equal on all ranks.
 
-    `build(candidate)` gives a function that makes one call. What it raises on one rank rules the candidate out on all.
+    `build(candidate)`, maybe collective, gives an object that makes a call when called, once its `compile()`, which sends
+    nothing, has returned. What either raises on one rank rules the candidate out on all.
     """
     with _progress(group, title, 2 * len(candidates) + _ROUNDS) as step:
-        runs, failed = {}, {}
+        runs, reasons = {}, {}
         for candidate in candidates:
-            run, reason = _built(build, candidate)
-            reasons = group.all_gather_object(reason)
-            bad = next((rank for rank, why in enumerate(reasons) if why), None)
-            if bad is None:
-                runs[candidate] = run
-            else:
-                failed[candidate] = f"rank {group.world_ranks[bad]}: {reasons[bad]}"
+            runs[candidate], reasons[candidate] = _tried(lambda candidate=candidate: build(candidate))
+        first = group.rank * len(candidates) // group.size
+        for candidate in (*candidates[first:], *candidates[:first]):
+            if not reasons[candidate]:
+                _, reasons[candidate] = _tried(runs[candidate].compile)
             step(str(candidate))
+        everyone = group.all_gather_object([reasons[candidate] for candidate in candidates])
+        failed = {}
+        for candidate, found in zip(candidates, zip(*everyone)):
+            bad = next((rank for rank, why in enumerate(found) if why), None)
+            if bad is not None:
+                failed[candidate] = f"rank {group.world_ranks[bad]}: {found[bad]}"
+                del runs[candidate]
         if not runs:
             return {}, failed
         trial = _times(group, runs, 1, dict.fromkeys(runs, _TRIAL), step)
@@ -50,9 +57,10 @@ def measure(group: Group, title: str, candidates: Sequence, build: Callable[[Any
         return {candidate: final.get(candidate, drift * trial[candidate]) for candidate in runs}, failed
 
 
-def _built(build: Callable[[Any], Run], candidate: Any) -> tuple[Run | None, str]:
+def _tried(work: Callable[[], Any]) -> tuple[Any, str]:
+    """(what `work` gives, why it failed)."""
     try:
-        return build(candidate), ""
+        return work(), ""
     except HangError:
         raise                           # nothing that ranks could agree on
     except Exception as error:          # whatever a compiler or a driver raises

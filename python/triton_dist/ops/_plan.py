@@ -56,21 +56,38 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
     return plan
 
 
-def repeatedly(make: Callable[[], Any], group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-               out: torch.Tensor | None, *rest: Any) -> Callable[[], None]:
-    """Makes a plan, and a function that makes one call by it, to `out` or a tensor like it; for who times plans.
+class Plan:
+    """How calls of one kind run. Has `out_shape`; `agreed` is set once it is in use. Making one may be collective."""
 
-    Other plans may move the buffers it points into: then it is made again, on all ranks alike.
+    def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None) -> None:
+        """Makes ready what a first call would have to wait for. Sends nothing; raises what a compiler or a driver raises."""
+
+    def valid(self) -> bool:
+        """Whether calls can still be run by it."""
+        return True
+
+
+class Trial:
+    """A plan for who times plans: each call makes one on the given tensors, to `out` or a tensor like it.
+
+    Other plans may move the buffers that it points into: then it is made again, on all ranks alike.
     """
-    plan = make()
 
-    def run() -> None:
-        nonlocal plan
-        if not plan.valid():
-            plan = make()
-        to = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device) if out is None else out
-        plan.run(group, x, weight, bias, to, *rest)
-    return run
+    def __init__(self, make: Callable[[], Plan], group: Group, tensors: tuple, *rest: Any):
+        self._make, self._group, self._tensors, self._rest = make, group, tensors, rest
+        self._plan = make()
+
+    def compile(self) -> None:
+        """What may fail on one rank alone."""
+        self._plan.compile(*self._tensors)
+
+    def __call__(self) -> None:
+        if not self._plan.valid():
+            self._plan = self._make()
+            self.compile()
+        x, weight, bias, out = self._tensors
+        out = torch.empty(self._plan.out_shape, dtype=x.dtype, device=x.device) if out is None else out
+        self._plan.run(self._group, x, weight, bias, out, *self._rest)
 
 
 def same_call(group: Group, what: Any, refused: bool = False) -> None:

@@ -53,15 +53,15 @@ class Call:
     `build`.
 
     key: what all ranks agree on. shape(total) gives the Shape from the sum of all `local`. candidates: ways to run it that the
-    method asked for allows, each method's default first. rule: the one taken without figures, and why. build(choice) gives a
-    function that makes one such call; it may raise.
+    method asked for allows, each method's default first. rule: the one taken without figures, and why. build(choice) gives
+    what makes such calls, for _measure.measure.
     """
     key: tuple
     local: int
     shape: Callable[[int], Shape]
     candidates: Sequence[Choice]
     rule: tuple
-    build: Callable[[Choice], Callable[[], None]]
+    build: Callable[[Choice], Any]
 
 
 def cache_file() -> Path:

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ag_gemm: plan and dispatch."""
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -110,33 +110,38 @@ def _core(k: int, dtype: torch.dtype) -> Any:
 
 
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-               agreed: dict) -> Any:
-    """Decides how calls like this one run. Collective at the first use of a shape."""
+               agreed: dict) -> _plan.Plan:
+    """How calls like this one run. Collective at the first use of a shape."""
     meet = _plan.agree_once(group, agreed)
+    plan = _decided(x, weight, group, bias, out, agreed)
+    plan.compile(x, weight, bias, out)
+    meet()
+    return plan
+
+
+def _decided(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+             agreed: dict) -> _plan.Plan:
     if 0 in x.shape:                                    # the same on every rank: nothing to send
         return _Empty(x, weight.shape[0], group)
     (m, k), n, dtype, method = x.shape, weight.shape[0], x.dtype, agreed["method"]
 
-    def make(choice: Choice, meet: Callable[[], None] = lambda: None) -> Any:
-        return _Unfused(x, n, group) if choice.method == "unfused" else _Fused(x, weight, bias, out, group, choice, meet)
+    def make(choice: Choice) -> _plan.Plan:
+        return _Unfused(x, n, group) if choice.method == "unfused" else _Fused(x, weight, group, choice)
 
     if method == "unfused":
         return make(Choice(method))
     ways = [choice for choice in candidates(m, k, dtype) if method in ("auto", choice.method)]
     rule = _plan.rule("ag_gemm", ways, group, bytes_in(m, k, dtype, group.size))
     call = _tune.Call(tuple(agreed.items()), n, lambda total: shape(m, k, dtype, total, group.size), ways, rule,
-                      lambda choice: _plan.repeatedly(lambda: make(choice), group, x, weight, bias, out, False))
-    return make(_tune.decide(group, call).choice, meet)
+                      lambda choice: _plan.Trial(lambda: make(choice), group, (x, weight, bias, out), False))
+    return make(_tune.decide(group, call).choice)
 
 
-class _Empty:
+class _Empty(_plan.Plan):
     """No rows, or sums of no terms."""
 
     def __init__(self, x: torch.Tensor, n: int, group: Group):
         self.rows, self.out_shape = x.shape[0] * group.size, (x.shape[0] * group.size, n)
-
-    def valid(self) -> bool:
-        return True
 
     def run(self, group, x, weight, bias, out, return_gathered):
         backend().before_torch()
@@ -147,7 +152,7 @@ class _Empty:
         return x.new_empty((self.rows, x.shape[1])) if return_gathered else None
 
 
-class _Unfused:
+class _Unfused(_plan.Plan):
     """A collective, then a matmul."""
 
     def __init__(self, x: torch.Tensor, n: int, group: Group):
@@ -162,19 +167,17 @@ class _Unfused:
         return ag_gemm_reference(x, weight, group, bias, out)[1]
 
 
-class _Fused:
+class _Fused(_plan.Plan):
     """A gather beside one kernel. Holds all that does not change from call to call.
 
     m, k, n: sizes of x [m, k] and weight [n, k]. pitch: rows from one chunk of the gather buffer to the next, whole tiles.
     A shard is sent in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag.
     """
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-                 group: Group, choice: Choice, meet: Callable[[], None]):
-        x, weight = x.contiguous(), _check.rows_contiguous(weight)
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, choice: Choice):
         self.group, self.dtype, self.config = group, x.dtype, choice.config
         (self.m, self.k), self.n = x.shape, weight.shape[0]
-        core = backend().core("ag_gemm") if choice.method == "ws" else None
+        self.core = backend().core("ag_gemm") if choice.method == "ws" else None
         tiles_m = -(-self.m // self.config.block_m)
         self.pitch, self.out_shape = tiles_m * self.config.block_m, (self.m * group.size, self.n)
         self.space = space = workspace(group, "ag_gemm")
@@ -182,14 +185,16 @@ class _Fused:
         self.pieces, self.piece_tiles = self.gather.pieces, self.gather.piece_tiles
         self.generation = space.generation
         self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
+
+    def compile(self, x, weight, bias, out):
+        x, weight = x.contiguous(), _check.rows_contiguous(weight)
         self.gather.prepare(x)
         out = x.new_empty(self.out_shape) if out is None else out
-        accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
-        self.call = core.bind(self, bias is not None) if accepted else _Portable(self, bias is not None)
+        accepted = self.core is not None and self.core.accepts(x, weight, out)      # by this rank; others may differ
+        self.call = (self.core.bind if accepted else _Portable)(self, bias is not None)
         programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
         self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
                                         self.call.options)
-        meet()
 
     def valid(self) -> bool:
         return self.generation == self.space.generation and not backend().is_capturing()

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """gemm_rs: plan and dispatch."""
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -102,41 +102,44 @@ def _core(n: int, dtype: torch.dtype, group: Group) -> Any:
 
 
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-               agreed: dict) -> Any:
-    """Decides how calls like this one run. Collective at the first use of a shape."""
+               agreed: dict) -> _plan.Plan:
+    """How calls like this one run. Collective at the first use of a shape."""
     meet = _plan.agree_once(group, agreed)
+    plan = _decided(x, weight, group, bias, out, agreed)
+    plan.compile(x, weight, bias, out)
+    meet()
+    return plan
+
+
+def _decided(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+             agreed: dict) -> _plan.Plan:
     m, n, dtype, hop_dtype, method = (agreed[name] for name in ("m", "n", "dtype", "hop_dtype", "method"))
     if not m * n:                                       # the same on every rank: nothing to send
         return _Empty((m, n))
 
-    def make(choice: Choice, meet: Callable[[], None] = lambda: None) -> Any:
-        if choice.method == "unfused":
-            return _Unfused((m, n), hop_dtype)
-        return _Fused(x, weight, bias, out, group, hop_dtype, choice, meet)
+    def make(choice: Choice) -> _plan.Plan:
+        return _Unfused((m, n), hop_dtype) if choice.method == "unfused" else _Fused(x, weight, group, hop_dtype, choice)
 
     if method == "unfused":
         return make(Choice(method))
     ways = [choice for choice in candidates(m, n, dtype, hop_dtype, group) if method in ("auto", choice.method)]
     rule = _plan.rule("gemm_rs", ways, group, bytes_in(m, n, dtype, group.size))
     call = _tune.Call(tuple(agreed.items()), x.shape[1], lambda total: shape(m, n, dtype, hop_dtype, total, group.size), ways,
-                      rule, lambda choice: _plan.repeatedly(lambda: make(choice), group, x, weight, bias, out))
-    return make(_tune.decide(group, call).choice, meet)
+                      rule, lambda choice: _plan.Trial(lambda: make(choice), group, (x, weight, bias, out)))
+    return make(_tune.decide(group, call).choice)
 
 
-class _Empty:
+class _Empty(_plan.Plan):
     """No rows or no columns."""
 
     def __init__(self, out_shape: tuple):
         self.out_shape = out_shape
 
-    def valid(self) -> bool:
-        return True
-
     def run(self, group, x, weight, bias, out):
         pass
 
 
-class _Unfused:
+class _Unfused(_plan.Plan):
     """A matmul, then a collective."""
 
     def __init__(self, out_shape: tuple, hop_dtype: torch.dtype):
@@ -151,34 +154,33 @@ class _Unfused:
         gemm_rs_reference(x, weight, group, bias, out, self.hop_dtype)
 
 
-class _Fused:
+class _Fused(_plan.Plan):
     """A ring, or one in each node, inside one kernel. Holds all that does not change from call to call.
 
     m, n, k: sizes of out [m, n] and weight [n, k]. pitch: rows from one chunk of the slots to the next, whole tiles.
     """
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-                 group: Group, hop_dtype: torch.dtype, choice: Choice, meet: Callable[[], None]):
-        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, hop_dtype: torch.dtype, choice: Choice):
         self.group, self.dtype, self.hop_dtype, self.config = group, x.dtype, hop_dtype, choice.config
         self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
         self.out_shape = (self.m, self.n)
-        core = backend().core("gemm_rs") if choice.method == "ws" else None
+        self.core = backend().core("gemm_rs") if choice.method == "ws" else None
         tiles_m = -(-self.m // self.config.block_m)
         tiles = tiles_m * -(-self.n // self.config.block_n)
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
         self.programs = min(tiles * group.size, backend().num_sms())
-        self.space, portable = workspace(group, "gemm_rs"), RingsOverNodes if _plan.across_nodes(group) else _Portable
-        self.space.reserve(*portable.room(self, tiles))
+        self.space, self.portable = workspace(group, "gemm_rs"), RingsOverNodes if _plan.across_nodes(group) else _Portable
+        self.space.reserve(*self.portable.room(self, tiles))
         self.generation = self.space.generation
+
+    def compile(self, x, weight, bias, out):
+        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
         out = x.new_empty(self.out_shape) if out is None else out
-        accepted = core is not None and core.accepts(x, weight, out)      # by this rank; others may differ
-        self.call = core.bind(self, bias is not None) if accepted else portable(self, bias is not None)
+        accepted = self.core is not None and self.core.accepts(x, weight, out)      # by this rank; others may differ
+        self.call = (self.core.bind if accepted else self.portable)(self, bias is not None)
         self.launch = backend().prepare(self.call.kernel, (self.programs,),
                                         self.call.args(x, weight, bias, out),
                                         dict(self.call.options, launch_cooperative_grid=True))
-        meet()
-
     def valid(self) -> bool:
         return self.generation == self.space.generation and not backend().is_capturing()
 
