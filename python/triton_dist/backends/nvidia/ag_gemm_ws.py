@@ -96,7 +96,8 @@ class Gather:
             cols = tile.n * COLS + gl.arange(0, COLS, layout=gl.SliceLayout(0, layout))
             acc += gl.load(self.bias + cols, mask=cols < self.n, other=0.0).to(gl.float32)[None, :]
         if COLS < self.BLOCK_N:
-            staging = reinterpret(staging, staging.dtype, [self.BLOCK_M, COLS], staging.layout)
+            narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([self.BLOCK_M, COLS], staging.dtype)
+            staging = reinterpret(staging, staging.dtype, [self.BLOCK_M, COLS], narrow)
         staging.store(acc.to(staging.dtype))
 
     @gluon.jit
