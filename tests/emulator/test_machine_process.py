@@ -205,3 +205,27 @@ if __name__ == "__main__":
     dist.destroy_process_group()
 else:
     pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="reads /proc")
+
+
+def test_a_call_that_is_being_noted_differs_from_none(monkeypatch):
+    """A peer in another process may look between any two of the writes."""
+    from triton_dist.backends.emulator import ledger
+    blocks = [bytearray(ledger.SIZE) for _ in range(2)]
+    mine, peer = ledger.Ledger(blocks), ledger.Ledger(blocks)
+    looked = []
+
+    class Watched:
+        def __init__(self, real):
+            self.real, self.size, self.unpack_from = real, real.size, real.unpack_from
+
+        def pack_into(self, *args):
+            self.real.pack_into(*args)
+            looked.append(peer.conflict(1))
+    for number in (1, 33):                              # the second one in the slot of the first
+        peer.post(1, (0, 1), number, "a call", False)
+        with monkeypatch.context() as patch:
+            for name in ("_HEAD", "_BODY"):
+                patch.setattr(ledger, name, Watched(getattr(ledger, name)))
+            assert mine.post(0, (0, 1), number, "a call", False) == []
+    assert looked == [None] * 6
+    assert mine.post(0, (0, 1), 34, "a call", False) == [] and peer.post(1, (0, 1), 34, "another", False) == [0]

@@ -145,7 +145,8 @@ def _share(group: Group) -> Tables:
     except InvalidArgument as wrong:
         mode, error = "", str(wrong)
     if group.rank == 0:
-        mine = mode, installed()["triton"], kernels_version(), _read(own=mode in ("1", "force"))
+        tunes = mode in ("1", "force")                      # versions matter to a user's own figures alone
+        mine = mode, installed()["triton"], kernels_version() if tunes else "", _read(own=tunes)
     names, errors, found = zip(*group.all_gather_object((backend().device_name(), error, mine)))
     if any(errors):
         raise InvalidArgument(next(filter(None, errors)))

@@ -11,8 +11,10 @@ import zlib
 from typing import Any, Sequence
 
 _SLOTS = 32                                  # calls a rank can be ahead of another; ops let it be two
-_ENTRY = struct.Struct("<qqq200s")           # ranks of the group, number, digest (0: refused), words
-SIZE = _SLOTS * _ENTRY.size
+_BODY = struct.Struct("<q200s")              # digest (0: refused), words
+_HEAD = struct.Struct("<qq")                 # ranks of the group, number (0: nothing to be read)
+_ENTRY = _BODY.size + _HEAD.size
+SIZE = _SLOTS * _ENTRY
 
 
 class Ledger:
@@ -27,8 +29,8 @@ class Ledger:
         words = what if isinstance(what, str) else ", ".join(f"{k}={v}" for k, v in what.items())
         group, text = zlib.crc32(repr(ranks).encode()), words.encode()
         digest = 0 if refused else 1 + zlib.crc32(text)
-        slot = self._offset + (group + number) % _SLOTS * _ENTRY.size
-        _ENTRY.pack_into(self._blocks[rank], slot, group, number, digest, text)
+        slot = self._offset + (group + number) % _SLOTS * _ENTRY
+        self._write(rank, slot, (group, number), (digest, text))
         if refused:
             self._told.add((rank, group, number))
         peers = [peer for peer in ranks if peer != rank]
@@ -37,7 +39,7 @@ class Ledger:
     def conflict(self, rank: int) -> str | None:
         """Words for a call in which `rank` differs from a peer and of which it has not been told; None where there is none."""
         for i in range(_SLOTS):
-            slot = self._offset + i * _ENTRY.size
+            slot = self._offset + i * _ENTRY
             group, number, _, words = mine = self._read(rank, slot)
             if number and (rank, group, number) not in self._told:
                 for peer in range(len(self._blocks)):
@@ -50,9 +52,20 @@ class Ledger:
                             + "; every rank of a group must make the same calls in the same order")
         return None
 
+    def _write(self, rank: int, slot: int, head: tuple, body: tuple) -> None:
+        """The head says that there is an entry, so it goes first and comes last: processes read while others write."""
+        block = self._blocks[rank]
+        _HEAD.pack_into(block, slot, 0, 0)
+        _BODY.pack_into(block, slot + _HEAD.size, *body)
+        _HEAD.pack_into(block, slot, *head)
+
     def _read(self, rank: int, slot: int) -> tuple:
-        return _ENTRY.unpack_from(self._blocks[rank], slot)
+        """(group, number, digest, words); number 0 where there is none, or it changed meanwhile."""
+        block = self._blocks[rank]
+        head = _HEAD.unpack_from(block, slot)
+        body = _BODY.unpack_from(block, slot + _HEAD.size)
+        return (*head, *body) if head == _HEAD.unpack_from(block, slot) else (0, 0, *body)
 
     @staticmethod
     def _differ(mine: tuple, other: tuple) -> bool:
-        return mine[:2] == other[:2] and mine[2] != other[2]
+        return mine[:2] == other[:2] and mine[1] != 0 and mine[2] != other[2]
