@@ -3,6 +3,7 @@
 """Calls that repeat others take the short way to their plan; what differs in anything takes the long one."""
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,7 +182,14 @@ def test_tensors_are_not_kept_alive():
 
 
 def test_without_torchs_guards_every_call_takes_the_long_way(long_ways, monkeypatch):
+    """And so where they have become something else."""
+    assert _recent._trusted()
     monkeypatch.setattr(_recent, "TensorGuards", None)
+    assert not _recent._trusted()
+    for wrong in (lambda *tensors, **sizes: None, lambda *tensors, **sizes: SimpleNamespace(check=lambda t: True)):
+        monkeypatch.setattr(_recent, "TensorGuards", wrong)
+        assert not _recent._trusted()
+    monkeypatch.setattr(_recent, "_TRUSTED", False)
 
     def script():
         x, w = tensor(M, K), tensor(N, K)
