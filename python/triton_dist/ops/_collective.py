@@ -40,7 +40,7 @@ def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int) -> s
     if not isinstance(method, str) or method not in ("auto", *methods):
         raise InvalidArgument(f"method: expected one of auto, {', '.join(methods)}, found {method!r}; leave it out for 'auto'")
     reason = None
-    if not _plan.reachable(group):
+    if _plan.across_nodes(group):
         reason = _plan.unreachable(group)
     elif backend().is_capturing():
         reason = "it has not run with these arguments before this graph capture"
