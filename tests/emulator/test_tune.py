@@ -239,6 +239,13 @@ def test_ranks_whose_weights_differ_in_size_tune_together(monkeypatch):
     assert found[0].entry.shape.n == 24 and all(decision == found[0] for decision in found)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_over_nodes(op, monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "force")
+    found = run_ranks(lambda: auto(op, 20, 40, 48, dtype=F16), 4, nodes=2)
+    assert found[0].entry.place.topology == "2+2" and all(decision == found[0] for decision in found)
+
+
 def test_what_was_tried_is_printed_and_explained(monkeypatch, capsys):
     Clock(monkeypatch, lambda rank, choice: 1.5 if choice.method == "ws" else 2.0)
     monkeypatch.setenv("TRITON_PRINT_AUTOTUNING", "1")

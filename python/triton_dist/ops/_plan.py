@@ -79,11 +79,12 @@ class Trial:
 
     def compile(self) -> None:
         """What may fail on one rank alone."""
+        if not self._plan.valid():
+            self._plan = self._make()
         self._plan.compile(*self._tensors)
 
     def __call__(self) -> None:
         if not self._plan.valid():
-            self._plan = self._make()
             self.compile()
         x, weight, bias, out = self._tensors
         out = torch.empty(self._plan.out_shape, dtype=x.dtype, device=x.device) if out is None else out

@@ -181,6 +181,7 @@ class _Fused(_plan.Plan):
         self.launch = backend().prepare(self.call.kernel, (self.programs,),
                                         self.call.args(x, weight, bias, out),
                                         dict(self.call.options, launch_cooperative_grid=True))
+
     def valid(self) -> bool:
         return self.generation == self.space.generation and not backend().is_capturing()
 
