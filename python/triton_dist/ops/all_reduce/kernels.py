@@ -89,7 +89,7 @@ def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks,
     A part is `blocks` blocks; in round t a program takes block t * programs + pid of every part. It sends the terms of round t,
     sums what came in round t - 1 and sends the sums, and copies to `out` the sums of round t - 2, so that the links never idle.
     Who writes: every rank stores block by block part j of x into row `index` of rank j's terms, later its sum into that row of
-    all ranks' sums, and behind each releases the epoch (system scope) into flags[terms, sums; of `flags_half`][round][pid][index].
+    all ranks' sums, and behind each releases the epoch (sys) into flags[terms, sums; of `flags_half`][round][pid][index].
     Who waits: the same program of the receiver, for the flags of all ranks.
     What bounds the epoch: a rank that has all sums of call n knows that all terms of n have been read, so terms of n + 1 may take
     their place; one that has all terms of n + 1 knows that all ranks have ended call n, so the sums may. No parity is needed.
