@@ -1,18 +1,20 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What keeps the collectives right is needed: with one statement deleted or weakened, the checker reports it."""
+from contextlib import ExitStack
 from importlib import import_module
 from unittest import mock
 
 import pytest
 from mutants import edited, load, source_of
-from scenarios import AR, near_the_wrap, overtaking
+from scenarios import AR, Moves, near_the_wrap, overtaking
 
 from triton_dist.checker import check_kernel
+from triton_dist.ops import _exchange
 
-op = import_module("triton_dist.ops.all_reduce.op")        # triton_dist.ops.all_reduce is the function
-KERNELS, PIECES = "triton_dist.ops.all_reduce.kernels", "triton_dist.ops._packets"
-NAMES = ("one_shot_kernel", "two_shot_kernel", "push_kernel")
+all_reduce_op = import_module("triton_dist.ops.all_reduce.op")        # triton_dist.ops.all_reduce is the function
+ONE_HOP, TWO_HOPS, PIECES = "triton_dist.ops._one_hop", "triton_dist.ops.all_reduce.kernels", "triton_dist.ops._packets"
+USERS = {ONE_HOP: (_exchange, ("one_hop_packets", "one_hop_push")), TWO_HOPS: (all_reduce_op, ("two_shot_kernel", "push_kernel"))}
 MODES = ("late", "random", "skew", "priority")
 
 
@@ -22,13 +24,18 @@ def calls(method):
     return overtaking([AR(n, method) for n in sizes], slow=1, repeat=3)
 
 
+def moves():
+    """An odd number of calls, repeated, so that each meets both halves."""
+    made = [Moves(op, n, "push") for op in ("reduce_scatter", "all_gather") for n in (40, 9000, 700)]
+    return overtaking([*made, made[0]], slow=1, repeat=3)
+
+
 def past_zero(method):
     """The workspace grows between the epochs -1 and what follows it."""
     near_the_wrap([AR(40, method)], ["packets"], start=-2, repeat=1)
     return overtaking([AR(9000, method), AR(40, method)], slow=1, repeat=1)
 
 
-HALF = "inbox = slots + (epoch & 1) * half", "inbox = slots"
 SUMMING = 'dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)'
 TAKING = 'dl.wait(summed + (t - 2) * programs * WORLD, WORLD, "sys", "acquire", epoch)'
 RELEASE = 'tl.atomic_xchg(flags, tl.zeros_like(mask).to(tl.int32) + epoch, mask=mask, sem="release", scope="sys")'
@@ -36,74 +43,70 @@ RELEASE = 'tl.atomic_xchg(flags, tl.zeros_like(mask).to(tl.int32) + epoch, mask=
 BY_SHAPE = [("dl.consume_token(data, token) + half", "dl.consume_token(data, token) + WORLD * part"),
             ("outboxes[i - 1] + half + offs", "outboxes[i - 1] + WORLD * part + offs")]
 
-# name: (method, module, old, new) or (method, module, edits)
+HALF = "inbox = slots + (epoch & 1) * half", "inbox = slots"
+DATA_HALF = "inbox = data + (epoch & 1).to(tl.int64) * half", "inbox = data"
+
+# name: (scenario, module, edits)
 MUTANTS = {
-    "two_shot ends before its peers' sums are there": (
-        "two_shot", KERNELS, "theirs = dl.ll_load_pair(inbox + sums + 2 * (rank * part + word), epoch, send)",
-        "theirs = tl.load(inbox + sums + 2 * (rank * part + word), mask=send, other=0)"),
-    "packets with the flag of the last call": (
-        "one_shot", KERNELS, "(rank * words + word), epoch, peer & inside)", "(rank * words + word), epoch - 2, peer & inside)"),
-    "push does not wait for terms": ("push", KERNELS, SUMMING, "0"),
-    "push waits for the terms of one rank less": ("push", KERNELS, SUMMING, SUMMING.replace("WORLD, WORLD", "WORLD, WORLD - 1")),
-    "push waits for terms at gpu scope": ("push", KERNELS, SUMMING, SUMMING.replace("sys", "gpu")),
-    "push waits for terms relaxed": ("push", KERNELS, SUMMING, SUMMING.replace("acquire", "relaxed")),
-    "push does not tie its loads of terms": (
-        "push", KERNELS, "here = dl.consume_token(data, token)\n            total", "here = data\n            total"),
-    "push does not wait for sums": ("push", KERNELS, TAKING, "0"),
-    "push waits for sums at gpu scope": ("push", KERNELS, TAKING, TAKING.replace("sys", "gpu")),
-    "push places sums by the shape": ("push", KERNELS, BY_SHAPE),
-    "a release without the CTA barrier": ("push", PIECES, "    tl.debug_barrier()                          # Triton 3.6",
-                                          "    # Triton 3.6"),
-    "a relaxed release": ("push", PIECES, RELEASE, RELEASE.replace('"release"', '"relaxed"')),
-    "a release at gpu scope": ("push", PIECES, RELEASE, RELEASE.replace('"sys"', '"gpu"')),
-    "the epoch is a constant": ("one_shot", PIECES, "return tl.where(epoch == 0, 2, epoch)", "return epoch - epoch + 1"),
-    "an epoch for each program": ("one_shot", PIECES, "mask=copy < _COPIES)", "mask=copy == tl.program_id(0))"),
+    "one_shot keeps to one half": (lambda: calls("one_shot"), ONE_HOP, [HALF]),
+    "one_shot takes packets of the call before the last": (lambda: calls("one_shot"), ONE_HOP, [
+        ("(rank * words + word), epoch, peer & inside)", "(rank * words + word), epoch - 2, peer & inside)")]),
+    "two_shot keeps to one half": (lambda: calls("two_shot"), TWO_HOPS, [HALF]),
+    "two_shot ends before its peers' sums are there": (lambda: calls("two_shot"), TWO_HOPS, [
+        ("theirs = dl.ll_load_pair(inbox + sums + 2 * (rank * part + word), epoch, send)",
+         "theirs = tl.load(inbox + sums + 2 * (rank * part + word), mask=send, other=0)")]),
+    "push does not wait for terms": (lambda: calls("push"), TWO_HOPS, [(SUMMING, "0")]),
+    "push waits for the terms of one rank less": (lambda: calls("push"), TWO_HOPS, [
+        (SUMMING, SUMMING.replace("WORLD, WORLD", "WORLD, WORLD - 1"))]),
+    "push waits for terms at gpu scope": (lambda: calls("push"), TWO_HOPS, [(SUMMING, SUMMING.replace("sys", "gpu"))]),
+    "push waits for terms relaxed": (lambda: calls("push"), TWO_HOPS, [(SUMMING, SUMMING.replace("acquire", "relaxed"))]),
+    "push does not tie its loads of terms": (lambda: calls("push"), TWO_HOPS, [
+        ("here = dl.consume_token(data, token)\n            total", "here = data\n            total")]),
+    "push does not wait for sums": (lambda: calls("push"), TWO_HOPS, [(TAKING, "0")]),
+    "push waits for sums at gpu scope": (lambda: calls("push"), TWO_HOPS, [(TAKING, TAKING.replace("sys", "gpu"))]),
+    "push places sums by the shape": (lambda: calls("push"), TWO_HOPS, BY_SHAPE),
+    "a push in one hop does not wait": (moves, ONE_HOP, [(SUMMING, "0")]),
+    "a push in one hop waits at gpu scope": (moves, ONE_HOP, [(SUMMING, SUMMING.replace("sys", "gpu"))]),
+    "a push in one hop does not tie its loads": (moves, ONE_HOP, [("dl.consume_token(inbox, token)", "inbox")]),
+    "a push in one hop keeps to one half": (moves, ONE_HOP, [DATA_HALF]),
+    "a push in one hop places halves by the shape": (moves, ONE_HOP, [
+        (DATA_HALF[0], DATA_HALF[0].replace("half", "WORLD * pitch"))]),
+    "a release without the CTA barrier": (lambda: calls("push"), PIECES, [
+        ("    tl.debug_barrier()                          # Triton 3.6", "    # Triton 3.6")]),
+    "a relaxed release": (lambda: calls("push"), PIECES, [(RELEASE, RELEASE.replace('"release"', '"relaxed"'))]),
+    "a release at gpu scope": (lambda: calls("push"), PIECES, [(RELEASE, RELEASE.replace('"sys"', '"gpu"'))]),
+    "the epoch is a constant": (lambda: calls("one_shot"), PIECES, [
+        ("return tl.where(epoch == 0, 2, epoch)", "return epoch - epoch + 1")]),
+    "an epoch for each program": (lambda: calls("one_shot"), PIECES, [
+        ("mask=copy < _COPIES)", "mask=copy == tl.program_id(0))")]),
+    "epoch 0, what fresh memory looks like": (lambda: past_zero("one_shot"), PIECES, [
+        ("return tl.where(epoch == 0, 2, epoch)", "return epoch")]),
 }
-HANG_OR_RACE = {  # what a run shows that fails without a race: (method, module, old, new)
-    "one_shot keeps to one half": ("one_shot", KERNELS, HALF),
-    "two_shot keeps to one half": ("two_shot", KERNELS, HALF),
-}
 
 
-def of(source: str, module: str, folder) -> object:
-    """The kernels, of which the module `module` has the text `source`."""
-    if module == KERNELS:
-        return load("collective_kernels", source, folder)
-    pieces = load("collective_pieces", source, folder)
-    return load("collective_kernels", edited(source_of(KERNELS), [(f"from {PIECES} import", f"from {pieces.__name__} import")]),
-                folder)
-
-
-def check(kernels, scenario, schedules=12):
-    with mock.patch.multiple(op, **{name: getattr(kernels, name) for name in NAMES}):
-        return check_kernel(scenario, 3, schedules, modes=MODES)
+def with_mutant(module: str, source: str, folder, patches) -> None:
+    """Puts kernels in place, of which `module` has the text `source`."""
+    renamed = []
+    if module == PIECES:
+        pieces = load("collective_pieces", source, folder)
+        renamed = [(f"from {PIECES} import", f"from {pieces.__name__} import")]
+    for kernels, (user, names) in USERS.items():
+        if module in (PIECES, kernels):
+            made = load("collective_kernels", edited(source_of(kernels), renamed) if renamed else source, folder)
+            patches.enter_context(mock.patch.multiple(user, **{name: getattr(made, name) for name in names}))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_reported(name, tmp_path):
-    method, module, *edits = MUTANTS[name]
-    edits = edits[0] if len(edits) == 1 else [tuple(edits)]
-    report = check(of(edited(source_of(module), edits), module, tmp_path), lambda: calls(method))
+    scenario, module, edits = MUTANTS[name]
+    with ExitStack() as patches:
+        with_mutant(module, edited(source_of(module), edits), tmp_path, patches)
+        report = check_kernel(scenario, 3, 12, modes=MODES)
     assert not report.clean, f"survived: {name}"
 
 
-@pytest.mark.parametrize("name", HANG_OR_RACE)
-def test_mutant_in_both_places_is_reported(name, tmp_path):
-    method, module, (old, new) = HANG_OR_RACE[name]
-    source = source_of(module)
-    assert source.count(old) == 2                       # one in each packet kernel
-    report = check(of(source.replace(old, new), module, tmp_path), lambda: calls(method))
-    assert not report.clean, f"survived: {name}"
-
-
-def test_epoch_zero_is_what_fresh_memory_looks_like(tmp_path):
-    source = edited(source_of(PIECES), [("return tl.where(epoch == 0, 2, epoch)", "return epoch")])
-    report = check(of(source, PIECES, tmp_path), lambda: past_zero("one_shot"))
-    assert not report.clean
-    assert check(import_module(KERNELS), lambda: past_zero("one_shot")).clean
-
-
-@pytest.mark.parametrize("method", ["one_shot", "two_shot", "push"])
-def test_the_kernels_themselves_are_clean(method):
-    report = check(import_module(KERNELS), lambda: calls(method), schedules=6)
+@pytest.mark.parametrize("scenario", [lambda: calls("one_shot"), lambda: calls("two_shot"), lambda: calls("push"), moves,
+                                      lambda: past_zero("one_shot")], ids=["one_shot", "two_shot", "push", "moves", "past zero"])
+def test_the_kernels_themselves_are_clean(scenario):
+    report = check_kernel(scenario, 3, 6, modes=MODES)
     assert report.clean and report.accesses, str(report)

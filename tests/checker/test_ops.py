@@ -4,7 +4,7 @@
 import time
 
 import pytest
-from scenarios import AG, AR, F32, RS, back_to_back, overtaking, side_stream, two_groups
+from scenarios import AG, AR, F32, RS, Moves, back_to_back, overtaking, side_stream, two_groups
 
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.checker import check_kernel
@@ -26,6 +26,8 @@ CALLS = {
     "gemm_rs, core": [CoreRS(72, 40, 128), CoreRS(136, 40, 32, bias=True), CoreRS(20, 72, 160, hop_dtype=F32)],
     "all_reduce": [AR(n, method, in_place=in_place) for method in ("one_shot", "two_shot", "push") for n in (515, 40)
                    for in_place in (False, True)],
+    **{op: [Moves(op, n, method, in_place=in_place) for method in ("one_shot", "push") for n in (259, 40)
+            for in_place in (False, True)] for op in ("all_gather", "reduce_scatter", "all_to_all_single")},
 }
 
 
@@ -66,15 +68,18 @@ def test_the_ops_move_what_their_formula_says():
     assert report.formula == {link: runs * calls * (world - 1) * 2 * m * n for link in report.links}
 
 
-def test_all_reduce_moves_what_its_formula_says():
+def test_collectives_move_what_their_formula_says():
     """Packets carry as many bytes of flags as of data; push has a flag for each rank and hop in a block."""
     world, n = 4, 1024
-    for method, nbytes, with_flags in (("one_shot", 2 * n, 4 * n), ("two_shot", n, 2 * n), ("push", n, n + 2 * 4)):
-        call = [AR(n, method)]
+    for op, method, nbytes, with_flags in (
+            ("all_reduce", "one_shot", 2 * n, 4 * n), ("all_reduce", "two_shot", n, 2 * n), ("all_reduce", "push", n, n + 2 * 4),
+            ("all_gather", "one_shot", 2 * n, 4 * n), ("all_gather", "push", 2 * n, 2 * n + 4),
+            ("reduce_scatter", "one_shot", 2 * n, 4 * n), ("all_to_all_single", "push", 2 * n, 2 * n + 4)):
+        call = [AR(n, method) if op == "all_reduce" else Moves(op, n, method)]
         report = check_kernel(lambda: back_to_back(call), world, 1)
         links = {(a, b) for a in range(world) for b in range(world) if a != b}
-        assert report.clean and report.links == dict.fromkeys(links, with_flags), method
-        assert report.formula == dict.fromkeys(links, nbytes), method
+        assert report.clean and report.links == dict.fromkeys(links, with_flags), (op, method)
+        assert report.formula == dict.fromkeys(links, nbytes), (op, method)
 
 
 @pytest.mark.full

@@ -6,27 +6,30 @@ import re
 import pytest
 from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position
 
-from triton_dist.ops.all_reduce.kernels import one_shot_kernel, push_kernel, two_shot_kernel
+from triton_dist.ops._one_hop import one_hop_packets, one_hop_push
+from triton_dist.ops.all_reduce.kernels import push_kernel, two_shot_kernel
 
 POINTERS = {"slots": "*i64", "flags": "*i32", "control": "*i32", "team": "*i32"}
 ALIGNED = ("x", "out", "data", "slots", "flags", "control", "team", "half", "n")
 
 
-def compiled(kernel, target: str, dtype: str = "bf16", world: int = 4, whole: bool = True, warps: int = 8):
+def compiled(kernel, target: str, dtype: str = "bf16", world: int = 4, whole: bool = True, warps: int = 8,
+             scatter: bool = False, summed: bool = True):
     """`kernel` with x and out of `dtype`, n divisible by 16."""
     types = {name: "constexpr" if name.isupper() else POINTERS.get(name, "i32") for name in kernel.arg_names}
     types.update({name: f"*{dtype}" for name in ("x", "out", "data") if name in types})
     lanes = 64 if target in HIP else 32
-    known = dict(WORLD=world, RANKS=1 << (world - 1).bit_length(), THREADS=lanes * warps, WHOLE=whole, BLOCK=4096)
+    known = dict(WORLD=world, RANKS=1 << (world - 1).bit_length(), THREADS=lanes * warps, WHOLE=whole, BLOCK=4096,
+                 SCATTER=scatter, SUM=summed)
     return compile_kernel(kernel, types, {name: value for name, value in known.items() if name in types}, target,
                           divisible=ALIGNED, num_warps=warps, num_stages=1)
 
 
-PACKETS = [one_shot_kernel, two_shot_kernel]
+PACKETS = [one_hop_packets, two_shot_kernel]
 
 
 @pytest.mark.parametrize("target", CUDA)
-@pytest.mark.parametrize("kernel, hops", [(one_shot_kernel, 1), (two_shot_kernel, 2)], ids=["one_shot", "two_shot"])
+@pytest.mark.parametrize("kernel, hops", [(one_hop_packets, 1), (two_shot_kernel, 2)], ids=["one_shot", "two_shot"])
 def test_a_thread_stores_and_polls_one_pair_a_hop(kernel, hops, target):
     """All peers' latencies pass at once; nothing goes through shared memory, and no barrier but that of the count."""
     built = compiled(kernel, target)
@@ -67,3 +70,14 @@ def test_push_moves_sixteen_bytes_at_a_time_and_fences_once_a_hop(target):
     assert len(re.findall(r"st\.global\.v4\.b32", text)) == 3 + 3 + 1 + 3       # terms, sums, own part, others' parts
     assert len(re.findall(r"atom\.global\.sys\.release", text)) == 2            # all peers' flags in one instruction
     assert len(re.findall(r"bar\.sync", text)) == 1 + 2
+
+
+@pytest.mark.parametrize("scatter, summed", [(False, False), (True, False), (True, True)])
+def test_one_hop_moves_sixteen_bytes_at_a_time_and_fences_once(scatter, summed):
+    text = "\n".join(instructions(compiled(one_hop_push, "sm_90", warps=16, scatter=scatter, summed=summed)))
+    assert not re.search(r"(ld|st)\.global\S*\.b16", text), "scalar accesses"
+    assert len(re.findall(r"st\.global\.v4\.b32", text)) == 3 + (1 if summed else 4)
+    assert len(re.findall(r"atom\.global\.sys\.release", text)) == 1
+    pairs = instructions(built := compiled(one_hop_packets, "sm_90", scatter=scatter, summed=summed))
+    assert sum("st.volatile.global.v4.b32" in line for line in pairs) == 1 and built.metadata.shared == 0
+    assert "convert_layout" not in built.asm["ttgir"]

@@ -8,6 +8,7 @@ between them; inputs differ from call to call, so that data of an earlier call i
 import torch
 
 import triton_dist
+from triton_dist import ops
 from triton_dist.ops import ag_gemm, all_reduce, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import workspace
@@ -80,6 +81,41 @@ class AR:
         def verify():
             expected = sum((of(index).double() for index in range(group.size)), torch.zeros(self.n, dtype=torch.float64))
             assert_matches(out, expected, k=group.size, roundings=group.size if self.method == "nccl" else 1)
+            return out
+        return verify
+
+
+class Moves:
+    """One all_gather, reduce_scatter or all_to_all_single of n elements a rank, 1-D; in place where `in_place`."""
+
+    def __init__(self, op, n, method, dtype=BF16, in_place=False, skip=0):
+        self.op, self.n, self.method, self.dtype, self.in_place, self.skip = op, n, method, dtype, in_place, skip
+
+    def __call__(self, seed, group):
+        def of(index):
+            """What a rank has, a row for each rank unless it gathers."""
+            rows = 1 if self.op == "all_gather" else group.size
+            return random_tensor(rows, self.n, dtype=self.dtype, seed=1000 * seed + index)
+
+        def placed(t):
+            return torch.cat([torch.zeros(self.skip, dtype=self.dtype), t.view(-1)])[self.skip:]
+        every = [of(index) for index in range(group.size)]
+        mine = slice(group.rank * self.n, (group.rank + 1) * self.n)
+        x, rows = placed(every[group.rank]), 1 if self.op == "reduce_scatter" else group.size
+        out = poisoned(self.skip + rows * self.n, dtype=self.dtype)[self.skip:]
+        if self.in_place and self.op == "all_gather":
+            out[mine] = x
+            x = out[mine]
+        elif self.in_place:
+            out = x[mine] if self.op == "reduce_scatter" else x
+        assert getattr(ops, self.op)(x, group=group, out=out, method=self.method) is out
+
+        def verify():
+            if self.op == "reduce_scatter":
+                expected = sum(part[group.rank].double() for part in every)
+                assert_matches(out, expected, k=group.size, roundings=group.size if self.method == "nccl" else 1)
+            else:
+                assert torch.equal(out, torch.cat([part[-1 if self.op == "all_gather" else group.rank] for part in every]))
             return out
         return verify
 

@@ -22,7 +22,7 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, worksp
 
 OURS = ["one_shot", "two_shot", "push"]
 SIZES = [1, 7, 64, 515, 2000]
-KINDS = {"one_shot": "packets", "two_shot": "packets", "push": "pushes"}
+KINDS = {"one_shot": "packets", "two_shot": "packets", "push": "pushes in two hops"}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])

@@ -12,6 +12,8 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
 
 KIB, MIB = 1 << 10, 1 << 20
+_BLOCK_BYTES, _PUSH_WARPS = 8192, 16    # 16 bytes a thread
+_PROGRAMS_PER_SM = 2                    # of a push: one stores while another waits
 WORD = 8                                # bytes of data in a pair of packets, which takes twice as many
 MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; addresses of packets fit int32
 
@@ -23,6 +25,9 @@ STEPS = {
         4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
         64: ((32 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
     },
+    "all_gather": {64: ((1 * MIB, "one_shot"), (64 * MIB, "push"))},
+    "reduce_scatter": {64: ((1 * MIB, "one_shot"), (64 * MIB, "push"))},
+    "all_to_all_single": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
 }
 
 
@@ -54,14 +59,36 @@ def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int) -> s
     return method
 
 
-def packets(group: Group) -> CountedWorkspace:
-    """The workspace of everything that packets carry on `group`: each op that uses it has every rank send to every peer."""
-    return workspace(group, "packets", CountedWorkspace)
+def words(n: int, dtype: torch.dtype) -> int:
+    """Words that `n` elements take."""
+    return -(-n * dtype.itemsize // WORD)
 
 
-def pushes(group: Group) -> CountedWorkspace:
-    """The workspace of data that plain stores push; a word of it may look like a packet, so it is another one."""
-    return workspace(group, "pushes", CountedWorkspace)
+def whole_words(n: int, *tensors: torch.Tensor) -> bool:
+    """Whether rows of `n` elements of contiguous tensors consist of whole words at multiples of their size."""
+    return all(t.data_ptr() % WORD == 0 and n * t.element_size() % WORD == 0 for t in tensors)
+
+
+def packets(group: Group, pairs: int) -> tuple[CountedWorkspace, torch.Tensor, int]:
+    """(workspace, slots, slots of a half) of what packets carry on `group`, with room for `pairs` in a half.
+
+    All ops share it, since each has every rank send to every peer. It grows to powers of two, so that it moves seldom.
+    """
+    space = workspace(group, "packets", CountedWorkspace)
+    space.reserve(power_of_two(2 * WORD * pairs))
+    slots = space.data.view(torch.int64)
+    return space, slots, slots.numel() // 2
+
+
+def pushes(group: Group, hops: str, dtype: torch.dtype, elements: int, flags: int) -> tuple:
+    """(workspace, data, flags) of what plain stores push on `group`, with room for `elements` and `flags` in a half.
+
+    Not that of packets, since a word of data may look like one. Ops that push in one hop share one, and so do those of two.
+    """
+    space = workspace(group, f"pushes in {hops}", CountedWorkspace)
+    space.reserve(elements * dtype.itemsize, 2 * flags,
+                  writer=lambda flag: flag % (space.flags.numel() // 2) % group.size)
+    return space, space.data.view(dtype), space.flags
 
 
 def power_of_two(value: int) -> int:
@@ -69,19 +96,23 @@ def power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def grid_of_packets(words: int, ranks: int) -> tuple[int, int]:
-    """(programs, warps a program) for `words` words that each of `ranks` lanes exchanges with a rank of its own.
+def grid_of_packets(words: int, world: int) -> tuple[int, dict]:
+    """(programs, options) for `words` words that each of `world` lanes, rounded up, exchanges with a rank of its own.
 
     One pair of packets a thread, on all SMs, in as few warps as that takes; more pairs a thread where that is not enough.
     """
-    threads, sms = words * ranks, backend().num_sms()
+    ranks, lanes, sms = power_of_two(world), backend().warp_size, backend().num_sms()
     warps = 4
-    while warps * backend().warp_size < 1024 and warps * backend().warp_size * sms < threads:
+    while warps * lanes < 1024 and warps * lanes * sms < words * ranks:
         warps *= 2
-    programs = -(-threads // (warps * backend().warp_size))
-    return max(1, min(programs, sms, MAX_PROGRAMS)), warps
+    programs = max(1, min(-(-words * ranks // (warps * lanes)), sms, MAX_PROGRAMS))
+    return programs, dict(WORLD=world, RANKS=ranks, THREADS=warps * lanes, num_warps=warps)
 
 
-def whole_words(*tensors: torch.Tensor) -> bool:
-    """Whether contiguous tensors consist of whole words at multiples of their size."""
-    return all(t.data_ptr() % WORD == 0 and t.numel() * t.element_size() % WORD == 0 for t in tensors)
+def grid_of_blocks(n: int, dtype: torch.dtype, world: int) -> tuple[int, int, int, dict]:
+    """(blocks, programs, rounds, options) of a push of `n` elements to each of `world` ranks."""
+    block = min(_BLOCK_BYTES // dtype.itemsize, power_of_two(n))
+    blocks = -(-n // block)
+    programs = min(blocks, _PROGRAMS_PER_SM * backend().num_sms(), MAX_PROGRAMS)
+    return blocks, programs, -(-blocks // programs), dict(WORLD=world, RANKS=power_of_two(world), BLOCK=block,
+                                                          num_warps=_PUSH_WARPS)

@@ -4,17 +4,23 @@
 from triton_dist.ops import _plan
 from triton_dist.runtime.groups import Group
 
+_COLLECTIVES = ("all_gather", "all_reduce", "all_to_all_single", "reduce_scatter")
+
 
 def sent(call: dict, group: Group) -> dict[int, int]:
     """{world rank: bytes of data} that this rank sends in a call, `call` being what the ranks agreed on. Flags come on top.
 
-    ag_gemm sends its shard to every peer; gemm_rs sends W - 1 chunks of partial sums to the next rank; all_reduce sends its
-    tensor to every peer, or in two hops a part of it twice. What torch's collectives send is not counted.
+    ag_gemm sends its shard to every peer; gemm_rs sends W - 1 chunks of partial sums to the next rank; a collective sends
+    every peer its row, all_reduce the whole tensor or, in two hops, a part of it twice. What torch's collectives send is not
+    counted.
     """
     if call["method"] in ("unfused", "nccl") or group.size == 1:
         return {}
-    if call["op"] == "all_reduce":
-        return _all_reduce(call, group)
+    if call["op"] in _COLLECTIVES:
+        nbytes = call["n"] * call["dtype"].itemsize
+        if call["op"] == "all_reduce" and call["method"] != "one_shot":
+            nbytes = 2 * -(-nbytes // group.size)
+        return {rank: nbytes for rank in group.world_ranks if rank != group.world_ranks[group.rank]}
     if _plan.across_nodes(group):
         return _over_nodes(call, group)
     if call["op"] == "ag_gemm":
@@ -41,10 +47,3 @@ def _over_nodes(call: dict, group: Group) -> dict[int, int]:
         return {group.world_ranks[index]: nbytes for index, nbytes in (*found.items(), *dict.fromkeys(across, part).items())}
     found = {**dict.fromkeys(beside, len(nodes) * part), **dict.fromkeys(across, part)}
     return {group.world_ranks[index]: nbytes for index, nbytes in found.items()}
-
-
-def _all_reduce(call: dict, group: Group) -> dict[int, int]:
-    nbytes = call["n"] * call["dtype"].itemsize
-    if call["method"] != "one_shot":
-        nbytes = 2 * -(-nbytes // group.size)
-    return {rank: nbytes for rank in group.world_ranks if rank != group.world_ranks[group.rank]}

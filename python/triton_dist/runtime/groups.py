@@ -82,6 +82,10 @@ class Group(ABC):
     def all_reduce_tensor(self, x: torch.Tensor) -> None:
         """x, of any shape, becomes the sum over members of their x."""
 
+    @abstractmethod
+    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """out [size * rows, ...] receives rows of this member's index of every member's x [size * rows, ...], by index."""
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank {self.rank} of {self.size}, world ranks {list(self.world_ranks)})"
 
@@ -108,6 +112,9 @@ class SoloGroup(Group):
 
     def all_reduce_tensor(self, x: torch.Tensor) -> None:
         pass
+
+    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        out.copy_(x)
 
 
 class TorchGroup(Group):
@@ -150,6 +157,9 @@ class TorchGroup(Group):
 
     def all_reduce_tensor(self, x: torch.Tensor) -> None:
         backend().blocking(lambda: self._dist.all_reduce(x, group=self._pg))
+
+    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        backend().blocking(lambda: self._dist.all_to_all_single(out, x, group=self._pg))
 
 
 def resolve(group: Any = None) -> Group:

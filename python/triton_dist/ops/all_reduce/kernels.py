@@ -1,9 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""All-reduce kernels. Every sum is in fp32 in an order that all ranks share, with one rounding, so it repeats bit by bit.
+"""All-reduce in two hops; that in one hop is in ops._one_hop.
 
-In the packet kernels thread t of a program exchanges word t // RANKS with rank t % RANKS: one pair of packets to store and one
-to poll, so that all latencies pass at the same time. RANKS is the number of ranks rounded up to a power of two.
+Every sum is in fp32 in an order that all ranks share, with one rounding, so it repeats bit by bit.
 """
 import triton.language as tl
 
@@ -12,42 +11,12 @@ from triton_dist.ops._packets import count_call, load_words, release, store_word
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["n", "words"])
-def one_shot_kernel(x, out, slots, half, control, team, n, words, WORLD: tl.constexpr, RANKS: tl.constexpr,
-                    THREADS: tl.constexpr, WHOLE: tl.constexpr):
-    """out [n] = sum over ranks of x [n], by packets: int64 slots [2 halves of `half`][rank][words][pair].
-
-    Who writes: every rank stores all its words into its own row of every peer's half `epoch & 1`.
-    Who waits: a program, for its words of every peer. That is also what bounds the epoch.
-    """
-    epoch = this_epoch(control)
-    index = dl.team_rank(team)
-    rank = tl.arange(0, THREADS) % RANKS
-    peer = (rank < WORLD) & (rank != index)
-    inbox = slots + (epoch & 1) * half
-    outbox = dl.symm_at(inbox + 2 * index * words, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
-    block: tl.constexpr = THREADS // RANKS
-    first, step = tl.program_id(0) * block, tl.num_programs(0) * block
-    for start in range(first, words, step):
-        word = start + tl.arange(0, THREADS) // RANKS
-        inside = word < words
-        dl.ll_store_pair(outbox + 2 * word, load_words(x, word, inside, n, WHOLE), epoch, peer & inside)
-    count_call(control, epoch)                  # while the packets travel
-    for start in range(first, words, step):
-        word = start + tl.arange(0, THREADS) // RANKS
-        inside = word < words
-        mine = load_words(x, word, inside & (rank == index), n, WHOLE)
-        theirs = dl.ll_load_pair(inbox + 2 * (rank * words + word), epoch, peer & inside)
-        total = sum_over_ranks(mine | theirs, x.dtype.element_ty, RANKS)
-        store_words(out, word, inside & (rank == index), n, total, WHOLE)
-
-
 @jit(do_not_specialize=["n", "part"])
 def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.constexpr, RANKS: tl.constexpr,
                     THREADS: tl.constexpr, WHOLE: tl.constexpr):
     """out [n] = sum over ranks of x [n], in two hops: rank j sums part j, of `part` words, and sends the sum to all.
 
-    Packets as in one_shot_kernel: slots [2 halves of `half`][terms, sums][rank][part][pair].
+    Packets, threads and RANKS as in one_hop_packets: slots [2 halves of `half`][terms, sums][rank][part][pair].
     Who writes: every rank stores part j of x into row `index` of rank j's terms, and its sum into row `index` of all ranks' sums.
     Who waits: a program, for its words of every peer's term and sum; so the epoch is bounded as there.
     """

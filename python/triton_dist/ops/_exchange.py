@@ -1,0 +1,163 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""How every collective is called: checks, the plan of a call, and the plans that all of them share."""
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+
+from triton_dist.ops import _check, _collective, _plan
+from triton_dist.ops._one_hop import one_hop_packets, one_hop_push
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.workspace import CountedWorkspace, team
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What distinguishes one collective from another.
+
+    scatter: x has a row for each rank, else all get the same. summed: what arrives is added up, else out has a row from each.
+    library(x, group, out): the group's own collective, on contiguous tensors. plans: methods of its own, beside those of one hop.
+    """
+    name: str
+    scatter: bool
+    summed: bool
+    library: Callable
+    plans: dict = field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple:
+        """Names that `method` may have, beside auto."""
+        return tuple(dict.fromkeys(("one_shot", *self.plans, "push", "nccl")))
+
+    def out_shape(self, shape: tuple, world: int) -> tuple:
+        """Of out, for x of `shape`: rows are along the first dimension."""
+        if self.scatter and self.summed:
+            return (shape[0] // world, *shape[1:])
+        if not self.scatter and not self.summed:
+            return (shape[0] * world, *shape[1:])
+        return tuple(shape)
+
+    def in_place(self, x: torch.Tensor, out: Any, group: Group) -> bool:
+        """Whether out is x, or where one of them has one row, this rank's row of the other."""
+        if not (isinstance(out, torch.Tensor) and _check.has_memory(x) and _check.has_memory(out) and x.is_contiguous()
+                and out.is_contiguous() and x.dtype == out.dtype):
+            return False
+        shift = group.rank * min(x.numel(), out.numel()) * x.element_size() if x.numel() != out.numel() else 0
+        return out.data_ptr() - x.data_ptr() == (shift if x.numel() > out.numel() else -shift)
+
+
+def call(op: Collective, x: torch.Tensor, group: Any, out: torch.Tensor | None, method: str) -> torch.Tensor:
+    """One call of a collective. Returns out. Raises InvalidArgument before anything is sent."""
+    members = resolve(group)
+    in_place = isinstance(x, torch.Tensor) and op.in_place(x, out, members)
+    key = (_plan.signature(x, None, None, out), in_place, str(method))
+    plan = _plan.planned(op.name, members, key, lambda: _checked(op, x, members, out, in_place, method),
+                         lambda agreed: _make_plan(op, x, members, out, agreed))
+    if out is None:
+        out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
+    plan.run(members, x, out)
+    return out
+
+
+def _checked(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor | None, in_place: bool, method: str) -> dict:
+    """Refuses bad arguments; of good ones, what all ranks must agree on."""
+    _check.tensor("x", x)
+    if x.ndim == 0 and (op.scatter or not op.summed):
+        raise InvalidArgument(f"x: expected at least 1 dimension for {op.name}, found a scalar; pass x.view(1)")
+    if op.scatter and x.shape[0] % group.size:
+        raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, found {x.shape[0]}; "
+                              "pad the rows")
+    n, rows = x.numel() // (group.size if op.scatter else 1), 1 if op.summed and not op.scatter else group.size
+    if n * rows >= 2**31:
+        raise InvalidArgument(f"x: expected fewer than 2^31 elements over all ranks, found shape {list(x.shape)}; split the call")
+    _check.output("out", out, op.out_shape(tuple(x.shape), group.size), like=x)
+    if not in_place:
+        _check.no_overlap("out", out, x=x)
+    _check.no_grad(x=x)
+    chosen = _collective.choose(op.name, method, op.methods, group, n * rows * x.element_size())
+    return dict(op=op.name, n=n, dtype=x.dtype, method=chosen)
+
+
+def _make_plan(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor | None, agreed: dict) -> Any:
+    """Decides how calls like this one run. Collective at the first use of a shape."""
+    meet, method = _plan.agree_once(group, agreed), agreed["method"]
+    shape = op.out_shape(tuple(x.shape), group.size)
+    if group.size == 1 or agreed["n"] == 0:
+        plan: Any = Alone()
+    elif method == "nccl":
+        plan = Library(op)
+    else:
+        out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+        make = op.plans.get(method) or {"one_shot": OneHopPackets, "push": OneHopPush}[method]
+        plan = make(op, x.contiguous(), out, agreed["n"], group, meet)
+    plan.out_shape = shape
+    return plan
+
+
+class Alone:
+    """One rank, or nothing to send."""
+
+    def valid(self) -> bool:
+        return True
+
+    def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
+        backend().before_torch()
+        if out.data_ptr() != x.data_ptr():
+            out.copy_(x)
+
+
+class Library:
+    """The group's own collective."""
+
+    def __init__(self, op: Collective):
+        self.library, self.capturing = op.library, backend().is_capturing()
+
+    def valid(self) -> bool:
+        return self.capturing == backend().is_capturing()        # capture may be why it was chosen
+
+    def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
+        backend().before_torch()
+        self.library(x.contiguous(), group, out)
+
+
+class Kernel:
+    """One kernel on a workspace. Holds all that does not change from call to call."""
+
+    def __init__(self, space: CountedWorkspace, kernel: Any, programs: int, x: torch.Tensor, out: torch.Tensor, rest: tuple,
+                 options: dict, meet: Callable[[], None]):
+        self.space, self.generation, self.rest = space, space.generation, rest
+        self.launch = backend().prepare(kernel, (programs,), (x, out, *rest), dict(options, num_stages=1))
+        meet()
+
+    def valid(self) -> bool:
+        return self.generation == self.space.generation
+
+    def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
+        with self.space.call(backend().current_stream()):
+            self.launch(x.contiguous(), out, *self.rest)
+
+
+class OneHopPackets(Kernel):
+    """Packets to every peer."""
+
+    def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
+        words = _collective.words(n, x.dtype)
+        programs, options = _collective.grid_of_packets(words, group.size)
+        space, slots, half = _collective.packets(group, group.size * words)
+        super().__init__(space, one_hop_packets, programs, x, out, (slots, half, space.control, team(group), n, words),
+                         dict(SCATTER=op.scatter, SUM=op.summed, **options, WHOLE=_collective.whole_words(n, x, out)), meet)
+
+
+class OneHopPush(Kernel):
+    """Plain stores to every peer, a flag behind each block."""
+
+    def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
+        blocks, programs, rounds, options = _collective.grid_of_blocks(n, x.dtype, group.size)
+        space, data, flags = _collective.pushes(group, "one hop", x.dtype, group.size * blocks * options["BLOCK"],
+                                                rounds * programs * group.size)
+        super().__init__(space, one_hop_push, programs, x, out,
+                         (data, data.numel() // 2, flags, flags.numel() // 2, space.control, team(group), n, blocks, rounds),
+                         dict(SCATTER=op.scatter, SUM=op.summed, **options), meet)

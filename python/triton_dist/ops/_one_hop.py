@@ -1,0 +1,104 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Kernels in which every rank sends something to every rank once, and sums or keeps what arrives.
+
+SCATTER: x is [WORLD, n] and rank j gets row j, else x is [n] and all ranks get it. SUM: out is [n], the sum over ranks of what
+arrived, else it is [WORLD, n], a row from each rank. So all-reduce is SUM alone, reduce-scatter both, all-to-all SCATTER alone,
+and all-gather neither. `out` may be x, or where one of them has one row, this rank's row of the other. Sums are in fp32 in an
+order that all ranks share, with one rounding.
+"""
+import triton.language as tl
+
+import triton_dist.language as dl
+from triton_dist.ops._packets import count_call, load_words, release, store_words, sum_over_ranks, this_epoch
+from triton_dist.runtime.jit import jit
+
+
+@jit(do_not_specialize=["n", "words"])
+def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.constexpr, SUM: tl.constexpr, WORLD: tl.constexpr,
+                    RANKS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
+    """Packets: int64 slots [2 halves of `half`][rank][words][pair], for n elements in `words` words.
+
+    Thread t of a program exchanges word t // RANKS with rank t % RANKS: one pair of packets to store and one to poll, so that all
+    latencies pass at the same time. RANKS is WORLD rounded up to a power of two.
+    Who writes: every rank stores into its own row of every peer's half `epoch & 1`.
+    Who waits: a program, for its words of every peer. That is also what bounds the epoch.
+    """
+    epoch = this_epoch(control)
+    index = dl.team_rank(team)
+    rank = tl.arange(0, THREADS) % RANKS
+    peer = (rank < WORLD) & (rank != index)
+    inbox = slots + (epoch & 1) * half
+    outbox = dl.symm_at(inbox + 2 * index * words, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
+    source = x + rank * n if SCATTER else x
+    target = out if SUM else out + rank * n
+    block: tl.constexpr = THREADS // RANKS
+    first, step = tl.program_id(0) * block, tl.num_programs(0) * block
+    for start in range(first, words, step):
+        word = start + tl.arange(0, THREADS) // RANKS
+        inside = word < words
+        dl.ll_store_pair(outbox + 2 * word, load_words(source, word, peer & inside, n, WHOLE), epoch, peer & inside)
+    count_call(control, epoch)                  # while the packets travel
+    for start in range(first, words, step):
+        word = start + tl.arange(0, THREADS) // RANKS
+        inside = word < words
+        own = (rank == index) & inside
+        mine = load_words(source, word, own, n, WHOLE)
+        arrived = mine | dl.ll_load_pair(inbox + 2 * (rank * words + word), epoch, peer & inside)
+        if SUM:
+            store_words(target, word, own, n, sum_over_ranks(arrived, x.dtype.element_ty, RANKS), WHOLE)
+        else:
+            store_words(target, word, (rank < WORLD) & inside, n, arrived, WHOLE)
+
+
+@jit(do_not_specialize=["blocks", "rounds"])
+def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks, rounds, SCATTER: tl.constexpr,
+                 SUM: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Plain stores: data [2 halves of `half`][rank][blocks * BLOCK], for n elements in `blocks` blocks.
+
+    In round t a program sends block t * programs + pid to all peers and takes what came in round t - 1, so that links never idle.
+    Who writes: every rank stores into its row of every peer's half `epoch & 1`, and behind each block releases the epoch (system
+    scope) into flags[half][round][pid][index] there.
+    Who waits: the same program of the receiver, for the flags of all ranks. That is also what bounds the epoch.
+    """
+    epoch = this_epoch(control)
+    index = dl.team_rank(team)
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    pitch = blocks.to(tl.int64) * BLOCK
+    inbox = data + (epoch & 1).to(tl.int64) * half
+    outboxes = ()                               # this rank's row in the inbox of peer index + 1, index + 2, ...
+    for i in tl.static_range(1, WORLD):
+        outboxes = outboxes + (dl.symm_at(inbox + index * pitch, dl.team_world_rank(team, (index + i) % WORLD)), )
+    arrived = flags + (epoch & 1) * flags_half + pid * WORLD
+    rank = tl.arange(0, RANKS)
+    everyone = dl.symm_at(arrived + index + 0 * rank, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
+    own = x + index.to(tl.int64) * n if SCATTER else x
+    count_call(control, epoch)
+    for t in range(rounds + 1):
+        if t * programs + pid < blocks:
+            offs = (t * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            if SCATTER:
+                for i in tl.static_range(1, WORLD):
+                    row = x + ((index + i) % WORLD).to(tl.int64) * n
+                    tl.store(outboxes[i - 1] + offs, tl.load(row + offs, mask=offs < n, other=0.0))
+            else:
+                block = tl.load(x + offs, mask=offs < n, other=0.0)
+                for i in tl.static_range(1, WORLD):
+                    tl.store(outboxes[i - 1] + offs, block)
+            release(everyone + t * programs * WORLD, epoch, rank < WORLD)
+        if (t >= 1) & ((t - 1) * programs + pid < blocks):
+            token = dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)
+            offs = ((t - 1) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            here = dl.consume_token(inbox, token) + offs
+            mine = tl.load(own + offs, mask=offs < n, other=0.0)
+            if SUM:
+                total = tl.zeros((BLOCK,), tl.float32)
+                for r in tl.static_range(WORLD):
+                    theirs = tl.load(here + r * pitch, mask=(offs >= 0) & (index != r), other=0.0)
+                    total += tl.where(index == r, mine, theirs).to(tl.float32)
+                tl.store(out + offs, total.to(out.dtype.element_ty), mask=offs < n)
+            else:
+                tl.store(out + index.to(tl.int64) * n + offs, mine, mask=offs < n)
+                for i in tl.static_range(1, WORLD):
+                    source = ((index + i) % WORLD).to(tl.int64)
+                    tl.store(out + source * n + offs, tl.load(here + source * pitch), mask=offs < n)

@@ -1,0 +1,84 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""all_gather, reduce_scatter and all_to_all_single on virtual worlds. What all collectives share is in test_all_reduce.py."""
+import pytest
+import torch
+from scenarios import AR, BF16, F16, F32, Moves, back_to_back, near_the_wrap, overtaking, side_stream, two_groups
+
+import triton_dist
+from triton_dist import ops
+from triton_dist.backends.emulator.order import MODES
+from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
+from triton_dist.runtime.workspace import CountedWorkspace
+
+OPS = ["all_gather", "reduce_scatter", "all_to_all_single"]
+OURS = ["one_shot", "push"]
+KINDS = {"one_shot": "packets", "push": "pushes in one hop"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("method", [*OURS, "nccl", "auto"])
+@pytest.mark.parametrize("op", OPS)
+def test_sizes_back_to_back(op, world, method):
+    run_ranks(lambda: back_to_back([Moves(op, n, method) for n in (1, 7, 64, 515)]), world, seed=world)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("method", [*OURS, "nccl"])
+@pytest.mark.parametrize("op", OPS)
+def test_dtypes_places_and_alignment(op, method, dtype):
+    calls = [Moves(op, n, method, dtype, in_place, skip) for n in (48, 101) for in_place in (False, True) for skip in (0, 1)]
+    run_ranks(lambda: back_to_back(calls), 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ops_methods_and_shapes_in_turn_and_a_slow_rank(mode):
+    """All of them share two workspaces, and packets with all_reduce."""
+    calls = [Moves(op, n, method) for op, n, method in (
+        ("all_gather", 300, "one_shot"), ("reduce_scatter", 31, "push"), ("all_to_all_single", 200, "one_shot"),
+        ("all_gather", 2000, "push"), ("reduce_scatter", 9, "one_shot"), ("all_to_all_single", 77, "push"))]
+    for slow in (0, 2):
+        run_ranks(lambda: overtaking([*calls, AR(90, "two_shot")], slow=slow, repeat=3), 3, mode=mode, seed=slow)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_more_words_than_threads_and_more_blocks_than_programs(op):
+    calls = [Moves(op, 2 * 4096 * 3 + 5, "push"), Moves(op, 9000, "one_shot"), Moves(op, 64, "push")]
+    run_ranks(lambda: back_to_back(calls, repeat=2), 2, num_sms=1)
+
+
+@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("op", OPS)
+def test_groups_streams_and_the_wrap(op, method):
+    calls = [Moves(op, 200, method), Moves(op, 33, method)]
+    run_ranks(lambda: two_groups(calls), 4, seed=3)
+    run_ranks(lambda: side_stream(calls), 3, seed=5)
+    for start in (2**31 - 3, -3):
+        run_ranks(lambda: near_the_wrap(calls, [KINDS[method]], start=start), 3, mode="late")
+
+
+def test_rows_of_any_shape_and_a_new_output():
+    def script():
+        world = resolve().size
+        x = torch.arange(world * 2.0 * 3 * 5).view(world * 2, 3, 5)
+        for method in (*OURS, "nccl"):
+            gathered = ops.all_gather(x, method=method)
+            kept = ops.reduce_scatter(x.transpose(1, 2), method=method)
+            swapped = ops.all_to_all_single(x, method=method)
+            triton_dist.synchronize()
+            assert torch.equal(gathered, x.repeat(world, 1, 1))
+            mine = x[2 * resolve().rank:2 * resolve().rank + 2]
+            assert torch.equal(kept, world * mine.transpose(1, 2)) and kept.is_contiguous()
+            assert torch.equal(swapped, mine.repeat(world, 1, 1))
+    run_ranks(script, 3)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_rows_touch_nothing(op):
+    def script():
+        out = getattr(ops, op)(torch.empty(0, 4), method="push")
+        assert list(out.shape) == [0, 4]
+        assert not any(isinstance(space, CountedWorkspace) for space in state().workspaces.values())
+    run_ranks(script, 2)
