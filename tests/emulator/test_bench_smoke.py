@@ -14,6 +14,7 @@ import torch
 
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.bench import command, problems, results, rows
+from triton_dist.bench.collective import measure as collective_measure, problem as collective_problem
 from triton_dist.bench.late import Late, Lateness
 from triton_dist.bench.measure import Settings, measure
 from triton_dist.bench.run import run
@@ -42,6 +43,34 @@ def test_bench_starts_its_ranks_and_writes_a_result(tmp_path):
     assert set(row["ours"]) == {"auto", "ws", "portable"} and row["ms_peers"] == {"torch": None}
     assert all(found["relative_error"] < 1e-2 for found in row["ours"].values())
     assert json.loads((folder / "host.json").read_text())["comparable"] is False
+
+
+def test_bench_of_a_collective(tmp_path):
+    printed = started(sys.executable, "-m", "triton_dist.bench", "all_reduce", "--nproc_per_node", "2", "--sizes", "256:1K",
+                      "102", "--methods", "auto,push", "--rounds", "2", "--iters", "1", "--out", str(tmp_path))
+    folder, = tmp_path.iterdir()
+    rows = json.loads((folder / "all_reduce.json").read_text())
+    assert [row["bytes"] for row in rows] == [256, 512, 1024, 100]
+    assert "all_reduce on 2 x emulator" in printed and "busbw" in printed
+    assert all(set(row["ours"]) == {"auto", "push"} and row["ratios"]["nccl"]["ratio"] > 0 for row in rows)
+    assert all(found["relative_error"] < 1e-2 for row in rows for found in row["ours"].values())
+    assert "symmetric memory needs GPUs" in rows[0]["skipped"]["peer:symm_one_shot"]
+    assert rows[0]["us_peers"]["symm_one_shot"] is None
+
+
+@pytest.mark.parametrize("command", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_every_candidate_of_a_collective_is_checked(command, monkeypatch):
+    settings = collective_measure.Settings(rounds=1, iterations=1, methods=("one_shot", "push", "two_shot"), peers=("nccl",),
+                                           graph=False)
+
+    def script():
+        return collective_measure.measure(collective_problem.Problem(command, 600, torch.bfloat16, resolve()), settings)
+    for found in run_ranks(script, 3):
+        assert set(found.us) == {"one_shot", "push", "peer:nccl"} and not found.failed
+        assert "expected one of auto, one_shot, push, nccl" in found.skipped["two_shot"]
+    monkeypatch.setattr(collective_problem.Problem, "reference", lambda self: torch.zeros_like(self.out[0], dtype=torch.float64))
+    for found in run_ranks(script, 3):
+        assert not found.us and set(found.failed) == {"one_shot", "push", "peer:nccl"}
 
 
 def test_bench_as_a_script_of_the_launcher_with_a_late_rank(tmp_path):

@@ -35,7 +35,7 @@ LAUNCHER = [  # name, command line, environment, the option, what was found, wha
 ]
 BENCH = [  # name, command line, words of the message
     ("no op", [], ["required", "command"]),
-    ("unknown op", ["all_reduce"], ["all_reduce", "ag_gemm"]),
+    ("unknown op", ["all_gather_gemm"], ["all_gather_gemm", "ag_gemm"]),
     ("shapes: unknown", ["ag_gemm", "--shapes", "9B"], ["--shapes 9B", "expected 8B"]),
     ("shapes: two sizes", ["ag_gemm", "--shapes", "64,64"], ["--shapes 64,64", "M,N,K"]),
     ("shapes: zero", ["gemm_rs", "--shapes", "64,0,64"], ["--shapes 64,0,64", "M,N,K"]),

@@ -6,6 +6,7 @@
     bash launch.sh --nproc_per_node 2 benchmarks/bench.py gemm_rs --shapes 8B 70B@2048 8192,8192,29568 --out results
     triton-dist bench ag_gemm --late 1:2                      # rank 1 is late by 2 ms before each call: what does it cost?
     triton-dist bench dispatch                                # what does an op cost the host where it is the baseline?
+    triton-dist bench all_reduce --sizes 1K:128M --graph      # collectives, by size instead of shape
     triton-dist bench plot results/2026-01-31-4xH100-80GB     # pictures, on any machine
     triton-dist bench docs                                    # docs/performance.md from all results
     triton-dist bench --verify-bars                           # does the newest result of each kind reach its bar?
@@ -17,6 +18,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Callable
 
+from triton_dist.bench.collective import sizes
 from triton_dist.bench.shapes import OPS, parse
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +26,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 DTYPES = ("bfloat16", "float16", "float32")
 _METHODS = ("auto", "ws", "portable", "unfused")
-_PEERS = ("torch", "none")
 _LATEST = 1000                              # milliseconds: later than this, and waits would be taken for hangs
 
 
@@ -41,21 +42,19 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--shapes", nargs="+", default=[], metavar="NAME|M,N,K",
                          help="8B, 70B, GPT3, 405B (M = 8192), 8B@2048 and so on, global sizes, or a set: default, "
                               "large, medium, small, tiny")
-        sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-        sub.add_argument("--methods", type=_names(_METHODS), default=("auto", "ws", "portable"), metavar="A,B",
-                         help=f"of {', '.join(_METHODS)}; figures speak of the first (default: auto,ws,portable)")
-        sub.add_argument("--peers", type=_names(_PEERS), default=("torch",), metavar="A,B",
-                         help="torch (its fused symmetric-memory op) or none")
-        sub.add_argument("--rounds", type=positive, help="interleaved rounds (default: 9; emulated 3)")
-        sub.add_argument("--iters", type=positive,
-                         help="calls in a batch (default: what fills 20 ms, 10 to 200; emulated 2)")
+        _common(sub, _METHODS, ("auto", "ws", "portable"), ("torch", "none"), "torch (its fused symmetric-memory op) or none")
         who = sub.add_mutually_exclusive_group()
         who.add_argument("--late", type=_late, metavar="RANK:MS", help="time also with this rank late before each call")
         who.add_argument("--jitter", type=_milliseconds, metavar="MS",
                          help="time also with every rank late by a random time up to MS before each call")
         sub.add_argument("--late-on", choices=("host", "device"), help="where it is late (default: host)")
-        sub.add_argument("--nproc_per_node", "--nproc-per-node", type=positive, metavar="N", help="ranks to start")
-        sub.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<date>-<host>/<op>.json and host.json")
+    for op in sizes.COMMANDS:
+        sub = commands.add_parser(op, help=f"time {op} beside NCCL and torch's symmetric-memory ops")
+        sub.add_argument("--sizes", nargs="+", default=[], metavar="BYTES|A:B",
+                         help="of the larger of input and output: 64K, or 1K:128M, which doubles (default: 1K:128M)")
+        sub.add_argument("--graph", action="store_true", help="time calls in a CUDA graph, which leaves the host out")
+        peers = sizes.PEERS if op == "all_reduce" else sizes.PEERS[:1]
+        _common(sub, sizes.METHODS, ("auto",), (*peers, "none"), f"of {', '.join(peers)}, or none")
     dispatch = commands.add_parser("dispatch", help="host time of an op where its plan is the baseline, beside the baseline")
     dispatch.add_argument("--nproc_per_node", "--nproc-per-node", type=positive, metavar="N", help="ranks to start")
     plot = commands.add_parser("plot", help="draw pictures from a folder of results")
@@ -65,6 +64,18 @@ def parser() -> argparse.ArgumentParser:
     docs.add_argument("--out", type=Path, default=ROOT / "docs" / "performance.md", metavar="FILE",
                       help="pictures go to a folder of its name (default: docs/performance.md)")
     return top
+
+
+def _common(sub: argparse.ArgumentParser, methods: tuple, default: tuple, peers: tuple, about_peers: str) -> None:
+    """The options that every op has."""
+    sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    sub.add_argument("--methods", type=_names(methods), default=default, metavar="A,B",
+                     help=f"of {', '.join(methods)}; figures speak of the first (default: {','.join(default)})")
+    sub.add_argument("--peers", type=_names(peers), default=peers[:-1], metavar="A,B", help=about_peers)
+    sub.add_argument("--rounds", type=positive, help="interleaved rounds (default: 9; emulated 3)")
+    sub.add_argument("--iters", type=positive, help="calls in a batch (default: what suits the size; emulated 2)")
+    sub.add_argument("--nproc_per_node", "--nproc-per-node", type=positive, metavar="N", help="ranks to start")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<date>-<host>/<op>.json and host.json")
 
 
 def main(argv: list) -> int:
@@ -77,13 +88,16 @@ def main(argv: list) -> int:
     if args.command == "docs":
         return _from_files("docs", lambda: _docs(args.results, args.out))
     if args.command is None:
-        parser().error(f"a command is required: {', '.join(OPS)}, dispatch, plot, docs, or --verify-bars")
+        parser().error(f"a command is required: {', '.join([*OPS, *sizes.COMMANDS])}, dispatch, plot, docs, or --verify-bars")
     if args.command == "dispatch":
         return _on_rank(_dispatch) if "RANK" in os.environ else _start_ranks(argv, args.nproc_per_node)
-    if args.late_on is not None and args.late is None and args.jitter is None:
+    if args.command in OPS and args.late_on is not None and args.late is None and args.jitter is None:
         parser().error("--late-on: needs --late or --jitter, which say who is late")
     try:
-        parse(args.shapes, args.command, world=1, emulated=True)
+        if args.command in OPS:
+            parse(args.shapes, args.command, world=1, emulated=True)
+        else:
+            sizes.parse(args.sizes, emulated=True)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
     if "RANK" not in os.environ:
@@ -149,17 +163,17 @@ def _dispatch(group: Any) -> int:
 
 
 def _bench(args: argparse.Namespace, group: Any) -> int:
-    from triton_dist.bench import results, table
-    from triton_dist.bench.run import run
+    from triton_dist.bench import results, run, table
+    from triton_dist.bench.collective import rows as collective_rows, run as collective_run
 
     try:
-        status, rows, host = run(args, group)
+        status, rows, host = (run if args.command in OPS else collective_run).run(args, group)
     except ValueError as error:
         status, rows, host = 2, [], {}
         if group.rank == 0:
             print(f"triton-dist bench: {error}", file=sys.stderr)
     if group.rank == 0 and rows:
-        print(table.text(rows), flush=True)
+        print((table if args.command in OPS else collective_rows).text(rows), flush=True)
         if args.out is not None:
             folder = args.out / f"{date.today().isoformat()}-{host['kind']}"
             print(f"written: {results.save(folder, args.command, rows, host)}", flush=True)

@@ -14,7 +14,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 
@@ -65,7 +65,7 @@ def measure(problem: Problem, settings: Settings) -> Measurement:
         if checker.admit(method, call, ours=True):
             calls[method] = call
     for peer in settings.peers:
-        name, reason = _torch_group()
+        name, reason = torch_group()
         call = partial(problem.torch_fused, group_name=name)
         if reason is not None:
             checker.skipped[peer] = reason
@@ -102,20 +102,28 @@ def _rounds(result: Measurement, calls: dict, problem: Problem, settings: Settin
         trial = dict(trial, **dict.fromkeys(names[2:], max(trial.values())))
     result.iterations = {name: settings.iterations or batch_length(trial[name], settings.batch_ms) for name in names}
     duty = math.ceil(settings.duty_ms / max(trial["gemm"], 1e-3)) if device().type == "cuda" else 0
-    mine: dict = {name: [] for name in names}
-    for number in range(settings.rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            for s in range(duty):
-                problem.gemm(s % problem.sets)
-            calls[name](0)
-            synchronize()
-            group.barrier()
-            mine[name].append(_batch(calls[name], problem.sets, result.iterations[name]))
-    everyone = group.all_gather_object(mine)
+
+    def once(name: str) -> tuple[float, float]:
+        for s in range(duty):
+            problem.gemm(s % problem.sets)
+        calls[name](0)
+        synchronize()
+        group.barrier()
+        return batch(calls[name], problem.sets, result.iterations[name])
+    everyone = group.all_gather_object(in_turn(names, settings.rounds, once))
     for name in names:
         result.milliseconds[name] = [max(rank[name][r][0] for rank in everyone) for r in range(settings.rounds)]
         result.host_us[name] = max(statistics.median(us for _, us in rank[name]) for rank in everyone)
+
+
+def in_turn(names: list, rounds: int, once: Callable[[str], Any]) -> dict:
+    """{name: [once(name) of each round]}, each once a round, in an order that turns from round to round."""
+    found: dict = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names) if names else 0
+        for name in names[turn:] + names[:turn]:
+            found[name].append(once(name))
+    return found
 
 
 def batch_length(milliseconds: float, batch_ms: float) -> int:
@@ -126,10 +134,10 @@ def batch_length(milliseconds: float, batch_ms: float) -> int:
 def _trial(call: Call, sets: int) -> float:
     call(0)
     synchronize()
-    return _batch(call, sets, _TRIAL)[0]
+    return batch(call, sets, _TRIAL)[0]
 
 
-def _batch(call: Call, sets: int, iterations: int) -> tuple[float, float]:
+def batch(call: Call, sets: int, iterations: int) -> tuple[float, float]:
     """(milliseconds, microseconds on the host) a call, of back-to-back calls that rotate over the input sets."""
     stop = _gpu_clock() if device().type == "cuda" else _wall_clock()
     start = time.perf_counter()
@@ -160,7 +168,7 @@ def _wall_clock() -> Callable[[], float]:
     return stop
 
 
-def _torch_group() -> tuple[str, str | None]:
+def torch_group() -> tuple[str, str | None]:
     """(the name by which torch's symmetric-memory ops know the world, why there is none)."""
     import torch.distributed as dist
     if device().type != "cuda":

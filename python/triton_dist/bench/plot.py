@@ -5,6 +5,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from triton_dist.bench.collective import plot as collective
+from triton_dist.bench.collective.sizes import COMMANDS
 from triton_dist.bench.results import headline, load
 
 _COLUMNS = 2                                # panels side by side
@@ -14,7 +16,8 @@ _LIMIT = "limit T* = max(matmul, collective), each alone"
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draws <op>.png beside each <op>.json in `folder`; returns the pictures. FileNotFoundError where there is none.
+    """Draws <op>.png beside each <op>.json in `folder`; returns the pictures. Of a collective one for each world, dtype, and
+    calls in graphs or not: <op>.png, <op>-2.png, ... FileNotFoundError where there is none.
 
     Rows with stragglers are not drawn.
     """
@@ -22,7 +25,20 @@ def draw(folder: Path) -> list[Path]:
     drawn = {path.with_suffix(".png"): headline(load(path)) for path in sources}
     if not any(drawn.values()):
         raise FileNotFoundError(f"{folder}: expected result files such as ag_gemm.json, found none")
-    return [picture(rows, target) for target, rows in drawn.items() if rows]
+    pictures = []
+    for target, rows in drawn.items():
+        if target.stem in COMMANDS:
+            pictures += [collective.picture([row for row in rows if same(row) == kind],
+                                            target if i == 0 else target.with_stem(f"{target.stem}-{i + 1}"))
+                         for i, kind in enumerate(dict.fromkeys(map(same, rows)))]
+        elif rows:
+            pictures.append(picture(rows, target))
+    return pictures
+
+
+def same(row: dict) -> tuple:
+    """What rows of a collective must share to be in one picture."""
+    return row["world"], row["dtype"], row["graph"]
 
 
 def curves(row: dict) -> dict:

@@ -46,9 +46,9 @@ def build(facts: dict, found: Measurement, settings: Settings) -> dict:
         "rounds": settings.rounds,
         "ratios": first["ratios"],
         "ours": ours,
-        "all_ms": {name: _figures(stats.estimate(samples), "ms") for name, samples in rounds.items()},
-        "all_efficiency": {name: _figures(stats.ratio(limit, mine), "efficiency") for name, mine in rounds.items()},
-        "host_us": {name: _short(us) for name, us in found.host_us.items() if name in rounds},
+        "all_ms": {name: figures(stats.estimate(samples), "ms") for name, samples in rounds.items()},
+        "all_efficiency": {name: figures(stats.ratio(limit, mine), "efficiency") for name, mine in rounds.items()},
+        "host_us": {name: short(us) for name, us in found.host_us.items() if name in rounds},
         "iterations": {name: count for name, count in found.iterations.items() if name in rounds},
         "skipped": found.skipped,
         **({} if settings.lateness is None else {"late": _late(found)}),
@@ -59,8 +59,8 @@ def _late(found: Measurement) -> dict:
     """mean_ms of lateness a call; of each candidate its milliseconds when late, and what that is more than on time."""
     both = {name: (found.milliseconds[name + late.SUFFIX], ms) for name, ms in found.milliseconds.items()
             if name + late.SUFFIX in found.milliseconds}
-    return {"mean_ms": _short(found.late_ms),
-            "costs": {name: {"ms": _median(slow), **_figures(stats.estimate([a - b for a, b in zip(slow, quick)]), "cost_ms")}
+    return {"mean_ms": short(found.late_ms),
+            "costs": {name: {"ms": _median(slow), **figures(stats.estimate([a - b for a, b in zip(slow, quick)]), "cost_ms")}
                       for name, (slow, quick) in both.items()}}
 
 
@@ -68,20 +68,22 @@ def _ours(name: str, found: Measurement, limit: list, rivals: dict) -> dict:
     mine = found.milliseconds[name]
     return {
         "ms": _median(mine),
-        **_figures(stats.ratio(limit, mine), "efficiency"),
-        "ratios": {rival: _figures(stats.ratio(samples, mine), "ratio") for rival, samples in rivals.items()},
-        "relative_error": _short(found.errors[name]),
+        **figures(stats.ratio(limit, mine), "efficiency"),
+        "ratios": {rival: figures(stats.ratio(samples, mine), "ratio") for rival, samples in rivals.items()},
+        "relative_error": short(found.errors[name]),
         "bitwise_repeat": True,                         # a method that does not repeat is never timed
     }
 
 
-def _figures(found: stats.Estimate, name: str) -> dict[str, Any]:
-    return {name: _short(found.value), "ci95": [_short(found.low), _short(found.high)]}
+def figures(found: stats.Estimate, name: str) -> dict[str, Any]:
+    """An estimate as a row has it: its value as `name`, and the interval."""
+    return {name: short(found.value), "ci95": [short(found.low), short(found.high)]}
 
 
 def _median(samples: list) -> float:
-    return _short(stats.estimate(samples).value)
+    return short(stats.estimate(samples).value)
 
 
-def _short(value: float) -> float:
+def short(value: float) -> float:
+    """Five digits: no figure is better than that."""
     return float(f"{value:.5g}")

@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Measures a collective: every candidate is checked, then timed once a round, in an order that turns.
+
+A time is that of back-to-back calls on the slowest rank, or of the calls in a CUDA graph, which leaves the host out.
+"""
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+
+from triton_dist.bench.checks import Checker
+from triton_dist.bench.collective.problem import Problem
+from triton_dist.bench.measure import batch, batch_length, in_turn, torch_group
+from triton_dist.runtime.streams import synchronize
+
+_GRAPH_CALLS, _LARGE, _LARGE_CALLS = 20, 8 << 20, 4         # calls in a graph; in one of sizes above _LARGE bytes
+
+
+@dataclass
+class Settings:
+    """How to measure. `iterations` None: as many calls as suit the size."""
+    rounds: int
+    iterations: int | None
+    methods: tuple
+    peers: tuple
+    graph: bool
+
+
+@dataclass
+class Measurement:
+    """What the ranks found for one size; the same on all ranks."""
+    us: dict = field(default_factory=dict)              # candidate: [microseconds a call in round 0, ...], the slowest rank's
+    iterations: dict = field(default_factory=dict)      # candidate: calls timed in a round
+    errors: dict = field(default_factory=dict)          # candidate: relative error against float64
+    skipped: dict = field(default_factory=dict)         # candidate: why it was not timed
+    failed: list = field(default_factory=list)          # of the skipped, what ran and went wrong
+    chosen: str = ""                                    # the method behind "auto"
+
+
+def measure(problem: Problem, settings: Settings) -> Measurement:
+    """Checks and times every candidate. Collective over the problem's group."""
+    checker, calls = Checker(problem), {}
+    for method in settings.methods:
+        candidate = problem.ours(method)
+        if checker.admit(method, candidate.checked, ours=method != "nccl" and (method != "auto" or problem.chosen() != "nccl")):
+            calls[method] = candidate.timed
+    name, reason = torch_group()
+    for peer in settings.peers:
+        label = f"peer:{peer}"
+        if reason is not None and peer != "nccl":
+            checker.skipped[label] = reason
+            continue
+        made: dict = {}
+
+        def first(s: int, peer: str = peer, made: dict = made) -> Any:
+            """Made where what it raises is dealt with."""
+            made.setdefault("candidate", problem.peer(peer, name))
+            return made["candidate"].checked(s)
+        if checker.admit(label, first):
+            calls[label] = made["candidate"].timed
+    checker.forget_reference()
+    found = Measurement(errors=checker.errors, skipped=checker.skipped, failed=checker.failed, chosen=problem.chosen())
+    _rounds(found, calls, problem, settings)
+    return found
+
+
+def _rounds(found: Measurement, calls: dict, problem: Problem, settings: Settings) -> None:
+    group = problem.group
+    found.iterations = {name: settings.iterations or _calls(call, problem, settings) for name, call in calls.items()}
+    timed = {name: _graph(call, found.iterations[name], group) if settings.graph else _eager(call, found.iterations[name])
+             for name, call in calls.items()}
+
+    def once(name: str) -> float:
+        timed[name]()
+        synchronize()
+        group.barrier()
+        return timed[name]()
+    everyone = group.all_gather_object(in_turn(list(timed), settings.rounds, once))
+    found.us = {name: [max(times) for times in zip(*(rank[name] for rank in everyone))] for name in timed}
+
+
+def _calls(call: Callable, problem: Problem, settings: Settings) -> int:
+    if settings.graph:
+        return _LARGE_CALLS if problem.nbytes > _LARGE else _GRAPH_CALLS
+    call(0)
+    synchronize()
+    return batch_length(max(problem.group.all_gather_object(batch(call, 1, 3)[0])), batch_ms=5.0)
+
+
+def _eager(call: Callable, iterations: int) -> Callable[[], float]:
+    return lambda: batch(call, 1, iterations)[0] * 1e3
+
+
+def _graph(call: Callable, iterations: int, group: Any) -> Callable[[], float]:
+    """A graph of so many calls; the returned function replays it and gives microseconds a call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call(0)
+    synchronize()
+    group.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(iterations):
+            call(0)
+    return lambda: batch(lambda s: graph.replay(), 1, 1)[0] * 1e3 / iterations

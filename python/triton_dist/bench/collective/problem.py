@@ -1,0 +1,97 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What is timed: a collective of one size, and the ways to compute it."""
+from types import SimpleNamespace
+from typing import Any, Callable
+
+import torch
+
+from triton_dist import ops
+from triton_dist.bench.collective.sizes import COMMANDS
+from triton_dist.ops._collective import by_size
+from triton_dist.ops.all_reduce.reference import all_reduce_reference
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.streams import device
+from triton_dist.testing import random_tensor
+
+
+class Candidate:
+    """A way to compute: `checked` gives the result, `timed` may leave out what only the result needs."""
+
+    def __init__(self, checked: Callable[[int], Any], timed: Callable[[int], Any] | None = None):
+        self.checked, self.timed = checked, timed or checked
+
+
+class Problem:
+    """One collective. `nbytes` is the size of the larger of x and out, as nccl-tests counts it, rounded down to whole rows.
+
+    x and out have a tensor each, of two dimensions; a call takes 0, the number of the set.
+    """
+
+    sets = 1
+
+    def __init__(self, command: str, nbytes: int, dtype: torch.dtype, group: Group):
+        self.command, self.op, self.dtype, self.group = command, COMMANDS[command], dtype, group
+        self.count = max(group.size, nbytes // dtype.itemsize // group.size * group.size)
+        self.nbytes, row = self.count * dtype.itemsize, self.count // group.size
+        rows_in = 1 if command in ("all_gather", "all_reduce") else group.size
+        rows_out = 1 if command in ("reduce_scatter", "all_reduce") else group.size
+        self._row = self.count if command == "all_reduce" else row
+        self.x = random_tensor(rows_in, self._row, dtype=dtype, seed=group.rank)
+        self.out = [torch.empty(rows_out, self._row, dtype=dtype, device=device())]
+        self.shape = SimpleNamespace(k=group.size)          # terms of a sum
+
+    @property
+    def bus_factor(self) -> float:
+        """Bytes that cross a rank's link over the size: what makes bus bandwidths of different collectives comparable."""
+        return (2 if self.op == "all_reduce" else 1) * (self.group.size - 1) / self.group.size
+
+    def chosen(self) -> str:
+        """The method behind auto."""
+        return by_size(self.op, self.group.size, self.nbytes)
+
+    def ours(self, method: str) -> "Candidate":
+        """The op by one of its methods."""
+        return Candidate(lambda s: getattr(ops, self.op)(self.x, group=self.group, out=self.out[s], method=method))
+
+    def peer(self, name: str, group_name: str) -> "Candidate":
+        """Other means: the group's own collective, or torch's ops on a symmetric tensor, which it knows as `group_name`."""
+        if name == "nccl":
+            return self._library()
+        import torch.distributed._symmetric_memory as symmetric
+        x = symmetric.empty(self.count, dtype=self.dtype, device=device())
+        symmetric.rendezvous(x, group_name)
+        op = getattr(torch.ops.symm_mem, {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name])
+        return Candidate(lambda s: op(x.copy_(self.x[0]), "sum", group_name).view(self.out[s].shape),
+                         lambda s: op(x, "sum", group_name))
+
+    def _library(self) -> "Candidate":
+        if self.op == "all_reduce":
+            return Candidate(lambda s: all_reduce_reference(self.x, self.group, self.out[s]),
+                             lambda s: self.group.all_reduce_tensor(self.out[s]))
+        collective = {"all_gather": self.group.all_gather_tensor, "reduce_scatter": self.group.reduce_scatter_tensor,
+                      "all_to_all_single": self.group.all_to_all_tensor}[self.op]
+        out, x = self.out[0].view(-1), self.x.view(-1)
+
+        def call(s: int) -> torch.Tensor:
+            collective(out, x)
+            return self.out[s]
+        return Candidate(call)
+
+    def reference(self) -> torch.Tensor:
+        """In float64, or exactly where nothing is summed."""
+        every = self.x.new_empty((self.group.size * self.x.shape[0], self.x.shape[1]))
+        self.group.all_gather_tensor(every, self.x)
+        wide, me = every.double().view(self.group.size, *self.x.shape), self.group.rank
+        if self.op == "all_reduce":
+            return wide.sum(0)
+        if self.op == "reduce_scatter":
+            return wide[:, me].sum(0, keepdim=True)
+        return wide[:, 0] if self.op == "all_gather" else wide[:, me]
+
+    def roundings(self) -> int:
+        """NCCL may round each partial sum."""
+        return self.group.size
+
+    def __str__(self) -> str:
+        return f"{self.command} of {self.nbytes} bytes"
