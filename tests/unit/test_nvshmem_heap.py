@@ -35,7 +35,7 @@ class World(Group):
         self.calls.append(("broadcast", obj))
         return obj
 
-    all_gather_tensor = reduce_scatter_tensor = all_reduce_tensor = None
+    all_gather_tensor = reduce_scatter_tensor = all_reduce_tensor = all_to_all_tensor = None
 
 
 class Nvshmem:
