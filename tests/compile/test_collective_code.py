@@ -4,7 +4,7 @@
 import re
 
 import pytest
-from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position
+from compile_util import CUDA, HIP, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
 from triton_dist.ops._one_hop import one_hop_packets, one_hop_push
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_shot_kernel
@@ -25,6 +25,7 @@ def compiled(kernel, target: str, dtype: str = "bf16", world: int = 4, whole: bo
                           divisible=ALIGNED, num_warps=warps, num_stages=1)
 
 
+PAIR = r"\.volatile\.global\.(v4\.b32|v2\.b64)"        # 16 bytes, both halves whole
 PACKETS = [one_hop_packets, two_shot_kernel]
 
 
@@ -34,8 +35,8 @@ def test_a_thread_stores_and_polls_one_pair_a_hop(kernel, hops, target):
     """All peers' latencies pass at once; nothing goes through shared memory, and no barrier but that of the count."""
     built = compiled(kernel, target)
     lines = instructions(built)
-    assert sum("st.volatile.global.v4.b32" in line for line in lines) == hops
-    assert sum("ld.volatile.global.v4.b32" in line for line in lines) == hops
+    assert sum(bool(re.match(f"st{PAIR}", line)) for line in lines) == hops
+    assert sum(bool(re.match(f"ld{PAIR}", line)) for line in lines) == hops
     assert sum("bar.sync" in line for line in lines) == 1 and built.metadata.shared == 0
     assert not [line for line in lines if re.search(r"\b(atom|red|fence|membar)\b", line)]
     assert sum("shfl.sync" in line for line in lines) == 2 * 4      # log2 of four ranks, for each of four elements
@@ -69,7 +70,7 @@ def test_push_moves_sixteen_bytes_at_a_time_and_fences_once_a_hop(target):
     assert not re.search(r"(ld|st)\.global\S*\.b16", text), "scalar accesses"
     assert len(re.findall(r"st\.global\.v4\.b32", text)) == 3 + 3 + 1 + 3       # terms, sums, own part, others' parts
     assert len(re.findall(r"atom\.global\.sys\.release", text)) == 2            # all peers' flags in one instruction
-    assert len(re.findall(r"bar\.sync", text)) == 1 + 2
+    assert len(re.findall(r"bar\.sync", text)) == 1 + 2 * (2 if PLAIN_RELEASE else 1)      # Triton 3.9: the exchange has its own
 
 
 @pytest.mark.parametrize("scatter, summed", [(False, False), (True, False), (True, True)])
@@ -79,5 +80,5 @@ def test_one_hop_moves_sixteen_bytes_at_a_time_and_fences_once(scatter, summed):
     assert len(re.findall(r"st\.global\.v4\.b32", text)) == 3 + (1 if summed else 4)
     assert len(re.findall(r"atom\.global\.sys\.release", text)) == 1
     pairs = instructions(built := compiled(one_hop_packets, "sm_90", scatter=scatter, summed=summed))
-    assert sum("st.volatile.global.v4.b32" in line for line in pairs) == 1 and built.metadata.shared == 0
+    assert sum(bool(re.match(f"st{PAIR}", line)) for line in pairs) == 1 and built.metadata.shared == 0
     assert "convert_layout" not in built.asm["ttgir"]
