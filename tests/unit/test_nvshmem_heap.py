@@ -68,6 +68,13 @@ class Nvshmem:
     def finalize(self):
         self.calls.append(("finalize",))
 
+    def TeamConfig(self):
+        return "defaults"
+
+    def team_split_strided(self, parent, start, stride, size, config, mask, new_team_name):
+        self.calls.append(("split", parent, start, stride, size, config, mask))
+        return None if start > 0 else 7
+
     # nvshmem.bindings
     def ptr(self, address, rank):
         return self.slabs[rank].data_ptr() if self.reach else 0
@@ -143,6 +150,17 @@ def test_a_rank_out_of_reach_has_base_0_and_no_view(fake, modules):
     for rank in (1, 2, -1):
         with pytest.raises(InvalidArgument, match=f"found {rank}"):
             arena.view(rank)
+
+
+def test_teams_are_split_from_the_world(fake, modules):
+    arena, _ = nvshmem.reserve(4096, 0, World(), modules)
+    assert arena.team((0, 2, 4), 0) == 7 and arena.team((1,), 0) == -1
+    assert fake.calls[1:] == [("split", 0, 0, 2, 3, "defaults", 0), ("split", 0, 1, 1, 1, "defaults", 0)]
+
+
+def test_other_heaps_have_no_teams():
+    with pytest.raises(UnsupportedFeature, match="no SHMEM teams"):
+        LocalArena(4096, torch.device("cpu")).team((0,), 0)
 
 
 def test_host_and_device_library_must_be_one_release(fake, modules):

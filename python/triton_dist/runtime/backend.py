@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Container, NamedTuple, Protocol, Sequence
 
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 
 BACKENDS = {
     "nvidia": "triton_dist.backends.nvidia",
@@ -105,6 +105,13 @@ class Arena(ABC):
 
     def freed(self, offset: int, ranks: Sequence[int]) -> None:
         """The object at `offset` is gone."""
+
+    def team(self, ranks: Sequence[int], pad: int) -> int:
+        """Collective over the world: makes the SHMEM team of these world ranks; what kernels call it here.
+
+        pad: offset of SHMEM_PAD_BYTES zeroed bytes that it may keep flags in.
+        """
+        raise UnsupportedFeature("this heap has no SHMEM teams: kernels cannot call libshmem_device in this world")
 
     def part(self) -> None:
         """Collective: gives up what only all ranks together can. Called before `close` where they leave together."""

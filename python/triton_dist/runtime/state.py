@@ -27,6 +27,7 @@ class RankState:
     calls: dict = field(default_factory=dict)           # group key -> number of op calls
     refused: set = field(default_factory=set)           # keys of groups whose last call was refused here
     disagreed: set = field(default_factory=set)         # keys of groups whose last call differed between ranks
+    shmem_pads: list = field(default_factory=list)      # flags of SHMEM teams
     first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
     tables: dict = field(default_factory=dict)          # group key -> measured times that its members share
     decisions: dict = field(default_factory=dict)       # (group key, what ranks agree on) -> how such calls of an op run

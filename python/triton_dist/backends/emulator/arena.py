@@ -21,6 +21,7 @@ from triton_dist.backends.emulator.meeting import VirtualGroup
 from triton_dist.runtime.backend import Arena
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
+from triton_dist.runtime.heap import SHMEM_PADS
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
@@ -50,6 +51,12 @@ class EmulatorArena(Arena):
             raise InvalidArgument(f"rank: {rank} is on another host, which only libshmem_device reaches")
         return self._views[rank]
 
+    def team(self, ranks: Sequence[int], pad: int) -> int:
+        number = next((known for known, team in self._machine.teams.items() if team[1] == pad),
+                      SHMEM_PADS + len(self._machine.teams))         # made before by another rank of a virtual world
+        self._machine.teams[number] = tuple(ranks), pad
+        return number
+
     def allocated(self, offset: int, nbytes: int, name: str, ranks: Sequence[int]) -> None:
         for rank in set(ranks).intersection(self._owned) if nbytes else ():
             self._segments[rank, offset] = self._machine.memory.add_segment(self.homes[rank] + offset, nbytes, name, rank)
@@ -64,6 +71,7 @@ class EmulatorArena(Arena):
         if self._views is None:
             return
         self._machine.arenas.remove(self)
+        self._machine.teams.clear()
         for segment in self._segments.values():
             self._machine.memory.drop_segment(segment)
         for owner in self._owned:

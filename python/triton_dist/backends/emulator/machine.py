@@ -25,6 +25,7 @@ class Machine:
         self.scheduler = scheduler
         self.devices: dict = {}
         self.arenas: list = []                   # open ones
+        self.teams: dict = {}                    # number of a SHMEM team made by scripts -> (ranks, heap offset of its pad)
         self.wire: Any = None                    # to ranks on other hosts, where there are any
         self.states: dict = {}                   # rank -> RankState, of virtual ranks
         self.ledger: Optional[Ledger] = None     # of op calls; None in a world of one

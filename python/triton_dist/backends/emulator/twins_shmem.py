@@ -34,14 +34,24 @@ def _i32(value: int) -> IntScalar:
 def _members(team: int) -> list:
     """World ranks of a team's members."""
     slabs, me = homes()
+    made = _made()
+    if team in made:
+        return list(made[team][0])
     if not 0 <= team < SHMEM_PADS:
-        raise fault(f"libshmem_device: team {team} does not exist, there are {SHMEM_PADS} predefined ones", "out-of-bounds")
+        raise fault(f"libshmem_device: team {team} does not exist, there are {SHMEM_PADS} predefined ones and those that "
+                    "triton_dist.shmem_team makes", "out-of-bounds")
     world = range(max(1, len(slabs)))
     if team in (_SHARED, _NODE):
         return [pe for pe in world if near(pe)]
     if team == _SAME_PLACE:
         return [pe for pe in world if _place(pe) == _place(me)]
     return [me] if team == _SAME_GPU else list(world)
+
+
+def _made() -> dict:
+    """{number: (members, heap offset of its pad)} of teams that scripts have made."""
+    machine = scheduler.active().machine
+    return machine.teams if machine is not None else {}
 
 
 def _place(pe: int) -> int:
@@ -52,7 +62,8 @@ def _place(pe: int) -> int:
 
 
 def team_my_pe(team: Any) -> IntScalar:
-    return _i32(_members(team.v).index(homes()[1]))
+    members, me = _members(team.v), homes()[1]
+    return _i32(members.index(me) if me in members else -1)
 
 
 def team_n_pes(team: Any) -> IntScalar:
@@ -174,13 +185,16 @@ class _Round:
         running = scheduler.active()
         slabs, self.me = homes()
         self.function, self.members = function, _members(team)
+        if self.me not in self.members:
+            raise invalid(f"libshmem_device.{function}: rank {self.me} is no member of team {team}, of ranks {self.members}")
         self._team = running.__dict__.setdefault("shmem_teams", {}).setdefault((self.me, team), _Team())
         if self._team.inside:
             raise invalid(f"libshmem_device.{function}: another program of rank {self.me} is in {self._team.inside} of team "
                           f"{team}; one program of a rank at a time may call them, program 0 for instance")
         self._team.inside = function
         self.number = self._team.number = wrap(self._team.number + 1, info(I32))
-        self._pads = [home + SHMEM_PAD + team * SHMEM_PAD_BYTES + SHMEM_PAD_FLAGS for home in slabs]
+        pad = _made()[team][1] if team in _made() else SHMEM_PAD + team * SHMEM_PAD_BYTES
+        self._pads = [home + pad + SHMEM_PAD_FLAGS for home in slabs]
 
     def _flag(self, owner: int, of: int) -> int:
         return self._pads[owner] + 4 * self.members.index(of)

@@ -6,6 +6,7 @@ nvshmem4py is imported on use only. NVSHMEM's host library joins the ranks by a 
 its device code, linked into kernels (`nvshmem_library.py`), learns of the world when a module is loaded.
 """
 import os
+import uuid
 from typing import Any, Callable
 
 import torch
@@ -19,6 +20,7 @@ from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHea
 from triton_dist.runtime.groups import Group
 
 STATE = "nvshmemi_device_state_d"       # the global by which NVSHMEM's device code knows its world
+_TEAM_WORLD, _NO_TEAM = 0, -1
 _SLACK = 256 << 20                      # bytes of NVSHMEM's own heap beyond the arena, where it must be sized beforehand
 
 
@@ -89,6 +91,12 @@ class NvshmemArena(Arena):
         if rank not in self._views:
             self._views[rank] = self._core.get_peer_tensor(self.local, rank)
         return self._views[rank]
+
+    def team(self, ranks: Any, pad: int) -> int:
+        step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        made = self._core.team_split_strided(_TEAM_WORLD, ranks[0], step, len(ranks), self._core.TeamConfig(), 0,
+                                             new_team_name=uuid.uuid4().hex)      # its list of names outlives a world
+        return _NO_TEAM if made is None else int(made)
 
     def part(self) -> None:
         local, self.local, self._views = self.local, None, {}
