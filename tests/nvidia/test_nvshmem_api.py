@@ -227,11 +227,11 @@ def identity_kernel(src, out, numbers, n, team, BLOCK: tl.constexpr):
     tl.store(numbers + 3, shmem.team_n_pes(team))
     tl.store(numbers + 4, shmem.team_translate_pe(team, size - 1, 0))
     tl.store(numbers + 5, (shmem.remote_ptr(src, me).to(tl.int64) == src.to(tl.int64)).to(tl.int32))
-    mine = shmem.remote_mc_ptr(team, src).to(tl.int64)
-    tl.store(numbers + 6, (mine % 4).to(tl.int32))
+    tl.store(numbers + 6, (shmem.remote_mc_ptr(team, src).to(tl.int64) % 4).to(tl.int32))
     offsets = tl.arange(0, BLOCK)
     peer = shmem.remote_ptr(src, (me + 1) % size)
-    tl.store(out + offsets, tl.load(peer + offsets, mask=offsets < n), mask=offsets < n)
+    tl.store(numbers + 7, (peer.to(tl.int64) != 0).to(tl.int32))          # 0 where it is on another node
+    tl.store(out + offsets, tl.load(peer + offsets, mask=(offsets < n) & (peer.to(tl.int64) != 0)), mask=offsets < n)
 
 
 class Bench:
@@ -320,8 +320,8 @@ def wait(b: Bench, op: str, turn: int) -> bool:
 def identity(b: Bench, op: str, turn: int) -> bool:
     numbers = torch.full((8,), -9, dtype=torch.int32, device=triton_dist.device())
     identity_kernel[(1,)](b.src, b.out, numbers, N, WORLD, BLOCK=BLOCK)
-    right = b.holds(b.out, b.me + 1, turn)
-    return right and numbers.tolist() == [b.me, b.size, b.me, b.size, b.size - 1, 1, 0, -9]
+    right = b.holds(b.out, b.me + 1, turn) if numbers[7] else (b.me + 1) % b.size not in b.group.nodes[b.group.node]
+    return right and numbers[:7].tolist() == [b.me, b.size, b.me, b.size, b.size - 1, 1, 0]
 
 
 _ALL, _OWN = ("", "_warp", "_block", "_wave", "_wg"), ("", "_warp", "_block")
