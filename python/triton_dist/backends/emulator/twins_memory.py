@@ -5,6 +5,7 @@ import functools
 from typing import Any, Callable, Optional
 
 import torch
+from triton.language import core
 
 from triton_dist.backends.emulator import elementwise, memory, scheduler
 from triton_dist.backends.emulator.casts import cast
@@ -159,6 +160,7 @@ def store(pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), 
 
 
 # -- atomics -----------------------------------------------------------------------------------------------------------
+_BARRIERS = hasattr(core, "atomic_store")        # from Triton 3.9 on
 _SPINS = 512           # reads of an unchanged word after which a program is taken to spin
 
 
@@ -188,10 +190,13 @@ def spin(address: int, known: Info) -> None:
 
 
 def _check(sem: Optional[str], scope: Optional[str]) -> tuple:
+    """Order and scope of an atomic. Triton 3.9 puts a CTA barrier before one that releases."""
     sem, scope = sem or "acq_rel", scope or "gpu"
     if sem not in SEMANTICS or scope not in SCOPES:
         raise invalid(
             f"sem={sem!r}, scope={scope!r}: expected one of {', '.join(SEMANTICS)} and of {', '.join(SCOPES)}")
+    if _BARRIERS and sem in ("release", "acq_rel"):
+        scheduler.active().observer.barrier()
     return sem, scope
 
 
