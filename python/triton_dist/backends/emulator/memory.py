@@ -154,7 +154,7 @@ class Memory:
         if -(1 << 40) < address < 1 << 32:
             where = "it is no address, but a null pointer or a number"
         near_a_live_one = i >= 0 and address - segments[i].end < _NEAR
-        for grave in self._graves:
+        for grave in list(self._graves):         # storages die at any time
             symmetric = any(base <= grave.base < end for base, (end, _) in self._reserved.items())
             if grave.base <= address < grave.end and (symmetric or not near_a_live_one):
                 return fault(f"{what} of {nbytes} bytes at {address:#x}, {address - grave.base} bytes into {grave}, which has "
