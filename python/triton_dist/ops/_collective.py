@@ -12,17 +12,15 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
 
 KIB, MIB = 1 << 10, 1 << 20
-_BLOCK_BYTES, _PUSH_WARPS = 8192, 16    # 16 bytes a thread
-_PROGRAMS_PER_SM = 2                    # of a push: one stores while another waits
 WORD = 8                                # bytes of data in a pair of packets, which takes twice as many
 MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; addresses of packets fit int32
 
 # What "auto" takes, by op and by number of ranks (the next larger one listed): (up to how many bytes of tensor, method); above
-# the last, "nccl". From measurements on 2 and 4 GPUs, rows for more are extrapolated.
+# the last, "nccl". all_reduce: measured on 2 and 4 H200, up to 128 MiB; other rows are extrapolated from that.
 STEPS = {
     "all_reduce": {
-        2: ((512 * KIB, "one_shot"), (8 * MIB, "push")),
-        4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
+        2: ((256 * KIB, "one_shot"), (1 * MIB, "two_shot"), (256 * MIB, "push")),
+        4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot"), (256 * MIB, "push")),
         64: ((32 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
     },
     "all_gather": {64: ((1 * MIB, "one_shot"), (64 * MIB, "push"))},
@@ -110,9 +108,17 @@ def grid_of_packets(words: int, world: int) -> tuple[int, dict]:
 
 
 def grid_of_blocks(n: int, dtype: torch.dtype, world: int) -> tuple[int, int, int, dict]:
-    """(blocks, programs, rounds, options) of a push of `n` elements to each of `world` ranks."""
-    block = min(_BLOCK_BYTES // dtype.itemsize, power_of_two(n))
+    """(blocks, programs, rounds, options) of a push of `n` elements to each of `world` ranks.
+
+    Sizes are those that were fastest for all_reduce on 2 and on 4 H200, with 0.25 to 32 MiB to a rank. Of two programs on an SM
+    one stores while the other waits.
+    """
+    small, large = n * dtype.itemsize < 2 * MIB, n * dtype.itemsize >= 32 * MIB
+    if world == 2:
+        block_bytes, warps, per_sm = 8 * KIB if small else 16 * KIB, 16, 2 if large else 1
+    else:
+        block_bytes, warps, per_sm = 4 * KIB if small else 8 * KIB, 8, 2
+    block = min(block_bytes // dtype.itemsize, power_of_two(n))
     blocks = -(-n // block)
-    programs = min(blocks, _PROGRAMS_PER_SM * backend().num_sms(), MAX_PROGRAMS)
-    return blocks, programs, -(-blocks // programs), dict(WORLD=world, RANKS=power_of_two(world), BLOCK=block,
-                                                          num_warps=_PUSH_WARPS)
+    programs = min(blocks, per_sm * backend().num_sms(), MAX_PROGRAMS)
+    return blocks, programs, -(-blocks // programs), dict(WORLD=world, RANKS=power_of_two(world), BLOCK=block, num_warps=warps)

@@ -10,7 +10,7 @@ order that all ranks share, with one rounding.
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import count_call, load_words, release, store_words, sum_over_ranks, this_epoch
+from triton_dist.ops._packets import at_member, count_call, load_words, release, store_words, sum_over_ranks, this_epoch
 from triton_dist.runtime.jit import jit
 
 
@@ -29,7 +29,7 @@ def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.co
     rank = tl.arange(0, THREADS) % RANKS
     peer = (rank < WORLD) & (rank != index)
     inbox = slots + (epoch & 1) * half
-    outbox = dl.symm_at(inbox + 2 * index * words, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
+    outbox = at_member(inbox + 2 * index * words, team, tl.minimum(rank, WORLD - 1))
     source = x + rank * n if SCATTER else x
     target = out if SUM else out + rank * n
     block: tl.constexpr = THREADS // RANKS

@@ -4,9 +4,9 @@
 import triton
 import triton.language as tl
 
-from triton_dist.runtime.workspace import MAX_PROGRAMS
+from triton_dist.runtime.workspace import MAX_PROGRAMS, TEAM_DELTAS
 
-_COPIES = tl.constexpr(MAX_PROGRAMS)
+_COPIES, _DELTAS = tl.constexpr(MAX_PROGRAMS), tl.constexpr(TEAM_DELTAS)
 
 
 @triton.jit
@@ -28,6 +28,13 @@ def count_call(control, epoch):
     tl.debug_barrier()                          # every thread has read the copy
     copy = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, _COPIES)
     tl.store(control + copy, epoch, mask=copy < _COPIES)
+
+
+@triton.jit
+def at_member(words, team, member):
+    """int64 words of this rank's heap as addresses of the same on `member` of `team`. One load: latency counts here."""
+    deltas = (team + _DELTAS).to(tl.pointer_type(tl.int64), bitcast=True)
+    return words + (tl.load(deltas + member) >> 3)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator
 import torch
 
 from triton_dist.runtime.backend import Stream, backend
+from triton_dist.runtime.context import MAX_WORLD
 from triton_dist.runtime.errors import UnsupportedFeature, WorkspacePoisoned
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import create_symm_tensor, heap
@@ -22,6 +23,7 @@ from triton_dist.runtime.state import state
 RENEW_EVERY = 1 << 29
 _GRAIN = 1 << 16
 MAX_PROGRAMS = 1024            # of a kernel that counts its calls on the device
+TEAM_DELTAS = 2 + MAX_WORLD    # int32 words of a team before the distances of heaps
 
 
 def to_int32(value: int) -> int:
@@ -191,10 +193,19 @@ def restart(group: Group) -> None:
 
 
 def team(group: Group) -> torch.Tensor:
-    """int32 device tensor [size, my index, world rank of each member]: what dl.team_* reads."""
+    """int32 device tensor [size, my index, world rank of each member]: what dl.team_* reads.
+
+    From word TEAM_DELTAS on, int64, the bytes from an object in this rank's heap to the same on each member: one load, where
+    dl.symm_at takes one for the member's world rank and more behind it for its base.
+    """
     if group.key not in state().teams:
         words = [group.size, group.rank, *group.world_ranks]
-        state().teams[group.key] = torch.tensor(words, dtype=torch.int32, device=backend().device())
+        bases = heap().arena.bases
+        deltas = [bases[rank] - bases[group.world_ranks[group.rank]] for rank in group.world_ranks]
+        whole = torch.zeros(TEAM_DELTAS + 2 * len(deltas), dtype=torch.int32)
+        whole[:len(words)] = torch.tensor(words, dtype=torch.int32)
+        whole[TEAM_DELTAS:] = torch.tensor(deltas, dtype=torch.int64).view(torch.int32)
+        state().teams[group.key] = whole.to(backend().device())
     return state().teams[group.key]
 
 

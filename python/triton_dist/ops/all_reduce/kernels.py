@@ -7,7 +7,7 @@ Every sum is in fp32 in an order that all ranks share, with one rounding, so it 
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import count_call, load_words, release, store_words, sum_over_ranks, this_epoch
+from triton_dist.ops._packets import at_member, count_call, load_words, release, store_words, sum_over_ranks, this_epoch
 from triton_dist.runtime.jit import jit
 
 
@@ -25,7 +25,7 @@ def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.const
     rank = tl.arange(0, THREADS) % RANKS
     peer = (rank < WORLD) & (rank != index)
     inbox = slots + (epoch & 1) * half
-    outbox = dl.symm_at(inbox + 2 * index * part, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
+    outbox = at_member(inbox + 2 * index * part, team, tl.minimum(rank, WORLD - 1))
     sums = 2 * WORLD * part
     block: tl.constexpr = THREADS // RANKS
     first, step = tl.program_id(0) * block, tl.num_programs(0) * block
