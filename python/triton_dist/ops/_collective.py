@@ -16,7 +16,7 @@ WORD = 8                                # bytes of data in a pair of packets, wh
 MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; addresses of packets fit int32
 
 # What "auto" takes, by op and by number of ranks (the next larger one listed): (up to how many bytes of tensor, method); above
-# the last, "nccl". all_reduce: measured on 2 and 4 H200, up to 128 MiB; other rows are extrapolated from that.
+# the last, "nccl". Measured on 4 H200, all_reduce on 2 as well, up to 128 MiB; the rest is extrapolated from that.
 STEPS = {
     "all_reduce": {
         2: ((256 * KIB, "one_shot"), (1 * MIB, "two_shot"), (256 * MIB, "push")),
