@@ -4,9 +4,11 @@
 import pytest
 
 from triton_dist.bench import bars, command, results
+from triton_dist.bench.collective import sizes
 from triton_dist.bench.shapes import parse
 
 SETS = ("large", "medium", "small")
+JUDGED = sum(len(bar.worlds) for bar in bars.BARS)
 
 
 def row(op, shape, world, value=1.1, spread=0.05, **changes):
@@ -25,8 +27,25 @@ def everything(changed=lambda row: [row]):
             for op in ("ag_gemm", "gemm_rs") for world in (4, 2)}
 
 
-def written(folder, found):
-    for (op, world), rows in found.items():
+def size_row(op, nbytes, world, us=2.0, busbw=400.0, ratio=2.5, spread=0.05, **changes):
+    """A row of a collective in which each figure is within `spread` of itself, relatively."""
+    def around(value):
+        return [value * (1 - spread), value * (1 + spread)]
+    found = {"ratio": ratio, "ci95": around(ratio)}
+    peers = sizes.PEERS if op == "all_reduce" else ("nccl",)
+    return {"op": op, "bytes": nbytes, "dtype": "bfloat16", "world": world, "device": "NVIDIA H100 80GB HBM3", "graph": True,
+            "rounds": 9, "date": "2026-01-31", "commit": "abc", "us": us, "ci95": around(us), "busbw": busbw,
+            "ratios": {"nccl": found, "best_peer": found}, "us_peers": dict.fromkeys(peers, 5.0), "ours": {"auto": {}}, **changes}
+
+
+def collectives(changed=lambda row: [row]):
+    """{(op, world): rows} of every size on both hosts; `changed` gives the rows in place of one."""
+    return {(op, world): [new for nbytes in sizes.parse(["1K:256M"], False) for new in changed(size_row(op, nbytes, world))]
+            for op in sizes.COMMANDS for world in (4, 2)}
+
+
+def written(folder, shaped, sized=None):
+    for (op, world), rows in {**shaped, **(collectives() if sized is None else sized)}.items():
         results.save(folder / f"2026-01-31-{world}xH100-80GB", op, rows, {"kind": f"{world}xH100-80GB"})
     return folder
 
@@ -41,11 +60,11 @@ def at(op, name, **changes):
 
 
 def verdicts(findings):
-    return {(f.world, f.bar.op, f.bar.shapes, f.bar.figure, f.bar.over): f.verdict for f in findings}
+    return {(f.world, f.bar.op, f.bar.problems, f.bar.figure, f.bar.over): f.verdict for f in findings}
 
 
 def test_the_table_of_bars_is_that_of_the_issue():
-    found = {(op, shapes): [(b.figure, b.over, b.least) for b in bars.BARS if (b.op, b.shapes) == (op, shapes)]
+    found = {(op, shapes): [(b.figure, b.over, b.bound) for b in bars.BARS if (b.op, b.problems) == (op, shapes)]
              for op in ("ag_gemm", "gemm_rs") for shapes in SETS}
     assert found == {
         ("ag_gemm", "large"): [("T*/T", "geomean", 1.0), ("T*/T", "each", 0.96), ("vs best_peer", "geomean", 1.02)],
@@ -60,7 +79,7 @@ def test_the_table_of_bars_is_that_of_the_issue():
 def test_all_met(tmp_path, capsys):
     assert command.main(["--verify-bars", str(written(tmp_path, everything()))]) == 0
     printed = capsys.readouterr().out
-    assert f"{2 * len(bars.BARS)} met" in printed and "not measured" not in printed and "abc" in printed
+    assert f"{JUDGED} met" in printed and "not measured" not in printed and "abc" in printed
     assert "1.100" in printed and "1.050-1.150" in printed and "2026-01-31" in printed
 
 
@@ -69,7 +88,7 @@ def test_one_shape_below_its_interval_falls_short_and_is_named(tmp_path, capsys)
     findings = bars.judge(folder)
     assert [key for key, verdict in verdicts(findings).items() if verdict != "met"] == [(4, "gemm_rs", "large", "T*/T", "each")]
     short, = [f for f in findings if f.verdict == "SHORT"]
-    assert (short.shape, short.found.value, short.found.high) == ("8B@8192", 0.80, pytest.approx(0.85))
+    assert (short.problem, short.found.value, short.found.high) == ("8B@8192", 0.80, pytest.approx(0.85))
     assert command.main(["--verify-bars", str(folder)]) == 1
     assert "SHORT" in capsys.readouterr().out
 
@@ -80,7 +99,7 @@ def test_short_is_not_hidden_by_a_lower_shape_with_a_wide_interval(tmp_path):
         value, spread = low.get(old["shape"], (1.1, 0.05))
         return [row(old["op"], parse([old["shape"]], old["op"], 1, emulated=False)[0], old["world"], value, spread)]
     findings = bars.judge(written(tmp_path, everything(changed)))
-    assert {f.shape for f in findings if f.verdict == "SHORT"} == {"8B@8192"}
+    assert {f.problem for f in findings if f.verdict == "SHORT"} == {"8B@8192"}
 
 
 def test_below_the_bar_with_an_interval_that_reaches_it_is_unclear_and_no_failure(tmp_path):
@@ -120,8 +139,9 @@ def test_what_does_not_count_is_not_measured(why, tmp_path, capsys):
 
 def test_without_peers_only_the_bars_on_peers_are_not_measured(tmp_path):
     findings = bars.judge(written(tmp_path, everything(lambda old: [{**old, "ms_peers": {}}])))
-    assert {f.bar.figure for f in findings if f.verdict == "not measured"} == {"vs best_peer"}
-    assert all(f.verdict == "met" for f in findings if f.bar.figure != "vs best_peer")
+    missed = {(f.bar.op, f.bar.figure) for f in findings if f.verdict == "not measured"}
+    assert missed == {("ag_gemm", "vs best_peer"), ("gemm_rs", "vs best_peer")}
+    assert all(f.verdict == "met" for f in findings if (f.bar.op, f.bar.figure) not in missed)
 
 
 def test_a_failure_among_measured_shapes_counts_though_others_are_missing(tmp_path):
@@ -138,7 +158,99 @@ def test_what_is_judged_is_auto_where_it_was_measured_and_the_newest(tmp_path):
     shape, = parse(["8B@8192"], "ag_gemm", 4, emulated=False)
     results.save(folder / "2026-02-01-4xH100-80GB", "ag_gemm", [row("ag_gemm", shape, 4, value=0.2, date="2026-02-01")], {})
     short = [f for f in bars.judge(folder) if f.verdict == "SHORT"]
-    assert {(f.world, f.bar.op, f.bar.shapes) for f in short} == {(4, "ag_gemm", "large")} and len(short) == 3
+    assert {(f.world, f.bar.op, f.bar.problems) for f in short} == {(4, "ag_gemm", "large")} and len(short) == 3
+
+
+def test_the_table_of_the_collectives_is_that_of_the_issue():
+    best, nccl = ("vs best_peer", "each"), ("vs nccl", "each")
+    by_nccl = [("1K:256K", *nccl, 2.0, (4, 2)), ("512K:2M", *nccl, 1.4, (4, 2)), ("4M:128M", *nccl, 1.05, (4, 2))]
+    found = {op: [(b.problems, b.figure, b.over, b.bound, b.worlds) for b in bars.BARS if b.op == op] for op in sizes.COMMANDS}
+    assert found == {
+        "all_reduce": [("1K:8K", "us", "each", 4.0, (4,)), ("1K:64K", "us", "each", 5.0, (4,)),
+                       ("1K:64K", "us", "each", 3.0, (2,)), ("1K:64K", *best, 2.0, (4, 2)),
+                       ("128K:1M", *best, 1.3, (4, 2)), ("2M:128M", *best, 1.0, (4, 2)),
+                       ("2M:128M", "vs best_peer", "geomean", 1.03, (4, 2))],
+        "all_gather": by_nccl, "reduce_scatter": by_nccl,
+        "all_to_all": [("64K:256M", *nccl, 1.0, (4, 2)), ("64M:256M", "busbw", "each", 340.0, (4, 2))]}
+
+
+@pytest.mark.parametrize("us, spread, verdict", [(4.0, 0.1, "met"), (4.2, 0.1, "unclear"), (4.6, 0.1, "SHORT")])
+def test_a_time_is_to_be_at_most_its_bar(us, spread, verdict, tmp_path, capsys):
+    def changed(old):
+        return [size_row("all_reduce", 4096, 4, us=us, spread=spread)] if (old["bytes"], old["world"]) == (4096, 4) else [old]
+    folder = written(tmp_path, everything(), collectives(changed))
+    finding, = [f for f in bars.judge(folder) if (f.world, f.bar.op, f.bar.problems) == (4, "all_reduce", "1K:8K")]
+    assert (finding.verdict, finding.problem, finding.found.value) == (verdict, "4K", us)
+    assert command.main(["--verify-bars", str(folder)]) == (verdict == "SHORT")
+    assert "at most 4.00" in capsys.readouterr().out
+
+
+def test_the_bar_on_a_time_depends_on_the_world(tmp_path):
+    findings = bars.judge(written(tmp_path, everything(), collectives(lambda old: [{**old, "us": 3.5, "ci95": [3.4, 3.6]}])))
+    assert {(f.world, f.bar.bound): f.verdict for f in findings if f.bar.figure == "us"} == {
+        (4, 4.0): "met", (4, 5.0): "met", (2, 3.0): "SHORT"}
+
+
+def test_large_sizes_are_judged_one_by_one_and_by_their_mean(tmp_path):
+    def changed(old):
+        return [size_row(old["op"], old["bytes"], old["world"], ratio=1.01, spread=0.015) if old["bytes"] > 1 << 20 else old]
+    found = verdicts(bars.judge(written(tmp_path, everything(), collectives(changed))))
+    assert found[4, "all_reduce", "2M:128M", "vs best_peer", "each"] == "met"
+    assert found[4, "all_reduce", "2M:128M", "vs best_peer", "geomean"] == "SHORT"
+    assert found[2, "all_gather", "4M:128M", "vs nccl", "each"] == "SHORT"                  # 1.01 to 1.025, of 1.05
+    assert found[2, "reduce_scatter", "1K:256K", "vs nccl", "each"] == "met"
+    assert found[2, "all_to_all", "64K:256M", "vs nccl", "each"] == "met"
+
+
+def test_the_interval_of_a_bandwidth_is_that_of_its_time(tmp_path):
+    def changed(old):
+        return [{**old, "busbw": 330.0, "us": 100.0, "ci95": [96.0, 110.0]} if old["bytes"] == 128 << 20 else old]
+    findings = bars.judge(written(tmp_path, everything(), collectives(changed)))
+    finding = next(f for f in findings if f.bar.figure == "busbw")
+    assert (finding.verdict, finding.problem) == ("unclear", "128M")
+    assert (finding.found.low, finding.found.high) == (pytest.approx(300.0), pytest.approx(343.75))
+
+
+NOT_COUNTED = {
+    "no row": lambda old: [],
+    "eager": lambda old: [{**old, "graph": False}],
+    "too few rounds": lambda old: [{**old, "rounds": 5}],
+    "another dtype": lambda old: [{**old, "dtype": "float32"}],
+}
+
+
+@pytest.mark.parametrize("why", NOT_COUNTED)
+def test_sizes_that_do_not_count_are_not_measured(why, tmp_path, capsys):
+    folder = written(tmp_path, everything(), collectives(lambda old: NOT_COUNTED[why](old) if (
+        old["op"], old["bytes"], old["world"]) == ("all_reduce", 2048, 2) else [old]))
+    assert {key for key, verdict in verdicts(bars.judge(folder)).items() if verdict != "met"} == {
+        (2, "all_reduce", "1K:64K", "us", "each"), (2, "all_reduce", "1K:64K", "vs best_peer", "each")}
+    assert command.main(["--verify-bars", str(folder)]) == 2
+    printed = capsys.readouterr().out
+    assert "not measured (6 of 7 sizes)" in printed
+    assert "triton-dist bench all_reduce --nproc_per_node 2 --graph --sizes 2K --out" in printed
+
+
+@pytest.mark.parametrize("peers, ratios", [({"nccl": 5.0}, None), (dict.fromkeys(sizes.PEERS), {})])
+def test_best_of_peers_needs_every_peer_tried_and_nccl_timed(peers, ratios, tmp_path):
+    def changed(old):
+        new = {**old, "us_peers": peers, "ratios": old["ratios"] if ratios is None else ratios}
+        return [new if old["op"] == "all_reduce" else old]
+    found = verdicts(bars.judge(written(tmp_path, everything(), collectives(changed))))
+    assert {(op, figure) for (_, op, _, figure, _), verdict in found.items() if verdict == "not measured"} == {
+        ("all_reduce", "vs best_peer")}
+
+
+def test_without_files_of_collectives_their_bars_are_not_measured_and_the_commands_are_printed(tmp_path, capsys):
+    folder = written(tmp_path, everything(), {})
+    assert command.main(["--verify-bars", str(folder)]) == 2
+    printed = capsys.readouterr().out
+    lacking = sum(f.bar.op in sizes.COMMANDS for f in bars.judge(folder))
+    assert f"{lacking} not measured" in printed and "not measured (0 of 4 sizes)" in printed
+    line = next(line for line in printed.splitlines() if "bench all_gather --nproc_per_node 4" in line)
+    words = line.partition("#")[0].split()[2:]                       # the command can be read by the bench itself
+    args = command.parser().parse_args(words)
+    assert args.graph and sizes.parse(args.sizes, False) == sizes.parse(["1K:128M"], False)
 
 
 def test_no_results_at_all(tmp_path, capsys):

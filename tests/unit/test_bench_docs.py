@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from triton_dist.bench import command, docs, plot, results
+from triton_dist.bench import command, docs, results
+from triton_dist.bench.collective.sizes import COMMANDS
 from triton_dist.bench.shapes import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,11 +24,10 @@ def test_the_committed_pictures_show_the_rows_of_the_page():
     image = pytest.importorskip("PIL.Image")
     linked = [PAGE.parent / name for name in re.findall(r"!\[.*\]\((.*)\)", PAGE.read_text())]
     assert linked and sorted(linked) == sorted((PAGE.parent / "performance").iterdir()), "run: triton-dist bench docs"
-    for op in OPS:
-        for kind, (rows, _) in results.newest(RESULTS, op).items():
-            picture = PAGE.parent / "performance" / f"{kind}-{op}.png"
-            assert image.open(picture).text["Source"] == plot.fingerprint(results.headline(rows)), "run: triton-dist bench docs"
-            assert picture.stat().st_size < 300_000
+    for section in [section for op in (*OPS, *COMMANDS) for section in docs.sections(RESULTS, op)]:
+        picture = PAGE.parent / "performance" / section.picture
+        assert image.open(picture).text["Source"] == section.plot.fingerprint(section.rows), "run: triton-dist bench docs"
+        assert picture.stat().st_size < 300_000
 
 
 def test_the_page_is_written_twice_alike_and_follows_the_results(tmp_path):
@@ -52,6 +52,62 @@ def test_the_page_is_written_twice_alike_and_follows_the_results(tmp_path):
     text = docs.page(folder, page)
     assert "**0.4321**" in text and "4xemulator" not in text
     assert "jitter 2 ms on the device | 1.000 | seq |" in text and "| 1.250 | 1.000 to 1.500 | +0.250 |" in text
+
+
+def collective_row(op, nbytes, us, graph=True, symm=6.0, method="auto"):
+    """A row as bench writes it; its peers differ from row to row where `symm` is left out."""
+    best = {"ratio": 2.125, "ci95": [2.0, 2.25]}
+    peers = {"nccl": 8.5, **({} if symm is None else {"symm_one_shot": symm})}
+    return {"op": op, "bytes": nbytes, "count": nbytes // 2, "dtype": "bfloat16", "world": 2, "device": "NVIDIA H100 80GB HBM3",
+            "graph": graph, "rounds": 9, "date": "2026-01-31", "commit": "abc", "us": us, "ci95": [us, us], "algbw": 1.25,
+            "busbw": 1.75, "ratios": {"nccl": best, "best_peer": best}, "us_peers": peers, "method": "push",
+            "ours": {method: {"us": us}}}
+
+
+def section_of(text, title):
+    """The lines between a heading and the next one."""
+    return text.partition(f"### {title}\n")[2].partition("\n### ")[0].splitlines()
+
+
+def test_collectives_have_a_section_where_they_were_measured(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    folder, page = tmp_path / "results", tmp_path / "page.md"
+    host = json.loads(next(RESULTS.glob("*-2xH100-80GB/host.json")).read_text())
+    found = [collective_row("all_reduce", 65536, 5.25), collective_row("all_reduce", 1024, 3.25, symm=None),
+             collective_row("all_reduce", 1024, 30.0, graph=False)]
+    results.save(folder / "2026-01-31-2xH100-80GB", "all_reduce", found, host)
+    results.save(folder / "2026-01-31-2xemulator", "all_gather", [collective_row("all_gather", 512, 7.0)],
+                 {**host, "comparable": False})
+    assert command.main(["docs", "--results", str(folder), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert text.count("## Collectives\n") == 1 and "### all_gather" not in text and "### all_to_all" not in text
+
+    end = "| 2.125 | 2.000-2.250 | 9 | 2026-01-31 | abc |"
+    graph = section_of(text, "all_reduce on 2xH100-80GB, bfloat16, calls in a CUDA graph")
+    assert [line for line in graph if line.startswith("| ")] == [
+        "| size | bytes | count | type | method | time us | algbw | busbw | nccl us | symm_one_shot us | vs best | 95 % | "
+        "rounds | date | commit |",
+        "| 1K | 1024 | 512 | bfloat16 | push | 3.25 | 1.25 | 1.75 | 8.50 | - " + end,
+        "| 64K | 65536 | 32768 | bfloat16 | push | 5.25 | 1.25 | 1.75 | 8.50 | 6.00 " + end]
+    eager = section_of(text, "all_reduce on 2xH100-80GB, bfloat16, calls back to back")
+    assert [line.split(" | ")[5] for line in eager if line.startswith("| 1K")] == ["30.00"]
+
+    pictures = {name: tmp_path / "page" / f"2xH100-80GB-all_reduce-bfloat16-{name}.png" for name in ("graph", "eager")}
+    assert all(f"(page/{picture.name})" in text for picture in pictures.values())
+    marks = {name: image.open(picture).text["Source"] for name, picture in pictures.items()}
+    assert marks["graph"] != marks["eager"]
+    found[0]["us"] = 5.5
+    results.save(folder / "2026-01-31-2xH100-80GB", "all_reduce", found, host)
+    now = {section.picture: section.plot.fingerprint(section.rows) for section in docs.sections(folder, "all_reduce")}
+    assert now[pictures["graph"].name] != marks["graph"] and now[pictures["eager"].name] == marks["eager"]
+
+
+def test_a_page_of_shapes_alone_names_no_collective(tmp_path):
+    host = json.loads(next(RESULTS.glob("*-2xH100-80GB/host.json")).read_text())
+    results.save(tmp_path / "2026-01-31-2xH100-80GB", "gemm_rs",
+                 results.load(next(RESULTS.glob("*-2xH100-80GB/gemm_rs.json"))), host)
+    text = docs.page(tmp_path, tmp_path / "page.md")
+    assert "## gemm_rs" in text and "## Collectives" not in text
 
 
 def test_every_table_of_the_page_is_whole():

@@ -5,9 +5,13 @@
 What is in the result files is written here; what was predicted and learned is in benchmarks/results/notes_<op>.md, by hand,
 and goes into the page as it is.
 """
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 from triton_dist.bench import bars, plot, results, table
+from triton_dist.bench.collective import plot as collective_plot, rows as collective_rows
+from triton_dist.bench.collective.sizes import COMMANDS
 from triton_dist.bench.shapes import OPS
 
 _HEAD = """# Performance
@@ -22,13 +26,32 @@ round: compare them, not times of different rows, since clocks drift. *host us* 
 """
 _VERDICTS = """## Bars
 
-What the project has set itself. *met*: the figure reaches the bar; *unclear*: it is below, but its interval reaches the bar;
-*SHORT*: the interval lies below. How means and their intervals are formed: `bench/bars.py`. The same from the command line:
+What the project has set itself. *met*: the figure reaches the bar; *unclear*: it does not, but its interval does; *SHORT*: nor
+does its interval. us: microseconds a call; busbw: GB/s; vs: the other's time over ours. Sizes are timed in CUDA graphs, shapes
+in eager calls. How means and their intervals are formed: `bench/bars.py`. The same from the command line:
 `triton-dist bench --verify-bars`.
 """
 _LATE = """Stragglers: a rank, or each by a random time, is late before every call. *cost* is the time late less that on time,
 *beyond* what of it exceeds the mean lateness of the rank that is late most.
 """
+_COLLECTIVES = """## Collectives
+
+Sizes are of the larger of input and output; times microseconds a call, medians over rounds, of the slowest rank; bandwidths
+GB/s as in nccl-tests. *method* is the one behind the time. *vs best*: the best peer's time over ours, formed inside a round.
+"""
+
+
+@dataclass
+class Section:
+    """What the page has a table and a picture of: rows of one op and kind of host, and of a collective that are alike."""
+    title: str
+    caption: str
+    picture: str                            # its file's name
+    plot: ModuleType                        # draws it
+    rows: list
+    cells: list                             # of its table
+    host: dict                              # host.json
+    late: list = field(default_factory=list)        # rows with stragglers
 
 
 def write(folder: Path, out: Path) -> list[Path]:
@@ -37,8 +60,8 @@ def write(folder: Path, out: Path) -> list[Path]:
     FileNotFoundError where `folder` holds no results.
     """
     content = page(folder, out)
-    drawn = [plot.picture(rows, out.parent / _picture(out, kind, op))
-             for op in OPS for kind, (rows, _) in _headlines(folder, op).items()]
+    drawn = [section.plot.picture(section.rows, out.parent / out.stem / section.picture)
+             for op in (*OPS, *COMMANDS) for section in sections(folder, op)]
     out.write_text(content)
     return [out, *drawn]
 
@@ -48,29 +71,45 @@ def page(folder: Path, out: Path) -> str:
     parts = [_HEAD, _VERDICTS, _markdown(bars.cells(bars.judge(folder)))]
     for op in OPS:
         parts += [f"## {op}\n", *_op(folder, out, op)]
-    return "\n".join(parts)
+    collectives = [part for op in COMMANDS for part in _op(folder, out, op)]
+    return "\n".join(parts + ([_COLLECTIVES, *collectives] if collectives else []))
+
+
+def sections(folder: Path, op: str) -> list[Section]:
+    """The sections of an op, none where it was not measured. Those of GPUs: times of emulated ranks say nothing."""
+    make = _by_size if op in COMMANDS else _by_shape
+    return [section for kind, (rows, host) in sorted(results.newest(folder, op).items(), reverse=True) if host["comparable"]
+            for section in make(op, kind, rows, host)]
+
+
+def _by_shape(op: str, kind: str, rows: list, host: dict) -> list[Section]:
+    title, plain = f"{op} on {kind}", results.headline(rows)
+    late = [row for row in rows if results.mode(row) != results.PLAIN]
+    return [Section(title, f"{title}: T*/T over M for each model", f"{kind}-{op}.png", plot, plain, _cells(plain), host, late)
+            ] if plain else []
+
+
+def _by_size(op: str, kind: str, rows: list, host: dict) -> list[Section]:
+    found = []
+    for alike in collective_plot.alike(results.headline(rows)):
+        dtype, graph = alike[0]["dtype"], alike[0]["graph"]
+        title = f"{op} on {kind}, {dtype}, calls {collective_plot.how(alike[0])}"
+        header, *lines = collective_rows.cells(alike)
+        cells = [[*header, "rounds", "date", "commit"],
+                 *[[*line, str(row["rounds"]), row["date"], str(row["commit"])] for line, row in zip(lines, alike)]]
+        found.append(Section(title, f"{title}: time over size", f"{kind}-{op}-{dtype}-{'graph' if graph else 'eager'}.png",
+                             collective_plot, alike, cells, host))
+    return found
 
 
 def _op(folder: Path, out: Path, op: str) -> list[str]:
     parts = []
-    for kind, (rows, host) in _headlines(folder, op).items():
-        late = [row for row in results.newest(folder, op)[kind][0] if results.mode(row) != results.PLAIN]
-        parts += [f"### {op} on {kind}\n", _host(host), _markdown(_cells(rows)),
-                  f"![{op} on {kind}: T*/T over M for each model]({_picture(out, kind, op)})\n"]
-        parts += [_LATE, _markdown(table.late_cells(late))] if late else []
+    for section in sections(folder, op):
+        parts += [f"### {section.title}\n", _host(section.host), _markdown(section.cells),
+                  f"![{section.caption}]({out.stem}/{section.picture})\n"]
+        parts += [_LATE, _markdown(table.late_cells(section.late))] if section.late else []
     notes = Path(folder) / f"notes_{op}.md"
     return parts + ([f"### {op}: predicted, measured, learned\n", notes.read_text()] if notes.exists() else [])
-
-
-def _headlines(folder: Path, op: str) -> dict:
-    """{host kind: (a row a problem, host.json)}, of GPUs: times of emulated ranks say nothing."""
-    found = {kind: (results.headline(rows), host) for kind, (rows, host) in results.newest(folder, op).items()
-             if host["comparable"]}
-    return {kind: (rows, host) for kind, (rows, host) in sorted(found.items(), reverse=True) if rows}
-
-
-def _picture(out: Path, kind: str, op: str) -> str:
-    return f"{out.stem}/{kind}-{op}.png"
 
 
 def _host(host: dict) -> str:

@@ -1,13 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Pictures from result files, drawn on any machine: every way to compute a shape relative to the limit T*, a panel a model."""
-import hashlib
-import json
 from pathlib import Path
 
 from triton_dist.bench.collective import plot as collective
 from triton_dist.bench.collective.sizes import COMMANDS
-from triton_dist.bench.results import headline, load
+from triton_dist.bench.results import digest, headline, load
 
 _COLUMNS = 2                                # panels side by side
 _FIXED = {"in sequence": "#7f7f7f", "torch, fused": "#e69f00"}         # colours that colour-blind readers tell apart
@@ -28,17 +26,11 @@ def draw(folder: Path) -> list[Path]:
     pictures = []
     for target, rows in drawn.items():
         if target.stem in COMMANDS:
-            pictures += [collective.picture([row for row in rows if same(row) == kind],
-                                            target if i == 0 else target.with_stem(f"{target.stem}-{i + 1}"))
-                         for i, kind in enumerate(dict.fromkeys(map(same, rows)))]
+            pictures += [collective.picture(alike, target if i == 0 else target.with_stem(f"{target.stem}-{i + 1}"))
+                         for i, alike in enumerate(collective.alike(rows))]
         elif rows:
             pictures.append(picture(rows, target))
     return pictures
-
-
-def same(row: dict) -> tuple:
-    """What rows of a collective must share to be in one picture."""
-    return row["world"], row["dtype"], row["graph"]
 
 
 def curves(row: dict) -> dict:
@@ -50,9 +42,8 @@ def curves(row: dict) -> dict:
 
 
 def fingerprint(rows: list) -> str:
-    """Names what a picture of `rows` shows. It is kept in the picture, so that one of older rows can be told."""
-    shown = [(title, row["m"], curves(row)) for title, panel in _panels(rows).items() for row in panel]
-    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:16]
+    """Names what a picture of `rows` shows (results.digest)."""
+    return digest([(title, row["m"], curves(row)) for title, panel in _panels(rows).items() for row in panel])
 
 
 def picture(rows: list, target: Path) -> Path:

@@ -4,6 +4,7 @@
 
     <out>/<date>-<host kind>/ag_gemm.json  gemm_rs.json  host.json
 """
+import hashlib
 import json
 import os
 import re
@@ -78,6 +79,11 @@ def headline(rows: list) -> list:
         if mode(row) == PLAIN and (asked(row) == "auto" or cell not in best or asked(best[cell]) != "auto"):
             best[cell] = row
     return list(best.values())
+
+
+def digest(figures: Any) -> str:
+    """Names what a picture shows. It is kept in the picture, so that one of older figures can be told."""
+    return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _write(path: Path, content: Any) -> None:

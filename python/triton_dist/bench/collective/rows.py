@@ -6,6 +6,7 @@ from typing import Any
 from triton_dist.bench import stats
 from triton_dist.bench.collective import sizes
 from triton_dist.bench.collective.measure import Measurement, Settings
+from triton_dist.bench.collective.plot import how
 from triton_dist.bench.collective.problem import Problem
 from triton_dist.bench.rows import NoResult, figures, short
 from triton_dist.bench.table import aligned
@@ -51,23 +52,28 @@ def _ours(name: str, problem: Problem, found: Measurement, rivals: dict) -> dict
     }
 
 
-def text(rows: list) -> str:
-    """The table as plain text, a line a size, columns as in nccl-tests and the peers' times beside them."""
-    row = rows[0]
-    note = " (emulated: times say nothing about a GPU)" if row["device"] == "emulator" else ""
-    how = "calls in a CUDA graph" if row["graph"] else "back-to-back calls"
-    peers, others = list(row["us_peers"]), [name for name in row["ours"]][1:]
+def cells(rows: list) -> list[list[str]]:
+    """Header and a line a size: columns as in nccl-tests, and the times of our other methods and of the peers beside them."""
+    others = list(dict.fromkeys(name for row in rows for name in list(row["ours"])[1:]))
+    peers = list(dict.fromkeys(peer for row in rows for peer in row["us_peers"]))
     header = ["size", "bytes", "count", "type", "method", "time us", "algbw", "busbw", *[f"{name} us" for name in others],
               *[f"{peer} us" for peer in peers], "vs best", "95 %"]
-    return "\n".join([f"{row['op']} on {row['world']} x {row['device']}{note}, {row['rounds']} rounds, {how}",
-                      *aligned([header] + [_line(row, others, peers) for row in rows]), _LEGEND])
+    return [header] + [_line(row, others, peers) for row in rows]
+
+
+def text(rows: list) -> str:
+    """The table as plain text."""
+    row = rows[0]
+    note = " (emulated: times say nothing about a GPU)" if row["device"] == "emulator" else ""
+    return "\n".join([f"{row['op']} on {row['world']} x {row['device']}{note}, {row['rounds']} rounds, calls {how(row)}",
+                      *aligned(cells(rows)), _LEGEND])
 
 
 def _line(row: dict, others: list, peers: list) -> list[str]:
     best = row["ratios"].get("best_peer")
     return [sizes.text(row["bytes"]), str(row["bytes"]), str(row["count"]), row["dtype"], row["method"], _us(row["us"]),
             f"{row['algbw']:.2f}", f"{row['busbw']:.2f}", *[_us(row["ours"].get(name, {}).get("us")) for name in others],
-            *[_us(row["us_peers"][peer]) for peer in peers], "-" if best is None else f"{best['ratio']:.3f}",
+            *[_us(row["us_peers"].get(peer)) for peer in peers], "-" if best is None else f"{best['ratio']:.3f}",
             "-" if best is None else "{:.3f}-{:.3f}".format(*best["ci95"])]
 
 

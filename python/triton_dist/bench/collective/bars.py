@@ -1,0 +1,55 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The bars of the collectives."""
+from dataclasses import dataclass
+
+from triton_dist.bench.bar import Bar
+from triton_dist.bench.collective import sizes
+from triton_dist.bench.stats import Estimate
+
+_PEERS = {"vs best_peer": sizes.PEERS, "vs nccl": ("nccl",)}       # figure: which must have been tried
+
+
+@dataclass(frozen=True)
+class SizeBar(Bar):
+    """A bar over a range of sizes (sizes.py), of calls in a graph. figure: "us", "busbw", "vs best_peer" or "vs nccl"."""
+
+    plural = "sizes"
+    option = "--graph --sizes"
+
+    def needed(self, world: int) -> dict:
+        return {(nbytes,): sizes.text(nbytes) for nbytes in sizes.parse([self.problems], emulated=False)}
+
+    def cell(self, row: dict) -> tuple:
+        return (row["bytes"],)
+
+    def counts(self, row: dict) -> bool:
+        """Of torch's ops some may not exist for a size; NCCL always does."""
+        peers = _PEERS.get(self.figure, ())
+        return row["graph"] and set(peers) <= set(row["us_peers"]) and (not peers or "nccl" in row["ratios"])
+
+    def estimate(self, row: dict) -> Estimate:
+        if self.figure == "us":
+            return Estimate(row["us"], *row["ci95"])
+        if self.figure == "busbw":                      # its bytes over the time
+            return Estimate(*(row["busbw"] * row["us"] / us for us in (row["us"], *reversed(row["ci95"]))))
+        return super().estimate(row)
+
+
+BARS = (
+    SizeBar("all_reduce", "1K:8K", "us", "each", 4.0, worlds=(4,)),
+    SizeBar("all_reduce", "1K:64K", "us", "each", 5.0, worlds=(4,)),
+    SizeBar("all_reduce", "1K:64K", "us", "each", 3.0, worlds=(2,)),
+    SizeBar("all_reduce", "1K:64K", "vs best_peer", "each", 2.0),
+    SizeBar("all_reduce", "128K:1M", "vs best_peer", "each", 1.3),
+    SizeBar("all_reduce", "2M:128M", "vs best_peer", "each", 1.0),
+    SizeBar("all_reduce", "2M:128M", "vs best_peer", "geomean", 1.03),
+    SizeBar("all_gather", "1K:256K", "vs nccl", "each", 2.0),
+    SizeBar("all_gather", "512K:2M", "vs nccl", "each", 1.4),
+    SizeBar("all_gather", "4M:128M", "vs nccl", "each", 1.05),
+    SizeBar("reduce_scatter", "1K:256K", "vs nccl", "each", 2.0),
+    SizeBar("reduce_scatter", "512K:2M", "vs nccl", "each", 1.4),
+    SizeBar("reduce_scatter", "4M:128M", "vs nccl", "each", 1.05),
+    SizeBar("all_to_all", "64K:256M", "vs nccl", "each", 1.0),
+    SizeBar("all_to_all", "64M:256M", "busbw", "each", 340.0),
+)
