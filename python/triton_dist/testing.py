@@ -70,6 +70,17 @@ def gemm_rs_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: t
     return result if bias is None else result + bias.double()
 
 
+def gemm_ar_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None,
+                    residual: torch.Tensor | None = None) -> torch.Tensor:
+    """all_reduce(x @ weight^T) + bias + residual in float64."""
+    result = x.double() @ weight.double().t()
+    group.all_reduce_tensor(result)
+    for term in (bias, residual):
+        if term is not None:
+            result += term.double()
+    return result
+
+
 def milliseconds(call: Callable, group: Group, iterations: int, warmup: int = 1) -> float:
     """Mean wall time of back-to-back calls, the largest over the ranks of the group."""
     for _ in range(warmup):

@@ -4,7 +4,7 @@
 import time
 
 import pytest
-from scenarios import AG, AR, F32, RS, Moves, back_to_back, overtaking, side_stream, two_groups
+from scenarios import AG, AR, F32, GAR, RS, Moves, back_to_back, overtaking, side_stream, two_groups
 
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.checker import check_kernel
@@ -28,6 +28,9 @@ CALLS = {
                    for in_place in (False, True)],
     **{op: [Moves(op, n, method, in_place=in_place) for method in ("one_shot", "push") for n in (259, 40)
             for in_place in (False, True)] for op in ("all_gather", "reduce_scatter", "all_to_all_single")},
+    "gemm_ar": [GAR(9, 70, 40, bias=True), GAR(1, 64, 600, residual="in place"), GAR(5, 24, lambda rank: 300 * (rank == 1)),
+                GAR(40, 72, 64, dtype=F32, residual="apart")],
+    "gemm_ar, other methods": [GAR(24, 40, 64, method, bias=True, residual="in place") for method in ("ring", "unfused")],
 }
 
 
@@ -48,7 +51,7 @@ def test_an_op_is_clean_on_a_hundred_schedules(name, world):
 
 @pytest.mark.parametrize("script", [
     lambda: overtaking([AG(20, 24, 40), RS(20, 24, 40)], slow=1), lambda: side_stream([AG(20, 24, 40), RS(20, 24, 40)]),
-    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40), AR(64, "two_shot"), AR(64, "push")])],
+    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40), AR(64, "two_shot"), AR(64, "push"), GAR(9, 40, 300)])],
     ids=["overtaking", "side stream", "two groups"])
 def test_ops_together_are_clean(script):
     report = check_kernel(script, 4, 3)
@@ -80,6 +83,17 @@ def test_collectives_move_what_their_formula_says():
         links = {(a, b) for a in range(world) for b in range(world) if a != b}
         assert report.clean and report.links == dict.fromkeys(links, with_flags), (op, method)
         assert report.formula == dict.fromkeys(links, nbytes), (op, method)
+
+
+@pytest.mark.parametrize("m, two_shot", [(8, False), (48, True)])
+def test_gemm_ar_moves_what_its_formula_says(m, two_shot):
+    """As packets of all_reduce do, however the tiles are cut; both numbers of hops are of sizes that auto takes."""
+    world, n = 4, 1024
+    report = check_kernel(lambda: back_to_back([GAR(m, n, 16)]), world, 1)
+    links = {(a, b) for a in range(world) for b in range(world) if a != b}
+    nbytes = m * n if two_shot else 2 * m * n
+    assert report.clean and report.links == dict.fromkeys(links, 2 * nbytes)
+    assert report.formula == dict.fromkeys(links, nbytes)
 
 
 @pytest.mark.full

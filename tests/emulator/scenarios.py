@@ -9,10 +9,11 @@ import torch
 
 import triton_dist
 from triton_dist import ops
-from triton_dist.ops import ag_gemm, all_reduce, gemm_rs
+from triton_dist.ops import ag_gemm, all_reduce, gemm_ar, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import workspace
-from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, poisoned, random_tensor
+from triton_dist.testing import (ag_gemm_float64, assert_matches, gemm_ar_float64, gemm_rs_float64, poisoned,
+                                 random_tensor)
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -116,6 +117,32 @@ class Moves:
                 assert_matches(out, expected, k=group.size, roundings=group.size if self.method == "nccl" else 1)
             else:
                 assert torch.equal(out, torch.cat([part[-1 if self.op == "all_gather" else group.rank] for part in every]))
+            return out
+        return verify
+
+
+class GAR:
+    """One gemm_ar call: k may be a function of the rank's index. residual: None, "apart", "strided" or "in place"."""
+    kind = "packets"
+
+    def __init__(self, m, n, k, method="packets", dtype=F16, bias=False, residual=None):
+        self.m, self.n, self.k, self.method, self.dtype, self.bias, self.residual = m, n, k, method, dtype, bias, residual
+
+    def __call__(self, seed, group):
+        k = self.k(group.rank) if callable(self.k) else self.k
+        x = random_tensor(self.m, k, dtype=self.dtype, seed=1000 * seed + group.rank)
+        w = random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
+        b = random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + 200) if self.bias else None
+        r = random_tensor(self.m, self.n, dtype=self.dtype, seed=1000 * seed + 300) if self.residual else None
+        if self.residual == "strided":
+            r = r.t().contiguous().t()
+        before = r if r is None else r.clone()
+        out = r if self.residual == "in place" else poisoned(self.m, self.n, dtype=self.dtype)
+        assert gemm_ar(x, w, group=group, bias=b, residual=r, out=out, method=self.method) is out
+
+        def verify():
+            roundings = group.size + 1 if self.method == "packets" else group.size + 3
+            assert_matches(out, gemm_ar_float64(x, w, group, b, before), k=max(1, k) * group.size, roundings=roundings)
             return out
         return verify
 

@@ -11,8 +11,8 @@ from bad_input import refused, small_heap, table  # noqa: F401
 from torch import nn
 
 from triton_dist.backends.emulator import run_ranks
-from triton_dist.layers import AGGemm, GemmRS
-from triton_dist.ops import ag_gemm, all_gather, all_reduce, all_to_all_single, explain, gemm_rs, reduce_scatter
+from triton_dist.layers import AGGemm, GemmAR, GemmRS
+from triton_dist.ops import ag_gemm, all_gather, all_reduce, all_to_all_single, explain, gemm_ar, gemm_rs, reduce_scatter
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHeap
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -49,16 +49,16 @@ class Wrapper(torch.Tensor):
         raise NotImplementedError(func)
 
 
-def both(**bad):
-    """ag_gemm and gemm_rs with the same bad argument: the second must refuse it like the first."""
+def each(**bad):
+    """ag_gemm, gemm_rs and gemm_ar with the same bad argument: all must refuse it alike."""
     def call():
-        with pytest.raises(InvalidArgument) as first:
-            ag_gemm(**{"x": X(), "weight": W(), **{name: make() for name, make in bad.items()}})
-        try:
-            gemm_rs(**{"x": X(), "weight": W(), **{name: make() for name, make in bad.items()}})
-        except InvalidArgument as second:
-            assert str(second).split(":")[0] == str(first.value).split(":")[0]
-            raise
+        errors = []
+        for op in (ag_gemm, gemm_ar, gemm_rs):
+            with pytest.raises(InvalidArgument) as caught:
+                op(**{"x": X(), "weight": W(), **{name: make() for name, make in bad.items()}})
+            errors.append(caught.value)
+        assert len({str(error).split(":")[0] for error in errors}) == 1
+        raise errors[-1]
     return call
 
 
@@ -79,65 +79,65 @@ def quiet(make):
 
 
 COMMON = [
-    ("x: a list", both(x=lambda: [[1.0] * K] * M), "x:", "found list", "torch.Tensor"),
-    ("x: an array", both(x=lambda: np.ones((M, K), np.float16)), "x:", "found ndarray", "torch.Tensor"),
-    ("x: None", both(x=lambda: None), "x:", "found NoneType", "torch.Tensor"),
-    ("x: a vector", both(x=lambda: X(K)), "x:", f"found shape [{K}]", "expected 2 dimensions"),
-    ("x: a batch", both(x=lambda: X(2, M, K)), "x:", f"found shape [2, {M}, {K}]", "expected 2 dimensions"),
-    ("x: a scalar", both(x=lambda: torch.tensor(1.0, dtype=F16)), "x:", "found shape []", "expected 2 dimensions"),
-    ("x: int32", both(x=lambda: X(dtype=I32)), "x:", "found torch.int32", "convert it"),
-    ("x: float64", both(x=lambda: X(dtype=torch.float64)), "x:", "found torch.float64", "convert it"),
-    ("x: float8", both(x=lambda: X().to(torch.float8_e4m3fn)), "x:", "found torch.float8_e4m3fn", "convert it"),
-    ("x: bool", both(x=lambda: X(dtype=torch.bool)), "x:", "found torch.bool", "convert it"),
-    ("x: complex", both(x=lambda: X(dtype=torch.complex64)), "x:", "found torch.complex64", "convert it"),
-    ("x: quantised", both(x=quantized), "x:", "found torch.qint8", "convert it"),
-    ("x: meta", both(x=lambda: X(device="meta")), "x:", "found meta", "triton_dist.device()"),
-    ("x: sparse COO", both(x=lambda: X(dtype=F32).to_sparse()), "x:", "found torch.sparse_coo", "to_dense()"),
-    ("x: sparse CSR", both(x=lambda: quiet(lambda: X(dtype=F32).to_sparse_csr())), "x:", "found torch.sparse_csr", "to_dense()"),
-    ("x: nested", both(x=lambda: quiet(lambda: torch.nested.nested_tensor([X(), X()], layout=torch.jagged))), "x:",
+    ("x: a list", each(x=lambda: [[1.0] * K] * M), "x:", "found list", "torch.Tensor"),
+    ("x: an array", each(x=lambda: np.ones((M, K), np.float16)), "x:", "found ndarray", "torch.Tensor"),
+    ("x: None", each(x=lambda: None), "x:", "found NoneType", "torch.Tensor"),
+    ("x: a vector", each(x=lambda: X(K)), "x:", f"found shape [{K}]", "expected 2 dimensions"),
+    ("x: a batch", each(x=lambda: X(2, M, K)), "x:", f"found shape [2, {M}, {K}]", "expected 2 dimensions"),
+    ("x: a scalar", each(x=lambda: torch.tensor(1.0, dtype=F16)), "x:", "found shape []", "expected 2 dimensions"),
+    ("x: int32", each(x=lambda: X(dtype=I32)), "x:", "found torch.int32", "convert it"),
+    ("x: float64", each(x=lambda: X(dtype=torch.float64)), "x:", "found torch.float64", "convert it"),
+    ("x: float8", each(x=lambda: X().to(torch.float8_e4m3fn)), "x:", "found torch.float8_e4m3fn", "convert it"),
+    ("x: bool", each(x=lambda: X(dtype=torch.bool)), "x:", "found torch.bool", "convert it"),
+    ("x: complex", each(x=lambda: X(dtype=torch.complex64)), "x:", "found torch.complex64", "convert it"),
+    ("x: quantised", each(x=quantized), "x:", "found torch.qint8", "convert it"),
+    ("x: meta", each(x=lambda: X(device="meta")), "x:", "found meta", "triton_dist.device()"),
+    ("x: sparse COO", each(x=lambda: X(dtype=F32).to_sparse()), "x:", "found torch.sparse_coo", "to_dense()"),
+    ("x: sparse CSR", each(x=lambda: quiet(lambda: X(dtype=F32).to_sparse_csr())), "x:", "found torch.sparse_csr", "to_dense()"),
+    ("x: nested", each(x=lambda: quiet(lambda: torch.nested.nested_tensor([X(), X()], layout=torch.jagged))), "x:",
      "found torch.jagged", "part"),
-    ("x: a wrapper", both(x=lambda: Wrapper(X())), "x:", "found Wrapper", "to_local()"),
-    ("x: neg bit", both(x=lambda: negated(X()), weight=lambda: W(dtype=F32)), "x:", "negated", "x.resolve_neg()"),
-    ("x: requires grad", both(x=lambda: X(requires_grad=True)), "x:", "requires grad", "torch.no_grad()"),
-    ("x: odd address", both(x=misaligned), "x:", "multiple of 2", "x.clone()"),
-    ("x: 2^31 columns", both(x=lambda: X(1, 1).expand(M, 2**31), weight=lambda: W(1, 1).expand(N, 2**31)), "x:",
+    ("x: a wrapper", each(x=lambda: Wrapper(X())), "x:", "found Wrapper", "to_local()"),
+    ("x: neg bit", each(x=lambda: negated(X()), weight=lambda: W(dtype=F32)), "x:", "negated", "x.resolve_neg()"),
+    ("x: requires grad", each(x=lambda: X(requires_grad=True)), "x:", "requires grad", "torch.no_grad()"),
+    ("x: odd address", each(x=misaligned), "x:", "multiple of 2", "x.clone()"),
+    ("x: 2^31 columns", each(x=lambda: X(1, 1).expand(M, 2**31), weight=lambda: W(1, 1).expand(N, 2**31)), "x:",
      f"found shape [{M}, {2**31}]", "split the call"),
-    ("weight: a list", both(weight=lambda: [[1.0]]), "weight:", "found list", "torch.Tensor"),
-    ("weight: a layer", both(weight=lambda: nn.Linear(K, N)), "weight:", "found Linear", "torch.Tensor"),
-    ("weight: another dtype", both(weight=lambda: W(dtype=F32)), "weight:", "found torch.float32", "convert it"),
-    ("weight: int8", both(weight=lambda: W(dtype=torch.int8)), "weight:", "found torch.int8", "convert it"),
-    ("weight: transposed", both(weight=lambda: W(K, N)), "weight:", f"found [{K}, {N}]", "a row for each output column"),
-    ("weight: a vector", both(weight=lambda: W(K)), "weight:", f"found shape [{K}]", "expected 2 dimensions"),
-    ("weight: meta", both(weight=lambda: W(device="meta")), "weight:", "found meta", "triton_dist.device()"),
-    ("weight: sparse", both(weight=lambda: W().to_sparse()), "weight:", "found torch.sparse_coo", "to_dense()"),
-    ("weight: neg bit", both(x=lambda: X(dtype=F32), weight=lambda: negated(W())), "weight:", "negated", "weight.resolve_neg()"),
-    ("weight: requires grad", both(weight=lambda: nn.Parameter(W())), "weight:", "requires grad", "detached"),
-    ("weight: odd address", both(weight=misaligned), "weight:", "multiple of 2", "weight.clone()"),
-    ("bias: too short", both(bias=lambda: X(N - 1)), "bias:", f"found shape [{N - 1}]", f"[{N}]"),
-    ("bias: a row", both(bias=lambda: X(1, N)), "bias:", f"found shape [1, {N}]", f"[{N}]"),
-    ("bias: a number", both(bias=lambda: 0.5), "bias:", "found float", f"expected None or a tensor of shape [{N}]"),
-    ("bias: True", both(bias=lambda: True), "bias:", "found bool", f"expected None or a tensor of shape [{N}]"),
-    ("bias: another dtype", both(bias=lambda: X(N, dtype=F32)), "bias:", "found torch.float32", "convert it"),
-    ("bias: strided", both(bias=lambda: X(2 * N)[::2]), "bias:", "found strides [2]", "bias.contiguous()"),
-    ("bias: expanded", both(bias=lambda: X(1).expand(N)), "bias:", "found strides [0]", "bias.contiguous()"),
-    ("bias: meta", both(bias=lambda: X(N, device="meta")), "bias:", "found meta", "triton_dist.device()"),
-    ("bias: neg bit", both(x=lambda: X(dtype=F32), weight=lambda: W(dtype=F32), bias=lambda: negated(X(N))), "bias:", "negated",
+    ("weight: a list", each(weight=lambda: [[1.0]]), "weight:", "found list", "torch.Tensor"),
+    ("weight: a layer", each(weight=lambda: nn.Linear(K, N)), "weight:", "found Linear", "torch.Tensor"),
+    ("weight: another dtype", each(weight=lambda: W(dtype=F32)), "weight:", "found torch.float32", "convert it"),
+    ("weight: int8", each(weight=lambda: W(dtype=torch.int8)), "weight:", "found torch.int8", "convert it"),
+    ("weight: transposed", each(weight=lambda: W(K, N)), "weight:", f"found [{K}, {N}]", "a row for each output column"),
+    ("weight: a vector", each(weight=lambda: W(K)), "weight:", f"found shape [{K}]", "expected 2 dimensions"),
+    ("weight: meta", each(weight=lambda: W(device="meta")), "weight:", "found meta", "triton_dist.device()"),
+    ("weight: sparse", each(weight=lambda: W().to_sparse()), "weight:", "found torch.sparse_coo", "to_dense()"),
+    ("weight: neg bit", each(x=lambda: X(dtype=F32), weight=lambda: negated(W())), "weight:", "negated", "weight.resolve_neg()"),
+    ("weight: requires grad", each(weight=lambda: nn.Parameter(W())), "weight:", "requires grad", "detached"),
+    ("weight: odd address", each(weight=misaligned), "weight:", "multiple of 2", "weight.clone()"),
+    ("bias: too short", each(bias=lambda: X(N - 1)), "bias:", f"found shape [{N - 1}]", f"[{N}]"),
+    ("bias: a row", each(bias=lambda: X(1, N)), "bias:", f"found shape [1, {N}]", f"[{N}]"),
+    ("bias: a number", each(bias=lambda: 0.5), "bias:", "found float", f"expected None or a tensor of shape [{N}]"),
+    ("bias: True", each(bias=lambda: True), "bias:", "found bool", f"expected None or a tensor of shape [{N}]"),
+    ("bias: another dtype", each(bias=lambda: X(N, dtype=F32)), "bias:", "found torch.float32", "convert it"),
+    ("bias: strided", each(bias=lambda: X(2 * N)[::2]), "bias:", "found strides [2]", "bias.contiguous()"),
+    ("bias: expanded", each(bias=lambda: X(1).expand(N)), "bias:", "found strides [0]", "bias.contiguous()"),
+    ("bias: meta", each(bias=lambda: X(N, device="meta")), "bias:", "found meta", "triton_dist.device()"),
+    ("bias: neg bit", each(x=lambda: X(dtype=F32), weight=lambda: W(dtype=F32), bias=lambda: negated(X(N))), "bias:", "negated",
      "bias.resolve_neg()"),
-    ("bias: requires grad", both(bias=lambda: X(N, requires_grad=True)), "bias:", "requires grad", "torch.no_grad()"),
-    ("out: a number", both(out=lambda: 3), "out:", "found int", "torch.Tensor"),
-    ("out: another dtype", both(out=lambda: X(M, N, dtype=F32)), "out:", "found torch.float32", "convert it"),
-    ("out: another shape", both(out=lambda: X(M + 1, N)), "out:", f"found [{M + 1}, {N}]", "pass None"),
-    ("out: meta", both(out=lambda: X(M, N, device="meta")), "out:", "found meta", "triton_dist.device()"),
-    ("method: unknown", both(method=lambda: "fastest"), "method:", "found 'fastest'", "expected one of auto, portable, ws"),
-    ("method: None", both(method=lambda: None), "method:", "found None", "leave it out"),
-    ("method: a list", both(method=lambda: ["ws"]), "method:", "found ['ws']", "leave it out"),
-    ("method: ws for float32", both(x=lambda: X(dtype=F32), weight=lambda: W(dtype=F32), method=lambda: "ws"), "method:",
+    ("bias: requires grad", each(bias=lambda: X(N, requires_grad=True)), "bias:", "requires grad", "torch.no_grad()"),
+    ("out: a number", each(out=lambda: 3), "out:", "found int", "torch.Tensor"),
+    ("out: another dtype", each(out=lambda: X(M, N, dtype=F32)), "out:", "found torch.float32", "convert it"),
+    ("out: another shape", each(out=lambda: X(M + 1, N)), "out:", f"found [{M + 1}, {N}]", "pass None"),
+    ("out: meta", each(out=lambda: X(M, N, device="meta")), "out:", "found meta", "triton_dist.device()"),
+    ("method: unknown", each(method=lambda: "fastest"), "method:", "found 'fastest'", "expected one of auto, portable, ws"),
+    ("method: None", each(method=lambda: None), "method:", "found None", "leave it out"),
+    ("method: a list", each(method=lambda: ["ws"]), "method:", "found ['ws']", "leave it out"),
+    ("method: ws for float32", each(x=lambda: X(dtype=F32), weight=lambda: W(dtype=F32), method=lambda: "ws"), "method:",
      "2-byte operands", "use 'auto' or 'portable'"),
-    ("group: a number", both(group=lambda: 0), "group:", "found int", "ProcessGroup or a DeviceMesh"),
-    ("group: NaN", both(group=lambda: math.nan), "group:", "found float", "ProcessGroup or a DeviceMesh"),
-    ("group: ranks", both(group=lambda: [0, 1]), "group:", "found list", "ProcessGroup or a DeviceMesh"),
-    ("group: a name", both(group=lambda: "world"), "group:", "found str", "ProcessGroup or a DeviceMesh"),
-    ("group: of none", both(group=lambda: torch.distributed.GroupMember.NON_GROUP_MEMBER), "group:", "not a member",
+    ("group: a number", each(group=lambda: 0), "group:", "found int", "ProcessGroup or a DeviceMesh"),
+    ("group: NaN", each(group=lambda: math.nan), "group:", "found float", "ProcessGroup or a DeviceMesh"),
+    ("group: ranks", each(group=lambda: [0, 1]), "group:", "found list", "ProcessGroup or a DeviceMesh"),
+    ("group: a name", each(group=lambda: "world"), "group:", "found str", "ProcessGroup or a DeviceMesh"),
+    ("group: of none", each(group=lambda: torch.distributed.GroupMember.NON_GROUP_MEMBER), "group:", "not a member",
      "only members may call"),
 ]
 
@@ -218,6 +218,31 @@ OWN = [
     ("all_to_all_single x: int32", lambda: all_to_all_single(X(dtype=I32)), "x:", "found torch.int32", "convert it"),
     ("all_reduce: out of heap", lambda: all_reduce(X(1 << 24), method="push"), "pushes in two hops halves", "bytes needed",
      "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
+    ("gemm_ar x: 2^31 of the output", lambda: gemm_ar(X(1, 1).expand(2**16, 1), W(1, 1).expand(2**15, 1)), "x:",
+     "fewer than 2^31", "split the call"),
+    ("gemm_ar residual: a row", lambda: gemm_ar(X(), W(), residual=X(N)), "residual:", f"found shape [{N}]",
+     "expected 2 dimensions"),
+    ("gemm_ar residual: another shape", lambda: gemm_ar(X(), W(), residual=X(M // 2, N)), "residual:", f"found [{M // 2}, {N}]",
+     f"of shape [{M}, {N}]"),
+    ("gemm_ar residual: another dtype", lambda: gemm_ar(X(), W(), residual=X(M, N, dtype=F32)), "residual:",
+     "found torch.float32", "convert it"),
+    ("gemm_ar residual: a number", lambda: gemm_ar(X(), W(), residual=1.0), "residual:", "found float", "torch.Tensor"),
+    ("gemm_ar residual: meta", lambda: gemm_ar(X(), W(), residual=X(M, N, device="meta")), "residual:", "found meta",
+     "triton_dist.device()"),
+    ("gemm_ar residual: requires grad", lambda: gemm_ar(X(), W(), residual=X(M, N, requires_grad=True)), "residual:",
+     "requires grad", "torch.no_grad()"),
+    ("gemm_ar out: over a part of residual", lambda: (lambda t: gemm_ar(X(), W(), residual=t[:M], out=t[1:]))(X(M + 1, N)),
+     "out:", "overlap residual", "a tensor of its own"),
+    ("gemm_ar out: over x", lambda: (lambda x: gemm_ar(x, W(K, K), out=x))(X()), "out:", "overlap x", "a tensor of its own"),
+    ("gemm_ar out: rows of one", lambda: gemm_ar(X(), W(), out=X(M // 2, N)), "out:", f"expected shape [{M}, {N}]", "pass None"),
+    ("gemm_ar method: of another op", lambda: gemm_ar(X(), W(), method="ws"), "method:", "found 'ws'",
+     "expected one of auto, packets, ring, unfused"),
+    ("gemm_ar method: ring of odd rows", lambda: gemm_ar(X(M + 1, K), W(), method="ring"), "method:", f"found {M + 1}",
+     "pad the rows or use 'auto'"),
+    ("gemm_ar method: packets of much", lambda: gemm_ar(X(1, 1).expand(2**13, 1), W(1, 1).expand(2**13, 1), method="packets"),
+     "method:", f"at most {64 << 20} bytes, found {128 << 20}", "use 'ring' or 'unfused'"),
+    ("gemm_ar: out of heap", lambda: gemm_ar(X(1 << 10, 1), W(1 << 12, 1), method="packets"), "packets halves", "bytes needed",
+     "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
     ("group: of another world", lambda: ag_gemm(X(), W(), group=of_a_world_before()), "group:", "another world",
      "make it again"),
     ("explain op", lambda: explain("all_reduce", M, N, K), "op:", "found 'all_reduce'", "'ag_gemm' or 'gemm_rs'"),
@@ -241,6 +266,8 @@ OWN = [
      "triton_dist.device()"),
     ("AGGemm weight: a list", lambda: AGGemm([[1.0]], None), "weight:", "found list", "torch.Tensor"),
     ("AGGemm bias: a number", lambda: AGGemm(W(), 1.0), "bias:", "found float", "None or a torch.Tensor"),
+    ("GemmAR.from_full: a tensor", layer(GemmAR, linear=W), "linear:", "found Tensor", "nn.Linear"),
+    ("GemmAR x: not sharded", layer(GemmAR, x=lambda: X(M, K, dtype=F32)), "weight:", f"found [{N}, {K // 2}]", f"[N, {K}]"),
     ("AGGemm x: features", layer(AGGemm, x=lambda: X(M, K + 1, dtype=F32)), "weight:", f"match x [{M}, {K + 1}]",
      "as in nn.Linear"),
     ("GemmRS x: not sharded", layer(GemmRS, x=lambda: X(M, K, dtype=F32)), "weight:", f"found [{N}, {K // 2}]", f"[N, {K}]"),
@@ -273,6 +300,9 @@ DIFFERENT = {  # what differs: (call, words for rank 0, words for rank 1)
     "elements": (lambda i: all_reduce(X(M + i)), f"n={M}", f"n={M + 1}"),
     "dtype of the sum": (lambda i: all_reduce(X(dtype=(F16, F32)[i])), "dtype=torch.float16", "dtype=torch.float32"),
     "method of the sum": (lambda i: all_reduce(X(), method=("push", "nccl")[i]), "method=push", "method=nccl"),
+    "rows of gemm_ar": (lambda i: gemm_ar(X(M + i, K), W()), f"m={M}", f"m={M + 1}"),
+    "columns of gemm_ar": (lambda i: gemm_ar(X(), W(N + i, K)), f"n={N}", f"n={N + 1}"),
+    "method of gemm_ar": (lambda i: gemm_ar(X(), W(), method=("packets", "unfused")[i]), "method=packets", "method=unfused"),
     "unfused shapes": (lambda i: gemm_rs(X(), W(N + i, K), method="unfused"), f"n={N}", f"n={N + 1}"),
 }
 BETWEEN = [(f"ranks differ in {what}, {'known' if warm else 'new'} shapes", apart(call, warm), "call", f"{first}", f"{second}")

@@ -79,18 +79,38 @@ def store_words(out, word, mask, n, words, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def packed(values, e, dtype: tl.constexpr):
+    """fp32 `values` rounded to `dtype`, as element `e` of int64 words that are 0 elsewhere."""
+    bits: tl.constexpr = dtype.primitive_bitwidth
+    raw = values.to(dtype).to(tl.int16 if bits == 16 else tl.int32, bitcast=True).to(tl.int64)
+    return (raw & ((1 << bits) - 1)) << (bits * e)
+
+
+@triton.jit
+def unpacked(words, e, dtype: tl.constexpr):
+    """Element `e` of int64 words of `dtype` elements, in fp32."""
+    bits: tl.constexpr = dtype.primitive_bitwidth
+    return (words >> (bits * e)).to(tl.int16 if bits == 16 else tl.int32).to(dtype, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def sum_over_ranks(words, dtype: tl.constexpr, RANKS: tl.constexpr):
     """The sum of each RANKS neighbours of int64 words [THREADS] of `dtype` elements, in the place of each of them.
 
     In fp32, by tl.sum's tree, with one rounding to `dtype`.
     """
-    bits: tl.constexpr = dtype.primitive_bitwidth
-    raw: tl.constexpr = tl.int16 if bits == 16 else tl.int32
+    return sum_and_add(words, (), dtype, RANKS)
+
+
+@triton.jit
+def sum_and_add(words, added, dtype: tl.constexpr, RANKS: tl.constexpr):
+    """As sum_over_ranks, and before the rounding each of `added`: tuple of words [THREADS] that neighbours have alike."""
     threads: tl.constexpr = words.shape[0]
-    words = tl.reshape(words, (threads // RANKS, RANKS))
-    total = tl.zeros((threads // RANKS, 1), tl.int64)
-    for e in tl.static_range(64 // bits):
-        part = (words >> (bits * e)).to(raw).to(dtype, bitcast=True).to(tl.float32)
-        part = tl.sum(part, 1, keep_dims=True).to(dtype).to(raw, bitcast=True).to(tl.int64)
-        total |= (part & ((1 << bits) - 1)) << (bits * e)
-    return tl.reshape(tl.broadcast_to(total, (threads // RANKS, RANKS)), (threads, ))
+    total = tl.zeros((threads, ), tl.int64)
+    for e in tl.static_range(64 // dtype.primitive_bitwidth):
+        part = tl.sum(tl.reshape(unpacked(words, e, dtype), (threads // RANKS, RANKS)), 1, keep_dims=True)
+        part = tl.reshape(tl.broadcast_to(part, (threads // RANKS, RANKS)), (threads, ))
+        for i in tl.static_range(len(added)):
+            part += unpacked(added[i], e, dtype)
+        total |= packed(part, e, dtype)
+    return total

@@ -99,6 +99,7 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
     me = state()
     if me.disagreed and group.key in me.disagreed:
         restart(group)
+        me.calls[group.key] = max(group.all_gather_object(me.calls.get(group.key, 0)))      # ops that call ops count more
         me.disagreed.discard(group.key)
         me.refused.discard(group.key)
     number = me.calls[group.key] = me.calls.get(group.key, 0) + 1

@@ -11,16 +11,16 @@ def sent(call: dict, group: Group) -> dict[int, int]:
     """{world rank: bytes of data} that this rank sends in a call, `call` being what the ranks agreed on. Flags come on top.
 
     ag_gemm sends its shard to every peer; gemm_rs sends W - 1 chunks of partial sums to the next rank; a collective sends
-    every peer its row, all_reduce the whole tensor or, in two hops, a part of it twice. What torch's collectives send is not
-    counted.
+    every peer its row, all_reduce the whole tensor or, in two hops, a part of it twice, and so does gemm_ar with its product.
+    What torch's collectives send is not counted; what an op leaves to another one is counted there.
     """
-    if call["method"] in ("unfused", "nccl") or group.size == 1:
+    if call["method"] in ("unfused", "ring", "nccl") or group.size == 1:
         return {}
     if call["op"] in _COLLECTIVES:
-        nbytes = call["n"] * call["dtype"].itemsize
-        if call["op"] == "all_reduce" and call["method"] != "one_shot":
-            nbytes = 2 * -(-nbytes // group.size)
-        return {rank: nbytes for rank in group.world_ranks if rank != group.world_ranks[group.rank]}
+        return _to_peers(call["n"] * call["dtype"].itemsize, call["op"] == "all_reduce" and call["method"] != "one_shot", group)
+    if call["op"] == "gemm_ar":
+        nbytes = call["m"] * call["n"] * call["dtype"].itemsize
+        return _to_peers(nbytes, call["tiling"].two_shot, group) if nbytes else {}
     if _plan.across_nodes(group):
         return _over_nodes(call, group)
     if call["op"] == "ag_gemm":
@@ -47,3 +47,8 @@ def _over_nodes(call: dict, group: Group) -> dict[int, int]:
         return {group.world_ranks[index]: nbytes for index, nbytes in (*found.items(), *dict.fromkeys(across, part).items())}
     found = {**dict.fromkeys(beside, len(nodes) * part), **dict.fromkeys(across, part)}
     return {group.world_ranks[index]: nbytes for index, nbytes in found.items()}
+
+
+def _to_peers(nbytes: int, two_hops: bool, group: Group) -> dict[int, int]:
+    nbytes = 2 * -(-nbytes // group.size) if two_hops else nbytes
+    return {rank: nbytes for rank in group.world_ranks if rank != group.world_ranks[group.rank]}

@@ -1,0 +1,243 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""gemm_ar: plan and dispatch."""
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from triton_dist.ops import _check, _collective, _plan
+from triton_dist.ops.all_reduce.op import all_reduce
+from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
+from triton_dist.ops.gemm_ar.reference import gemm_ar_reference
+from triton_dist.ops.gemm_rs.op import gemm_rs
+from triton_dist.runtime.backend import GemmConfig, backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, team, workspace
+
+METHODS = ("auto", "packets", "ring", "unfused")
+MOST_ROWS = 64                          # that auto gives to packets: they are one tile high, so weights are read once
+# Bytes of out up to which auto takes packets, by number of ranks (the next larger one listed). Not measured yet: up to there
+# packets are all_reduce's choice.
+MOST_BYTES = {4: 1 << 20, 64: 1 << 19}
+
+
+def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None,
+            group: Any = None, out: torch.Tensor | None = None, method: str = "auto") -> torch.Tensor:
+    """all_reduce(x @ weight^T) + bias + residual: a row-parallel linear whose output every rank has. Collective over `group`.
+
+    Args:
+        x: [M, K_local] fp16, bf16 or fp32 on `triton_dist.device()`. M is equal on all ranks.
+        weight: [N, K_local], same dtype: this rank's columns. N is equal on all ranks; K_local may differ and may be 0.
+        bias: [N] or None, same dtype: added once, to the sum. Pass the same on every rank.
+        residual: [M, N] or None, same dtype: likewise. Pass the same on every rank.
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+        out: [M, N] contiguous, or None to allocate. `out=residual` adds in place.
+        method: "packets" (one kernel: tiles of the product travel in packets that carry their own flag; for few rows), "ring"
+            (gemm_rs, then an all-gather; M divides by the group size), "unfused" (a matmul, then all_reduce) or "auto" (by M
+            and N). The same on all ranks.
+
+    Returns out [M, N], equal on every rank. Products accumulate in fp32. "packets" rounds each rank's product to the dtype, and
+    sums these, bias and residual in fp32 with one rounding, in an order that depends on shapes and group only: the same inputs
+    give the same bits. The others round after each step.
+    In CUDA graphs: run the same call once before capture, else auto captures "unfused" and "packets" refuses. Replays and eager
+    calls may follow each other in any order, all on one stream or on streams that wait for each other.
+    Raises InvalidArgument before anything is sent.
+    """
+    members = resolve(group)
+    in_place = isinstance(out, torch.Tensor) and isinstance(residual, torch.Tensor) and _check.same_memory(out, residual)
+    key = (_plan.signature(x, weight, bias, out), _plan.signature(residual, None, None, out), in_place, str(method))
+    plan = _plan.planned("gemm_ar", members, key, lambda: _checked(x, weight, members, bias, residual, out, in_place, method),
+                         lambda agreed: _make_plan(x, weight, members, bias, residual, out, agreed))
+    if out is None:
+        out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    plan.run(members, x, weight, bias, residual, out)
+    return out
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How packets cut the product: the GEMM's tiling, pieces of a tile along K, and whether tiles are summed in two hops."""
+    config: GemmConfig
+    split: int
+    two_shot: bool
+
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of a product [m, n]."""
+        return -(-m // self.config.block_m) * -(-n // self.config.block_n)
+
+
+def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
+    """The tiling of a product [m, n]: the widest tiles, in the fewest pieces, that keep nine of ten SMs busy, or most of them."""
+    config, sms = backend().gemm_config(dtype, min(m, MOST_ROWS)), backend().num_sms()
+    block_m = min(MOST_ROWS, max(16, _collective.power_of_two(m)))
+    if block_m <= 32:
+        config = replace(config, block_k=2 * config.block_k)        # weights stream: more bytes on their way
+    two_shot = _collective.by_size("all_reduce", world, m * n * dtype.itemsize) != "one_shot"
+    best, most = None, 0.0
+    for block_n, split in ((64, 1), (32, 1), (64, 2), (32, 2), (64, 4), (32, 4)):
+        found = Tiling(replace(config, block_m=block_m, block_n=block_n), split, two_shot)
+        pieces = found.tiles(m, n) * split
+        busy = pieces / (-(-pieces // sms) * sms)
+        if (split == 1 or pieces <= sms) and most < 0.9 and busy > most:
+            best, most = found, busy
+    return best
+
+
+def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
+             out: torch.Tensor | None, in_place: bool, method: str) -> dict:
+    """Refuses bad arguments; of good ones, what all ranks must agree on."""
+    _check.matrix("x", x)
+    _check.matrix("weight", weight, like=x)
+    if weight.shape[1] != x.shape[1]:
+        raise InvalidArgument(f"weight: expected [N, {x.shape[1]}] to match x {list(x.shape)}, found {list(weight.shape)}; it "
+                              "has a row for each output column, as in nn.Linear")
+    m, n = x.shape[0], weight.shape[0]
+    if m * n >= 2**31:
+        raise InvalidArgument(f"x: expected an output of fewer than 2^31 elements, found shape {[m, n]}; split the call")
+    _check.vector("bias", bias, n, like=x)
+    if residual is not None:
+        _check.matrix("residual", residual, like=x)
+        if tuple(residual.shape) != (m, n):
+            raise InvalidArgument(f"residual: expected None or a tensor of shape {[m, n]}, found {list(residual.shape)}; it is "
+                                  "added to the output")
+    _check.output("out", out, (m, n), like=x)
+    _check.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
+    _check.no_grad(x=x, weight=weight, bias=bias, residual=residual)
+    chosen = _choose(method, group, m, n, x.dtype)
+    agreed = dict(op="gemm_ar", m=m, n=n, dtype=x.dtype, method=chosen)
+    return dict(agreed, tiling=tiling(m, n, x.dtype, group.size)) if chosen == "packets" and m * n else agreed
+
+
+def _choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> str:
+    """The method of a call that has no plan yet. Every argument is equal on all ranks, so the answer is."""
+    if not isinstance(method, str) or method not in METHODS:
+        raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}; leave it out for 'auto'")
+    nbytes, reason = m * n * dtype.itemsize, None
+    if _plan.across_nodes(group):
+        reason = _plan.unreachable(group)
+    elif backend().is_capturing():
+        reason = "it has not run with these arguments before this graph capture"
+    if method == "packets":
+        if reason is not None:
+            raise InvalidArgument(f"method: 'packets' is not possible here: {reason}; use 'auto' or 'unfused'")
+        if nbytes > _collective.MOST_PACKET_BYTES:
+            raise InvalidArgument(f"method: 'packets' carries at most {_collective.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
+                                  "'ring' or 'unfused'")
+    if method == "ring" and m % group.size:
+        raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found {m}; "
+                              "pad the rows or use 'auto'")
+    if method != "auto":
+        return method
+    if reason is not None:
+        return "unfused"
+    if m <= MOST_ROWS and nbytes <= next(most for world, most in MOST_BYTES.items() if group.size <= world):
+        return "packets"
+    return "ring" if m % group.size == 0 and _plan.pays("gemm_rs", group.size, nbytes - nbytes // group.size) else "unfused"
+
+
+def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
+               out: torch.Tensor | None, agreed: dict) -> Any:
+    """How calls like this one run. Collective at the first use of a shape."""
+    meet = _plan.agree_once(group, agreed)
+    if not agreed["m"] * agreed["n"]:
+        return _Empty()
+    if group.size == 1 or agreed["method"] == "unfused":
+        return _Unfused()
+    if agreed["method"] == "ring":
+        return _Ring()
+    plan = Packets(x, weight, group, agreed["tiling"])
+    plan.compile(x, weight, bias, residual, x.new_empty((x.shape[0], weight.shape[0])) if out is None else out)
+    meet()
+    return plan
+
+
+class _Empty:
+    """No rows or no columns."""
+
+    def valid(self) -> bool:
+        return True
+
+    def run(self, group, x, weight, bias, residual, out):
+        pass
+
+
+class _Unfused:
+    """A matmul, then all_reduce."""
+
+    def __init__(self):
+        self.capturing = backend().is_capturing()
+
+    def valid(self) -> bool:
+        return not self.capturing or backend().is_capturing()       # capture may be why it was chosen
+
+    def run(self, group, x, weight, bias, residual, out):
+        def reduce(total: torch.Tensor) -> None:
+            all_reduce(total, group=group, out=total)
+            backend().before_torch()
+        backend().before_torch()
+        gemm_ar_reference(x, weight, reduce, out, bias, residual)
+
+
+class _Ring:
+    """gemm_rs, then an all-gather of its rows."""
+
+    def valid(self) -> bool:
+        return not backend().is_capturing()                         # where gemm_rs is not fused
+
+    def run(self, group, x, weight, bias, residual, out):
+        rows = gemm_rs(x, weight, group=group, bias=bias)
+        backend().before_torch()
+        if residual is not None:
+            rows += residual.tensor_split(group.size)[group.rank]
+        group.all_gather_tensor(out, rows)
+
+
+class Packets:
+    """One kernel on the workspace of packets. Holds all that does not change from call to call."""
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, cut: Tiling):
+        self.group, self.cut, config = group, cut, cut.config
+        self.m, (self.n, self.k) = x.shape[0], weight.shape
+        tiles = cut.tiles(self.m, self.n)
+        words = _collective.words(min(self.m, config.block_m) * config.block_n, x.dtype)
+        terms = 2 * group.size * -(-words // group.size) if cut.two_shot else group.size * words
+        self.programs = min(tiles * cut.split, backend().num_sms(), MAX_PROGRAMS)
+        self.space, self.slots, self.half = _collective.packets(group, tiles * terms)
+        self.pieces = workspace(group, "gemm_ar", CountedWorkspace)     # data and flags are this rank's own, and zero in between
+        size = tiles * cut.split * config.block_m * config.block_n * torch.float32.itemsize if cut.split > 1 else 1
+        self.pieces.reserve(_collective.power_of_two(-(-size // 2)), tiles, writer=lambda flag: group.rank)
+        self.generations = self._generations()
+
+    def _generations(self) -> tuple:
+        return self.space.generation, self.pieces.generation
+
+    def compile(self, x, weight, bias, residual, out):
+        """Makes ready what the first call would have to wait for."""
+        config, group = self.cut.config, self.group
+        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+        used = [t.contiguous() for t in (out, bias, residual) if t is not None]
+        whole = _collective.whole_words(self.n, *used)
+        self.before = (self.slots, self.half, self.pieces.data.view(torch.float32), self.pieces.flags, self.space.control,
+                       team(group), self.m, self.n, self.k)
+        options = dict(WORLD=group.size, RANKS=_collective.power_of_two(group.size), TWO_SHOT=self.cut.two_shot,
+                       SPLIT=self.cut.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, WHOLE=whole,
+                       EVEN_K=self.k % config.block_k == 0, PRECISION=_plan.precision(x.dtype),
+                       THREADS=config.num_warps * backend().warp_size, **config.options())
+        del options["GROUP_M"]
+        self.launch = backend().prepare(gemm_ar_kernel, (self.programs,), self._arguments(x, weight, bias, residual, out),
+                                        options)
+
+    def _arguments(self, x, weight, bias, residual, out) -> tuple:
+        return (x, weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out, *self.before,
+                x.stride(0), weight.stride(0))
+
+    def valid(self) -> bool:
+        return self.generations == self._generations()
+
+    def run(self, group, x, weight, bias, residual, out):
+        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+        stream = backend().current_stream()
+        with self.space.call(stream), self.pieces.call(stream):
+            self.launch(*self._arguments(x, weight, bias, residual, out))

@@ -1,0 +1,57 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What keeps gemm_ar right is needed: with one statement deleted or weakened, the checker reports it."""
+from dataclasses import replace
+from importlib import import_module
+from unittest import mock
+
+import pytest
+from mutants import edited, load, source_of
+from scenarios import GAR, overtaking
+
+from triton_dist.checker import check_kernel
+
+op = import_module("triton_dist.ops.gemm_ar.op")            # triton_dist.ops.gemm_ar is the function
+KERNELS = "triton_dist.ops.gemm_ar.kernels"
+TICKET = 'tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")'
+TERMS = "dl.ll_load_pair(inbox + 2 * (part * (tile * WORLD + rank) + word), epoch, inside & (rank < WORLD))"
+SUMS = "dl.ll_load_pair(sums + 2 * (part * (tile * WORLD + rank) + word), epoch, inside)"
+
+MUTANTS = {  # name: (old, new)
+    "it does not wait for terms": (TERMS, TERMS.replace("dl.ll_load_pair", "tl.load").replace(
+        "epoch, inside & (rank < WORLD)", "mask=inside & (rank < WORLD), other=0")),
+    "it does not wait for sums": (SUMS, SUMS.replace("dl.ll_load_pair", "tl.load").replace(
+        "epoch, inside", "mask=inside, other=0")),
+    "packets keep to one half": ("inbox = slots + (epoch & 1) * half", "inbox = slots"),
+    "sums lie where terms do": ("sums = inbox + 2 * WORLD * part * tiles", "sums = inbox"),
+    "every piece goes on with its tile": ("last = tl.where(ended, last, 0)", "last = last"),
+    "the first piece to end goes on": ("== SPLIT - 1", "== 0"),
+    "a ticket without the CTA barrier": ("    tl.debug_barrier()   ", "    # "),
+    "a relaxed ticket": (TICKET, TICKET.replace("acq_rel", "relaxed")),
+    "a ticket that only releases": (TICKET, TICKET.replace("acq_rel", "release")),
+    "a ticket that stays": ("        tl.store(ticket, 0)\n", ""),
+}
+
+
+def calls():
+    """A slow rank, and shapes that change, so that each meets both halves and other grids."""
+    return overtaking([GAR(9, 40, 300), GAR(1, 130, 300, bias=True), GAR(20, 24, 40), GAR(3, 64, 600)], slow=1, repeat=3)
+
+
+def check(kernels, schedules=12):
+    """With tiles in two pieces and two hops."""
+    usual = op.tiling
+    with mock.patch.object(op, "gemm_ar_kernel", kernels.gemm_ar_kernel), \
+            mock.patch.object(op, "tiling", lambda *args: replace(usual(*args), split=2, two_shot=True)):
+        return check_kernel(calls, 3, schedules, modes=("late", "random", "skew", "priority"))
+
+
+def test_unchanged_it_is_clean(tmp_path):
+    report = check(load("gemm_ar_kernels", source_of(KERNELS), tmp_path), 4)
+    assert report.clean, str(report)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_reported(name, tmp_path):
+    kernels = load("gemm_ar_kernels", edited(source_of(KERNELS), [MUTANTS[name]]), tmp_path)
+    assert not check(kernels).clean

@@ -1,0 +1,78 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The GEMM-AllReduce kernel compiled for every target, and what must hold of the code for it to be fast."""
+import re
+
+import pytest
+from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position
+
+from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
+
+POINTERS = {"slots": "*i64", "partials": "*fp32", "tickets": "*i32", "control": "*i32", "team": "*i32"}
+OPERANDS = ("x", "weight", "bias", "residual", "out")
+
+
+def compiled(target: str, dtype: str = "bf16", world: int = 4, rows: int = 16, split: int = 1, two_shot: bool = False,
+             even_k: bool = True, whole: bool = True):
+    """The kernel with operands of `dtype` and a bias and a residual; k and the strides divisible by 16, as usual shapes are."""
+    kernel, warps = gemm_ar_kernel, 4
+    types = {name: "constexpr" if name.isupper() else POINTERS.get(name, "i32") for name in kernel.arg_names}
+    types.update({name: f"*{dtype}" for name in OPERANDS})
+    known = dict(WORLD=world, RANKS=1 << (world - 1).bit_length(), TWO_SHOT=two_shot, SPLIT=split, HAS_BIAS=True,
+                 HAS_RESIDUAL=True, WHOLE=whole, EVEN_K=even_k, PRECISION="ieee", THREADS=warps * (64 if target in HIP else 32),
+                 BLOCK_M=rows, BLOCK_N=64, BLOCK_K=64)
+    aligned = (*OPERANDS, *POINTERS, "half", "k", "stride_x", "stride_w")
+    return compile_kernel(kernel, types, known, target, divisible=aligned, num_warps=warps, num_stages=2 if target in HIP else 4)
+
+
+@pytest.mark.parametrize("split, two_shot", [(1, False), (2, True)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_kernel_for_every_target_moves_whole_pairs(target, split, two_shot):
+    lines = instructions(compiled(target, split=split, two_shot=two_shot))
+    if target in HIP:
+        assert re.search("mfma", "\n".join(lines))
+        position(lines, r"global_store_dwordx4 .* sc0 sc1")
+        position(lines, r"global_load_dwordx4 .* sc0 sc1")
+    else:
+        assert any(re.search(r"(mma\.sync|tcgen05\.mma|wgmma)", line) for line in lines)
+        position(lines, r"st\.volatile\.global\.v4\.b32")
+        position(lines, r"ld\.volatile\.global\.v4\.b32")
+
+
+@pytest.mark.parametrize("even_k", [True, False])
+@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_weights_stream_in_wide_copies(target, rows, split, even_k):
+    text = "\n".join(instructions(compiled(target, rows=rows, split=split, even_k=even_k)))
+    copies = re.findall(r"cp\.async\.\S+.*?0x([0-9a-f]+)", text)
+    assert copies, "no cp.async: the loop is not pipelined"
+    assert set(copies) == {"10"}, f"copies of {set(copies)} bytes, expected 0x10"
+
+
+@pytest.mark.parametrize("target", CUDA)
+def test_the_last_piece_of_a_tile_is_told_by_one_ticket_behind_a_barrier(target):
+    lines = instructions(compiled(target, split=2))
+    ticket = position(lines, r"atom\.global\.gpu\.acq_rel\.add")
+    assert sum("atom." in line for line in lines) == 1
+    stores = [i for i in range(ticket) if re.search(r"st\.global", lines[i])]
+    assert max(stores) < max(i for i in range(ticket) if "bar.sync" in lines[i])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("world", [2, 3, 8])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_without_pieces_nothing_is_fenced(dtype, world, whole):
+    """Packets carry their flag; whatever the dtype, the number of ranks and the alignment."""
+    lines = instructions(compiled("sm_90", dtype, world, whole=whole))
+    assert not [line for line in lines if re.search(r"\b(atom|red|fence|membar)\b", line)]
+    position(lines, r"ld\.volatile\.global\.v4\.b32")
+
+
+@pytest.mark.parametrize("dtype, each", [("bf16", 2), ("fp32", 4)])
+def test_a_word_is_sent_once_to_each_rank(dtype, each):
+    """128 threads hold a tile of 16 x 64 elements, each its own words; what several threads have would travel several times."""
+    lines = instructions(compiled("sm_90", dtype))
+    assert sum("st.volatile.global.v4.b32" in line for line in lines) == 4 * each
+    lines = instructions(compiled("sm_90", dtype, two_shot=True))
+    assert sum("st.volatile.global.v4.b32" in line for line in lines) == each + 1

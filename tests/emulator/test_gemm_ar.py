@@ -1,0 +1,281 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""gemm_ar on virtual worlds: shapes, dtypes, what is added, methods, tilings, groups, streams, epochs, capture."""
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from unittest import mock
+
+import pytest
+import torch
+from scenarios import AR, BF16, F16, F32, GAR, RS, back_to_back, near_the_wrap, overtaking, side_stream, two_groups
+
+import triton_dist
+from triton_dist.backends.emulator.backend import EmulatorBackend
+from triton_dist.backends.emulator.order import MODES
+from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.nvidia.backend import NvidiaBackend
+from triton_dist.layers import GemmAR
+from triton_dist.ops import gemm_ar
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.heap import SymmetricHeap, heap
+from triton_dist.runtime.state import state
+from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
+from triton_dist.testing import assert_matches, gemm_ar_float64, random_tensor
+
+op = import_module("triton_dist.ops.gemm_ar.op")          # triton_dist.ops.gemm_ar is the function
+SHAPES = [(1, 64, 64), (9, 41, 50), (70, 33, 130), (2, 1, 1), (17, 200, 300)]
+
+
+@contextmanager
+def cut(split=None, two_shot=None):
+    """Tilings with so many pieces of a tile, where each has a program of its own, and so many hops."""
+    usual = op.tiling
+
+    def tiling(m, n, *args):
+        found = usual(m, n, *args)
+        pieces = split if split and found.tiles(m, n) * split <= backend().num_sms() else found.split
+        return replace(found, split=pieces, two_shot=found.two_shot if two_shot is None else two_shot)
+    with mock.patch.object(op, "tiling", tiling):
+        yield
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_ragged_shapes_back_to_back(world, two_shot):
+    with cut(two_shot=two_shot):
+        run_ranks(lambda: back_to_back([GAR(*shape) for shape in SHAPES]), world, seed=world)
+
+
+@pytest.mark.parametrize("method", ["ring", "unfused", "auto"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_other_methods(world, method):
+    calls = [GAR(m, n, k, method, bias=bias, residual=residual) for m, n, k, bias, residual in (
+        (8, 33, 40, False, None), (16, 64, 64, True, "apart"), (68, 20, 24, False, "in place"), (4, 20, 24, True, None))]
+    run_ranks(lambda: back_to_back(calls), world)
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+def test_dtypes_bias_and_residual(dtype, two_shot):
+    calls = [GAR(m, n, 96, dtype=dtype, bias=bias, residual=residual) for m, n in ((20, 72), (3, 33)) for bias in (False, True)
+             for residual in (None, "apart", "strided", "in place")]
+    with cut(two_shot=two_shot):
+        run_ranks(lambda: back_to_back(calls), 3)
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("split", [2, 4])
+@pytest.mark.parametrize("world", [2, 3])
+def test_tiles_in_pieces(world, split, two_shot):
+    """More pieces than blocks of K, too, and none at all on some ranks."""
+    calls = [GAR(5, 70, 700, bias=True), GAR(33, 40, 130, residual="apart"), GAR(1, 64, lambda rank: 600 * (rank == 1))]
+    with cut(split, two_shot):
+        run_ranks(lambda: back_to_back(calls, repeat=2), world, seed=split)
+
+
+def test_ranks_without_columns():
+    calls = [GAR(20, 24, lambda rank: 40 * (rank == 1), bias=True), GAR(9, 72, lambda rank: 0), GAR(3, 8, lambda rank: 5 * rank)]
+    run_ranks(lambda: back_to_back(calls), 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shapes_and_ops_in_turn_and_a_slow_rank(mode):
+    """all_reduce uses the same workspace, gemm_rs another one."""
+    calls = [GAR(9, 130, 40), AR(700, "one_shot"), GAR(1, 64, 30, bias=True), RS(6, 24, 40), GAR(40, 70, 16), AR(40, "two_shot")]
+    for slow, split, two_shot in ((0, 1, False), (2, 2, True)):
+        with cut(split, two_shot):
+            run_ranks(lambda: overtaking(calls, slow=slow, repeat=2), 3, mode=mode, seed=slow)
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_more_tiles_than_programs(two_shot):
+    with cut(two_shot=two_shot):
+        run_ranks(lambda: back_to_back([GAR(70, 200, 40, bias=True), GAR(3, 300, 40)], repeat=2), 2, num_sms=2)
+
+
+@pytest.mark.parametrize("split, two_shot", [(1, False), (1, True), (4, False)])
+def test_every_rank_and_every_schedule_has_the_same_bits(split, two_shot):
+    def script():
+        return back_to_back([GAR(20, 72, 300, dtype=BF16, bias=True, residual="apart")])[0]
+    with cut(split, two_shot):
+        first = run_ranks(script, 4, mode="eager")
+        assert all(torch.equal(out, first[0]) for out in first)
+        for mode in ("random", "late", "skew"):
+            assert all(torch.equal(out, first[0]) for out in run_ranks(script, 4, mode=mode, seed=7))
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_bias_and_residual_are_added_before_the_one_rounding(two_shot):
+    """1 + 2^-8 + 2^-8 is a number of bfloat16; either step alone would round to 1."""
+    def script():
+        x, weight = torch.eye(4, 16, dtype=BF16), torch.ones(8, 16, dtype=BF16) * (resolve().rank == 0)
+        small = torch.full((4, 8), 2.0**-8, dtype=BF16)
+        out = gemm_ar(x, weight, bias=small[0], residual=small, method="packets")
+        triton_dist.synchronize()
+        assert bool((out.float() == 1 + 2.0**-7).all())
+    with cut(two_shot=two_shot):
+        run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_two_groups_and_two_streams(two_shot):
+    calls = [GAR(9, 70, 40, bias=True), GAR(20, 33, 24)]
+    with cut(2, two_shot):
+        run_ranks(lambda: two_groups(calls), 4, seed=3)
+        run_ranks(lambda: side_stream(calls), 3, seed=5)
+
+
+@pytest.mark.parametrize("start", [2**31 - 3, -3])
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_epochs_pass_the_wrap_and_zero(two_shot, start):
+    """0 is what fresh memory holds: the workspace grows just there."""
+    def script():
+        near_the_wrap([GAR(9, 40, 24), GAR(1, 70, 24)], ["packets"], start=start)
+        workspace(resolve(), "packets").set_epoch(start)
+        back_to_back([GAR(16, 64 * (i + 1), 24) for i in range(5)])
+        return workspace(resolve(), "packets").calls_begun()
+    after = {2**31 - 3: -2**31 + 2, -3: 4}[start]         # five calls on; 2 follows -1
+    with cut(two_shot=two_shot):
+        assert run_ranks(script, 3, mode="late") == [after] * 3
+
+
+def test_what_is_left_between_calls():
+    """Every copy of the epoch is the same, and tickets are 0, whatever the grids were."""
+    def script():
+        back_to_back([GAR(20, 200, 300), GAR(1, 24, 300), GAR(9, 70, 40)])
+        assert workspace(resolve(), "packets").control.tolist() == [3] * MAX_PROGRAMS
+        assert not workspace(resolve(), "gemm_ar").flags.any()
+    with cut(4):
+        run_ranks(script, 2, num_sms=16)
+
+
+def test_the_second_call_allocates_nothing_symmetric():
+    def script():
+        calls = [GAR(20, 200, 40), GAR(1, 24, 40)]
+        back_to_back(calls)
+        live = set(heap()._live)
+        back_to_back(calls, repeat=3)
+        assert set(heap()._live) == live
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("m, n", [(0, 24), (5, 0)])
+@pytest.mark.parametrize("method", ["packets", "ring", "unfused", "auto"])
+def test_nothing_to_do(method, m, n):
+    def script():
+        if method != "ring" or m == 0:
+            assert gemm_ar(torch.ones(m, 8), torch.ones(n, 8), method=method).shape == (m, n)
+        back_to_back([GAR(4, 24, 40)])
+    run_ranks(script, 2)
+
+
+def test_strided_operands_and_a_new_output():
+    def script():
+        x = random_tensor(12, 64, dtype=F16, seed=resolve().rank)[:, 8:40]
+        w = random_tensor(64, 24, dtype=F16, seed=9 + resolve().rank)[:32].t()
+        for method in ("packets", "ring", "unfused"):
+            assert_matches(gemm_ar(x, w, method=method), gemm_ar_float64(x, w, resolve()), k=64, roundings=4)
+    run_ranks(script, 2)
+
+
+# -- layer -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("residual", [False, True])
+def test_layer(residual):
+    def script():
+        group = resolve()
+        torch.manual_seed(0)
+        full, x = torch.nn.Linear(33, 24).requires_grad_(False), torch.randn(5, 33)
+        r = torch.randn(5, 24) if residual else None
+        mine = x.tensor_split(group.size, dim=1)[group.rank]
+        expected = full(x).double() + (0 if r is None else r.double())
+        layer = GemmAR.from_full(full)
+        assert_matches(layer(mine, residual=r), expected, k=33, roundings=4)
+        shard = torch.nn.Linear(1, 24)
+        shard.weight, shard.bias = layer.weight, full.bias
+        out = torch.empty(5, 24)
+        assert GemmAR.from_shard(shard)(mine, residual=r, out=out) is out
+        assert_matches(out, expected, k=33, roundings=4)
+    run_ranks(script, 3)
+
+
+# -- capture -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(autouse=True)
+def capture_is_a_matter_of_the_rank():
+    with mock.patch.object(EmulatorBackend, "is_capturing", lambda self: hasattr(state(), "captures")):
+        yield
+
+
+@contextmanager
+def capturing():
+    """A stream that is captured, as far as the host can see; kernels still run."""
+    state().captures = True
+    yield
+    del state().captures
+
+
+def test_capture_uses_what_has_run_before_and_keeps_its_memory():
+    def script():
+        ran = GAR(9, 40, 300)
+        back_to_back([ran])
+        with capturing():
+            back_to_back([ran, ran, ran])
+        before = [workspace(resolve(), kind).data for kind in ("packets", "gemm_ar")]
+        back_to_back([GAR(64, 600, 300)])
+        for kind, data in zip(("packets", "gemm_ar"), before):
+            assert workspace(resolve(), kind).data is not data
+            assert data.tdist_allocation.live, "a captured graph still stores there"
+        back_to_back([ran])
+    with cut(2):
+        run_ranks(script, 2, num_sms=32)
+
+
+def test_capture_of_what_has_not_run_is_unfused_or_an_error():
+    def script():
+        with capturing():
+            back_to_back([GAR(9, 40, 24, "auto")])
+            with pytest.raises(InvalidArgument, match="'packets' is not possible here: it has not run with these arguments"):
+                gemm_ar(torch.ones(4, 8), torch.ones(8, 8), method="packets")
+        assert (resolve().key, "packets") not in state().workspaces
+        back_to_back([GAR(9, 40, 24, "auto"), GAR(9, 40, 24, "auto")])
+        assert workspace(resolve(), "packets").calls_begun() == 2
+        with capturing():
+            back_to_back([GAR(128, 8, 24, "auto"), GAR(128, 8, 24, "ring")])
+    run_ranks(script, 2)
+
+
+# -- choice ------------------------------------------------------------------------------------------------------------
+def test_auto_takes_packets_for_few_rows():
+    def script():
+        group, chosen = resolve(), {}
+        for m, n in ((1, 8192), (64, 8192), (65, 16), (64, 16384), (64, 8193), (2048, 8192), (2047, 8192)):
+            chosen[m, n] = op._choose("auto", group, m, n, BF16)
+        return chosen
+    found = run_ranks(script, 2)[0]
+    assert found == {(1, 8192): "packets", (64, 8192): "packets", (65, 16): "unfused", (64, 16384): "ring", (64, 8193): "ring",
+                     (2048, 8192): "ring", (2047, 8192): "unfused"}
+
+
+@pytest.mark.parametrize("n, block_n, split", [(8192, 64, 1), (16384, 64, 1), (4096, 32, 1), (12288, 32, 1), (2048, 32, 2),
+                                               (1024, 32, 4), (64, 32, 4)])
+def test_tilings_keep_the_device_busy(n, block_n, split):
+    """On 132 SMs."""
+    usual = NvidiaBackend.gemm_config
+    with mock.patch.object(EmulatorBackend, "num_sms", lambda self: 132), \
+            mock.patch.object(EmulatorBackend, "gemm_config", lambda self, dtype, m: usual(self, dtype, m)):
+        for m, block_m, block_k in ((1, 16, 128), (16, 16, 128), (17, 32, 128), (64, 64, 64)):
+            found = op.tiling(m, n, BF16, 4)
+            assert (found.config.block_m, found.config.block_n, found.config.block_k) == (block_m, block_n, block_k)
+            assert found.split == split and found.two_shot == (m * n * 2 > 64 << 10)
+
+
+def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():
+    def script():
+        back_to_back([GAR(9, 40, 24, "auto")])
+        with pytest.raises(InvalidArgument, match="can load and store each other's memory; use 'auto' or 'unfused'"):
+            gemm_ar(torch.ones(4, 8), torch.ones(8, 8), method="packets")
+        assert not any(isinstance(space, CountedWorkspace) for space in state().workspaces.values())
+    with mock.patch.object(SymmetricHeap, "reachable", lambda self, group: False):
+        run_ranks(script, 2)
