@@ -4,7 +4,7 @@
 import re
 
 import pytest
-from compile_util import CUDA, HIP, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
+from compile_util import CUDA, HIP, PAIR, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
 from triton_dist.ops._one_hop import one_hop_packets, one_hop_push
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_shot_kernel
@@ -25,7 +25,6 @@ def compiled(kernel, target: str, dtype: str = "bf16", world: int = 4, whole: bo
                           divisible=ALIGNED, num_warps=warps, num_stages=1)
 
 
-PAIR = r"\.volatile\.global\.(v4\.b32|v2\.b64)"        # 16 bytes, both halves whole
 PACKETS = [one_hop_packets, two_shot_kernel]
 
 
