@@ -212,3 +212,19 @@ def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():
         assert not any(isinstance(space, CountedWorkspace) for space in state().workspaces.values())
     with mock.patch.object(SymmetricHeap, "reachable", lambda self, group: False):
         run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("method", ["one_shot", "two_shot", "push"])
+def test_a_call_after_one_that_ranks_differed_in_takes_none_of_its_packets(method):
+    """A kernel that a caught error ended may have sent packets of an epoch that it had not counted."""
+    def differ_and_go_on():
+        rank, said = resolve().rank, []
+        for n, value in ((24, 1.0), (48, 1.0), (48 if rank == 0 else 24, 1.0), (24, 5.0)):
+            try:
+                said.append(all_reduce(torch.full((n,), value), method=method)[:2].tolist())
+            except InvalidArgument:
+                said.append("told")
+        return said
+    wanted = [[2.0, 2.0], [2.0, 2.0], "told", [10.0, 10.0]]
+    for seed in range(20):
+        assert run_ranks(differ_and_go_on, 2, mode="random", seed=seed) == [wanted] * 2, seed

@@ -14,7 +14,7 @@ import triton.language as tl
 
 import triton_dist
 import triton_dist.language as dl
-from triton_dist.ops import ag_gemm
+from triton_dist.ops import ag_gemm, all_reduce
 from triton_dist.runtime.errors import InvalidArgument
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,11 +83,25 @@ def differ():
             print(f"rank {rank}: {type(error).__name__}")
 
 
+def onwards(kind):
+    """Ranks differ in the first call, by dtype or in that one refuses it; call i sends 10**i, so a wrong pair would show."""
+    triton_dist.initialize_distributed()
+    rank, said = torch.distributed.get_rank(), []
+    other = {"other": torch.float16, "refused": torch.int64}[kind]
+    for call in range(4):
+        dtype = other if rank == 1 and call == 0 else torch.float32
+        try:
+            said.append(all_reduce(torch.full((48,), 10**call, dtype=dtype))[0].item())
+        except InvalidArgument as error:
+            said.append(type(error).__name__)
+    print(f"rank {rank}: {said}")
+
+
 def launched(name, ranks, **variables):
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
                        **variables)
-    return subprocess.run(["bash", "launch.sh", "--nproc_per_node", str(ranks), __file__, name], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["bash", "launch.sh", "--nproc_per_node", str(ranks), __file__, *name.split()], cwd=ROOT,
+                          env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_rank_in_a_collective_of_torch_is_blocked_too():
@@ -105,5 +119,13 @@ def test_a_call_after_one_that_ranks_differed_in_is_told_too():
     assert {line[:6] for line in told} == {"rank 0", "rank 1"}, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("kind", ["other", "refused"])
+def test_ranks_that_differed_are_apart_for_good(kind):
+    done = launched(f"onwards {kind}", 3)
+    for rank in range(3):
+        said = ["InvalidArgument", *["CollectiveMismatch"] * 3]
+        assert f"rank {rank}: {said}" in done.stdout, done.stdout + done.stderr
+
+
 if __name__ == "__main__":
-    {"apart": apart, "differ": differ}.get((sys.argv + [""])[1], hang)()
+    {"apart": apart, "differ": differ, "onwards": lambda: onwards(sys.argv[2])}.get((sys.argv + [""])[1], hang)()

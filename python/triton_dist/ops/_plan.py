@@ -9,7 +9,7 @@ import torch
 from triton_dist.ops import _check
 from triton_dist.ops._table import Choice
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.heap import heap
 from triton_dist.runtime.state import state
@@ -97,6 +97,8 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
     The emulator compares without waiting; a GPU only under TRITON_DIST_DEBUG, by a collective a call.
     """
     me = state()
+    if me.apart:
+        raise _apart(me.apart)
     if me.disagreed and group.key in me.disagreed:
         restart(group)
         me.calls[group.key] = max(group.all_gather_object(me.calls.get(group.key, 0)))      # ops that call ops count more
@@ -105,7 +107,12 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
     number = me.calls[group.key] = me.calls.get(group.key, 0) + 1
     if me.refused and group.key in me.refused:          # peers that did not refuse would take this call for that one
         me.refused.discard(group.key)
-        require_agreement(group, "the call after one that was refused", f"call {number}")
+        refused_by_all = backend().all_refused(group, number - 1)
+        if refused_by_all is None:
+            require_agreement(group, "the call after one that was refused", f"call {number}")
+        elif not refused_by_all:
+            me.apart = f"call {number - 1}: refused by this rank, made by another"
+            raise _apart(me.apart)
     if me.debug and group.size > 1:
         require_agreement(group, f"call {number}", what if refused else str(what))
     try:
@@ -115,6 +122,10 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
         raise
     if refused:
         me.refused.add(group.key)
+
+
+def _apart(how: str) -> CollectiveMismatch:
+    return CollectiveMismatch(f"ranks have differed before, so calls do not pair any more ({how}); start the world anew")
 
 
 def possible(op: str, method: str, group: Group, core_serves: bool, needs_stream_memory_ops: bool = False) -> str:

@@ -259,6 +259,11 @@ class Backend(ABC):
         InvalidArgument on every member that did not refuse where they differ.
         """
 
+    def all_refused(self, group: Any, number: int) -> bool | None:
+        """Whether every member has refused call `number`, as this rank has: waits until each has made or refused it. None
+        where the backend cannot tell."""
+        return None
+
     # -- symmetric memory ----------------------------------------------------------------------------------
     @abstractmethod
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:

@@ -27,6 +27,7 @@ class RankState:
     calls: dict = field(default_factory=dict)           # group key -> number of op calls
     refused: set = field(default_factory=set)           # keys of groups whose last call was refused here
     disagreed: set = field(default_factory=set)         # keys of groups whose last call differed between ranks
+    apart: str = ""                                     # how ranks differed in a call, where they cannot come together again
     shmem_pads: list = field(default_factory=list)      # flags of SHMEM teams
     first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
     tables: dict = field(default_factory=dict)          # group key -> measured times that its members share

@@ -80,6 +80,10 @@ class Workspace:
         """The epoch of the last call begun."""
         return self.epoch
 
+    def newest_epoch(self) -> int:
+        """The newest epoch under which this rank may have sent anything, also in a call that failed."""
+        return self.epoch
+
     def _age_flags(self) -> None:
         self.set_epoch(self.epoch)
 
@@ -158,6 +162,11 @@ class CountedWorkspace(Workspace):
         backend().synchronize()
         return int(self.control[0])
 
+    def newest_epoch(self) -> int:
+        """Programs count a call behind their first stores: one that failed may have sent under an epoch that none has counted."""
+        backend().synchronize()
+        return int(self.control.max()) + 1
+
     def _age_flags(self) -> None:
         """Fresh flags are 0, which is no epoch."""
 
@@ -181,7 +190,7 @@ def workspace(group: Group, kind: str, cls: type = Workspace) -> Any:
 
 def restart(group: Group) -> None:
     """Collective, after a call on `group` that every member knows has failed: its workspaces are usable again."""
-    mine = {kind: space.calls_begun() for (key, kind), space in state().workspaces.items() if key == group.key}
+    mine = {kind: space.newest_epoch() for (key, kind), space in state().workspaces.items() if key == group.key}
     everyone = group.all_gather_object(mine)
     for kind in sorted(mine):
         space = state().workspaces[group.key, kind]

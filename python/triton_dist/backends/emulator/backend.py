@@ -127,10 +127,15 @@ class EmulatorBackend(Backend):
         machine().scheduler.run_until(lambda: not helper.is_alive(),
                                       Waiting("host", text="a collective of torch.distributed"))
         if errors:
-            raise errors[0]
+            here = machine()
+            differs = here.conflict(here.scheduler.current.rank)        # then a peer has gone on without this collective
+            raise errors[0] if differs is None else InvalidArgument(differs) from errors[0]
 
     def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
         machine().note_call(group, number, what, refused)
+
+    def all_refused(self, group: Any, number: int) -> bool | None:
+        return machine().all_refused(group, number)
 
     # -- symmetric memory ----------------------------------------------------------------------------------
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:

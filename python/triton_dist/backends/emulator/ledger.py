@@ -36,6 +36,13 @@ class Ledger:
         peers = [peer for peer in ranks if peer != rank]
         return [peer for peer in peers if self._differ(self._read(rank, slot), self._read(peer, slot))]
 
+    def refusals(self, ranks: tuple, number: int) -> list:
+        """Of each of `ranks`: whether it refused call `number` on their group; None where it has not come to it."""
+        group = zlib.crc32(repr(ranks).encode())
+        slot = self._offset + (group + number) % _SLOTS * _ENTRY
+        entries = [self._read(rank, slot) for rank in ranks]
+        return [digest == 0 if head == (group, number) else None for *head, digest, _ in entries for head in [tuple(head)]]
+
     def conflict(self, rank: int) -> str | None:
         """Words for a call in which `rank` differs from a peer and of which it has not been told; None where there is none."""
         for i in range(_SLOTS):

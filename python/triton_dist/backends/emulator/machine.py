@@ -4,6 +4,7 @@
 from typing import Any, Optional
 
 from triton_dist.backends.emulator import memory
+from triton_dist.backends.emulator.actors import Waiting
 from triton_dist.backends.emulator.ledger import Ledger
 from triton_dist.backends.emulator.scheduler import Scheduler
 from triton_dist.backends.emulator.streams import Device
@@ -72,9 +73,25 @@ class Machine:
                     self.scheduler.fail(peer, InvalidArgument(text))
         if me in self.states:
             self.states[me].disagreed.add(group.key)
-        text = self.ledger.conflict(me)
+        text = self.conflict(me)
         if text is not None:
             raise InvalidArgument(text)
+
+    def conflict(self, rank: int) -> Optional[str]:
+        """Words for a call in which `rank` differs from a peer and of which it is told now; None where there is none."""
+        text = self.ledger.conflict(rank) if self.ledger is not None else None
+        if text is not None and rank not in self.states:
+            state().apart = text             # processes have collectives of torch under way that nobody can call back
+        return text
+
+    def all_refused(self, group: Group, call: int) -> Optional[bool]:
+        """Whether all ranks of a group refused a call that this rank refused. None in a virtual world, which starts anew, and
+        where some are on other hosts, whose calls are not known here."""
+        if self.ledger is None or self.wire is not None or group.world_ranks[group.rank] in self.states:
+            return None
+        self.scheduler.run_until(lambda: None not in self.ledger.refusals(group.world_ranks, call),
+                                 Waiting("host", text="its peers to come to a call that it has refused"))
+        return all(self.ledger.refusals(group.world_ranks, call))
 
     def locate(self, address: int) -> Optional[tuple]:
         """(owner rank, heap offset) of an address in any arena."""

@@ -183,7 +183,7 @@ class ProcessScheduler(Scheduler):
         counts = [record.progress for record in records]
         if counts != self._before or "running" in states or any(map(self._changed, records)):
             self._before, self._still = counts, now
-        other = self.machine.ledger.conflict(self.main.rank) if self.machine.ledger is not None else None
+        other = self.machine.conflict(self.main.rank)
         if other is not None:
             self.collapse(InvalidArgument(other))
         if any(map(control.told, self._blocks)):

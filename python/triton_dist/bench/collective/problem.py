@@ -8,7 +8,7 @@ import torch
 
 from triton_dist import ops
 from triton_dist.bench.collective.sizes import COMMANDS
-from triton_dist.ops._collective import by_size
+from triton_dist.ops._collective import choose
 from triton_dist.ops.all_reduce.reference import all_reduce_reference
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
@@ -48,7 +48,7 @@ class Problem:
 
     def chosen(self) -> str:
         """The method behind auto."""
-        return by_size(self.op, self.group.size, self.nbytes)
+        return choose(self.op, "auto", (), self.group, self.nbytes)
 
     def ours(self, method: str) -> "Candidate":
         """The op by one of its methods."""
