@@ -75,15 +75,21 @@ class Inquest:
         return any(id(actor) in before and actor.kind == "program" and actor.done for actor in self.waiting.values())
 
     def _pass_all(self) -> None:
-        memory = self.scheduler.machine.memory
-        for key, actor in self.waiting.items():
-            if actor.waiting.kind == "mbarrier":
-                actor.key.phase += 1
-                self.scheduler.wake(actor.key)
-            elif actor.waiting.cmp in ("eq", "ge"):
-                memory.poke(key, int(actor.waiting.wanted))
-                self.scheduler.wake(key)
-        self._run_on()
+        memory, end = self.scheduler.machine.memory, self.scheduler.turns + _TURNS
+        stuck = list(self.waiting.values())
+        while stuck and self.scheduler.turns < end:      # again and again: a block of packets is a wait for each of them
+            for actor in stuck:
+                if actor.waiting.kind == "mbarrier":
+                    actor.key.phase += 1
+                    self.scheduler.wake(actor.key)
+                elif actor.waiting.cmp in ("eq", "ge"):
+                    memory.poke(self._key(actor), int(actor.waiting.wanted))
+                    self.scheduler.wake(self._key(actor))
+            before = self.scheduler.turns
+            self._run_on()
+            moved = self.scheduler.turns > before
+            stuck = [actor for actor in self.scheduler.blocked() if moved and actor in self.waiting.values()
+                     and actor.waiting.kind in ("flag", "mbarrier")]
 
     def _run_on(self) -> None:
         end = self.scheduler.turns + _TURNS
