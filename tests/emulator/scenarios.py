@@ -5,12 +5,18 @@
 Every scenario checks each result against float64 only after its last call, so that calls follow each other with nothing
 between them; inputs differ from call to call, so that data of an earlier call is wrong data.
 """
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
 import torch
 
 import triton_dist
 from triton_dist import ops
+from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.ops import ag_gemm, all_reduce, gemm_ar, gemm_rs
 from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import workspace
 from triton_dist.testing import (ag_gemm_float64, assert_matches, gemm_ar_float64, gemm_rs_float64, poisoned,
                                  random_tensor)
@@ -205,3 +211,18 @@ def side_stream(calls):
             pending.append(call(seed, members))
     triton_dist.synchronize()
     return [verify() for verify in pending]
+
+
+@pytest.fixture
+def captures_by_rank():
+    """Whether a stream is captured is told by `capturing` of each rank."""
+    with mock.patch.object(EmulatorBackend, "is_capturing", lambda self: hasattr(state(), "captures")):
+        yield
+
+
+@contextmanager
+def capturing():
+    """A stream that is captured, as far as the host can see; kernels still run. With captures_by_rank."""
+    state().captures = True
+    yield
+    del state().captures

@@ -1,15 +1,14 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """all_reduce on virtual worlds: sizes, dtypes, places, methods, groups, streams, epochs, capture."""
-from contextlib import contextmanager
 from unittest import mock
 
 import pytest
 import torch
-from scenarios import AR, BF16, F16, F32, back_to_back, near_the_wrap, overtaking, side_stream, two_groups
+from scenarios import (AR, BF16, F16, F32, back_to_back, captures_by_rank, capturing, near_the_wrap, overtaking,
+                       side_stream, two_groups)
 
 import triton_dist
-from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.order import MODES
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.ops import all_reduce
@@ -20,6 +19,7 @@ from triton_dist.runtime.heap import SymmetricHeap, heap
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
 
+pytestmark = pytest.mark.usefixtures("captures_by_rank")
 OURS = ["one_shot", "two_shot", "push"]
 SIZES = [1, 7, 64, 515, 2000]
 KINDS = {"one_shot": "packets", "two_shot": "packets", "push": "pushes in two hops"}
@@ -124,20 +124,6 @@ def test_the_second_call_allocates_nothing_symmetric(method):
 
 
 # -- capture -----------------------------------------------------------------------------------------------------------
-@pytest.fixture(autouse=True)
-def capture_is_a_matter_of_the_rank():
-    with mock.patch.object(EmulatorBackend, "is_capturing", lambda self: hasattr(state(), "captures")):
-        yield
-
-
-@contextmanager
-def capturing():
-    """A stream that is captured, as far as the host can see; kernels still run."""
-    state().captures = True
-    yield
-    del state().captures
-
-
 def test_capture_uses_what_has_run_before_and_keeps_its_memory():
     def script():
         ran = AR(300, "one_shot")

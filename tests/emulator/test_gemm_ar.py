@@ -8,7 +8,8 @@ from unittest import mock
 
 import pytest
 import torch
-from scenarios import AR, BF16, F16, F32, GAR, RS, back_to_back, near_the_wrap, overtaking, side_stream, two_groups
+from scenarios import (AR, BF16, F16, F32, GAR, RS, back_to_back, captures_by_rank, capturing, near_the_wrap, overtaking,
+                       side_stream, two_groups)
 
 import triton_dist
 from triton_dist.backends.emulator.backend import EmulatorBackend
@@ -25,6 +26,7 @@ from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
 from triton_dist.testing import assert_matches, gemm_ar_float64, random_tensor
 
+pytestmark = pytest.mark.usefixtures("captures_by_rank")
 op = import_module("triton_dist.ops.gemm_ar.op")          # triton_dist.ops.gemm_ar is the function
 SHAPES = [(1, 64, 64), (9, 41, 50), (70, 33, 130), (2, 1, 1), (17, 200, 300)]
 
@@ -202,20 +204,6 @@ def test_layer(residual):
 
 
 # -- capture -----------------------------------------------------------------------------------------------------------
-@pytest.fixture(autouse=True)
-def capture_is_a_matter_of_the_rank():
-    with mock.patch.object(EmulatorBackend, "is_capturing", lambda self: hasattr(state(), "captures")):
-        yield
-
-
-@contextmanager
-def capturing():
-    """A stream that is captured, as far as the host can see; kernels still run."""
-    state().captures = True
-    yield
-    del state().captures
-
-
 def test_capture_uses_what_has_run_before_and_keeps_its_memory():
     def script():
         ran = GAR(9, 40, 300)
