@@ -19,19 +19,19 @@ from triton_dist.runtime.state import state
 from triton_dist.runtime.streams import device, synchronize
 from triton_dist.testing import random_tensor
 
-_BLOCK, _ROUNDS, _SIZE = 100, 60, 32
+_BLOCK, _ROUNDS, _EMULATED_ROUNDS, _SIZE = 100, 60, 10, 32
 
 
 def run(group: Group) -> str:
     """The figures of this rank, a line for each op. Collective over `group`, the world."""
-    lines = []
+    lines, rounds = [], _ROUNDS if device().type == "cuda" else _EMULATED_ROUNDS
     for op, (ours, direct) in _calls(group).items():
-        found = [(_block(direct), _block(ours)) for _ in range(_ROUNDS)][_ROUNDS // 10:]       # the first ones warm up
+        found = [(_block(direct), _block(ours)) for _ in range(rounds)][rounds // 10:]       # the first ones warm up
         by_hand, by_op = (stats.estimate(times).value for times in zip(*found))
         more = stats.estimate([theirs - mine for mine, theirs in found])
         for known in state().recent.values():
             known.plan.run = lambda *args: None
-        alone = stats.estimate([_block(ours) for _ in range(_ROUNDS)])
+        alone = stats.estimate([_block(ours) for _ in range(rounds)])
         state().recent.clear()
         state().plans.clear()
         lines.append(f"{op} on {group.size} x {device_name()}: dispatch alone {alone.value:.2f} us a call (95 %: {alone.low:.2f} "
