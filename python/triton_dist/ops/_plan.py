@@ -210,6 +210,15 @@ def agree_once(group: Group, agreed: dict) -> Callable[[], None]:
     return group.barrier
 
 
+def first_use(group: Group, agreed: dict, make: Callable[[], Plan], *tensors: torch.Tensor | None) -> Plan:
+    """The plan that `make` gives, compiled for `tensors`. Collective at the first use of a shape."""
+    meet = agree_once(group, agreed)
+    plan = make()
+    plan.compile(*tensors)
+    meet()
+    return plan
+
+
 def precision(dtype: torch.dtype) -> str:
     """tl.dot's input_precision: fp32 follows torch's allow_tf32."""
     return "tf32" if dtype == torch.float32 and backend().allow_tf32() else "ieee"

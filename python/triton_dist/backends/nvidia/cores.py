@@ -122,9 +122,8 @@ class _AgGemm(_Bound):
         bm, bn, bk = self.blocks
         self.gathered = [_descriptor(half.view(-1, plan.k), bm, bk) for half in plan.halves]
         tiles = plan.pitch // bm * -(-plan.n // bn) * plan.group.size
-        self.wide, narrow = _wide_tiles(tiles, backend().num_sms()), bn // 2 if bn >= 2 * _NARROWEST else bn
-        if narrow == bn:
-            self.wide = tiles
+        splits = bn >= 2 * _NARROWEST
+        self.wide, narrow = (_wide_tiles(tiles, backend().num_sms()), bn // 2) if splits else (tiles, bn)
         self.units = 2 * tiles - self.wide
         self.options.update(STAGING=_layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
         self.out, self.out_narrow = _Descriptors(1, bm, bn), _Descriptors(1, bm, narrow)

@@ -48,7 +48,8 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         members = resolve(group)
         key = (_plan.signature(x, weight, bias, out), str(method))
         plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method),
-                             lambda agreed: _make_plan(x, weight, members, bias, out, agreed))
+                             lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
+                                 x, weight, members, bias, out, agreed), x, weight, bias, out))
         _recent.keep("ag_gemm", plan, members, x, weight, bias, out, group, method)
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
@@ -111,16 +112,7 @@ def _core(k: int, dtype: torch.dtype) -> Any:
 
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
                agreed: dict) -> _plan.Plan:
-    """How calls like this one run. Collective at the first use of a shape."""
-    meet = _plan.agree_once(group, agreed)
-    plan = _decided(x, weight, group, bias, out, agreed)
-    plan.compile(x, weight, bias, out)
-    meet()
-    return plan
-
-
-def _decided(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-             agreed: dict) -> _plan.Plan:
+    """How calls like this one run."""
     if 0 in x.shape:                                    # the same on every rank: nothing to send
         return _Empty(x, weight.shape[0], group)
     (m, k), n, dtype, method = x.shape, weight.shape[0], x.dtype, agreed["method"]

@@ -43,7 +43,8 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         members = resolve(group)
         key = (_plan.signature(x, weight, bias, out), str(hop_dtype), str(method))
         plan = _plan.planned("gemm_rs", members, key, lambda: _checked(x, weight, members, bias, out, hop_dtype, method),
-                             lambda agreed: _make_plan(x, weight, members, bias, out, agreed))
+                             lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
+                                 x, weight, members, bias, out, agreed), x, weight, bias, out))
         _recent.keep("gemm_rs", plan, members, x, weight, bias, out, group, method, hop_dtype)
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
@@ -103,16 +104,7 @@ def _core(n: int, dtype: torch.dtype, group: Group) -> Any:
 
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
                agreed: dict) -> _plan.Plan:
-    """How calls like this one run. Collective at the first use of a shape."""
-    meet = _plan.agree_once(group, agreed)
-    plan = _decided(x, weight, group, bias, out, agreed)
-    plan.compile(x, weight, bias, out)
-    meet()
-    return plan
-
-
-def _decided(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-             agreed: dict) -> _plan.Plan:
+    """How calls like this one run."""
     m, n, dtype, hop_dtype, method = (agreed[name] for name in ("m", "n", "dtype", "hop_dtype", "method"))
     if not m * n:                                       # the same on every rank: nothing to send
         return _Empty((m, n))
