@@ -51,7 +51,8 @@ def test_repeated_calls_take_the_short_way_and_are_right(method, extra, long_way
             assert_matches(gemm_rs(tall, w, bias=b, method=method, **out), gemm_rs_float64(tall, w, group, b), k=2 * K,
                            roundings=3)
     run_ranks(script, 2)
-    assert len(long_ways) == 4, "the first call of each op on each rank"
+    gemms = [op for op in long_ways if "gemm" in op]            # the collectives of unfused ones are calls of their own
+    assert len(gemms) == 4, "the first call of each op on each rank"
 
 
 CHANGED = {  # what is called after ag_gemm(x, weight, bias, out) was: options over these; what is said, "" where it is right

@@ -71,13 +71,14 @@ def _checked(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor | 
         raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, found {x.shape[0]}; "
                               "pad the rows")
     n, rows = x.numel() // (group.size if op.scatter else 1), 1 if op.summed and not op.scatter else group.size
-    if n * rows >= 2**31:
-        raise InvalidArgument(f"x: expected fewer than 2^31 elements over all ranks, found shape {list(x.shape)}; split the call")
     _check.output("out", out, op.out_shape(tuple(x.shape), group.size), like=x)
     if not in_place:
         _check.no_overlap("out", out, x=x)
     _check.no_grad(x=x)
     chosen = _collective.choose(op.name, method, op.methods, group, n * rows * x.element_size())
+    if n * rows >= 2**31 and chosen != "nccl":
+        raise InvalidArgument(f"method: {method!r} carries fewer than 2^31 elements over all ranks, found shape {list(x.shape)}; "
+                              "use 'auto' or 'nccl', or split the call")
     return dict(op=op.name, n=n, dtype=x.dtype, method=chosen)
 
 

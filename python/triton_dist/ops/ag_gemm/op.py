@@ -10,6 +10,7 @@ from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
 from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
+from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.runtime.backend import Transfer, backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
@@ -156,7 +157,12 @@ class _Unfused(_plan.Plan):
 
     def run(self, group, x, weight, bias, out, return_gathered):
         backend().before_torch()
-        return ag_gemm_reference(x, weight, group, bias, out)[1]
+
+        def gather(rows: torch.Tensor) -> torch.Tensor:
+            everyone = all_gather(rows, group=group)
+            backend().before_torch()
+            return everyone
+        return ag_gemm_reference(x, weight, gather, bias, out)[1]
 
 
 class _Fused(_plan.Plan):

@@ -10,6 +10,7 @@ from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
 from triton_dist.ops.gemm_rs.reference import gemm_rs_reference
+from triton_dist.ops.reduce_scatter.op import reduce_scatter
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
@@ -143,7 +144,12 @@ class _Unfused(_plan.Plan):
 
     def run(self, group, x, weight, bias, out):
         backend().before_torch()
-        gemm_rs_reference(x, weight, group, bias, out, self.hop_dtype)
+
+        def scatter(products: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+            rows = reduce_scatter(products, group=group, out=rows)
+            backend().before_torch()
+            return rows
+        gemm_rs_reference(x, weight, scatter, bias, out, self.hop_dtype)
 
 
 class _Fused(_plan.Plan):

@@ -1,20 +1,22 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What gemm_rs computes, with a matmul and a collective: the unfused method, and the tests' reference."""
+from typing import Callable
+
 import torch
 
-from triton_dist.runtime.groups import Group
 
+def gemm_rs_reference(x: torch.Tensor, weight: torch.Tensor, scatter: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+                      bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
+                      hop_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """out [M / W, N] for x [M, K_local], weight [N, K_local], bias [N]; partial sums are reduced in `hop_dtype`.
 
-def gemm_rs_reference(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None,
-                      out: torch.Tensor | None = None, hop_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """out [M / W, N] for x [M, K_local], weight [N, K_local], bias [N]; partial sums are reduced in `hop_dtype`."""
+    `scatter` of [M, N] and, or None, [M / W, N] for the result gives this rank's rows of the sum over ranks.
+    """
     dtype, hop = x.dtype, hop_dtype or x.dtype
     if hop != x.dtype:
         x, weight = x.to(hop), weight.to(hop)
-    partial = torch.matmul(x, weight.t())
-    result = partial.new_empty((x.shape[0] // group.size, weight.shape[0])) if out is None or out.dtype != hop else out
-    group.reduce_scatter_tensor(result, partial)
+    result = scatter(torch.matmul(x, weight.t()), None if out is None or out.dtype != hop else out)
     if bias is not None:
         result += bias
     if result is out:
