@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 
 from triton_dist.ops import _collective
-from triton_dist.ops._exchange import Collective, Kernel, call
+from triton_dist.ops._exchange import Collective, Kernel, OneHopPush, call
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_shot_kernel
 from triton_dist.ops.all_reduce.reference import all_reduce_reference
 from triton_dist.runtime.groups import Group
@@ -44,7 +44,7 @@ class _TwoShot(Kernel):
                          dict(options, WHOLE=_collective.whole_words(n, x, out)), meet)
 
 
-class _Push(Kernel):
+class _TwoHopPush(Kernel):
     """Two hops of plain stores."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
@@ -56,5 +56,12 @@ class _Push(Kernel):
                          options, meet)
 
 
+def _push(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]) -> Kernel:
+    """Plain stores. Between two ranks one hop carries no more bytes than two, and waits once."""
+    one_hop = group.size == 2 and n * x.element_size() <= _ONE_HOP_BYTES
+    return (OneHopPush if one_hop else _TwoHopPush)(op, x, out, n, group, meet)
+
+
+_ONE_HOP_BYTES = 4 << 20                # above, two hops are faster: each rank sums half of the tensor only
 _ALL_REDUCE = Collective("all_reduce", scatter=False, summed=True, library=all_reduce_reference,
-                         plans={"two_shot": _TwoShot, "push": _Push})
+                         plans={"two_shot": _TwoShot, "push": _push})
