@@ -20,7 +20,7 @@ _has_gpu() { [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; }
 _suits() {  # the interpreter has all that this command needs
     local wanted=(torch triton numpy)
     _has_gpu || wanted+=(greenlet)
-    [ -z "${TRITON_DIST_DEV:-}" ] || wanted+=(pytest hypothesis click matplotlib rich sphinx myst_parser)
+    [ -z "${TRITON_DIST_DEV:-}" ] || wanted+=(pytest xdist hypothesis click matplotlib rich sphinx myst_parser)
     _has "$1" "${wanted[@]}"
 }
 
@@ -68,7 +68,7 @@ other_triton() {  # other_triton VERSION: puts that Triton before the environmen
 
 _make_venv() {
     local venv="$TRITON_DIST_ROOT/.venv" base want pins marker
-    want="torch numpy greenlet click${TRITON_DIST_DEV:+ pytest hypothesis matplotlib rich sphinx myst-parser}"
+    want="torch numpy greenlet click${TRITON_DIST_DEV:+ pytest pytest-xdist hypothesis matplotlib rich sphinx myst-parser}"
     pins="$TRITON_DIST_ROOT/scripts/constraints.txt"
     marker="$venv/.ready-$( { cat "$pins"; echo "$want"; } | cksum | cut -d' ' -f1)"
     PYTHON="$venv/bin/python"

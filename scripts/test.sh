@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-# The CPU test suite, a part of it under the newest Triton as well. `--full` adds what takes longer than CI should.
+# The CPU test suite, a part of it under the newest Triton as well, on all cores. `--full` adds what takes longer than CI should,
+# one test at a time, since it measures times.
 # Other arguments go to pytest, which then runs once; `--triton VERSION` before them picks the Triton.
 set -euo pipefail
 export TRITON_DIST_DEV=1
@@ -11,10 +12,12 @@ cd "$TRITON_DIST_ROOT"
 
 newest=3.9.0
 select=(-m "not full")
+all_cores=(-n auto --dist worksteal)
 smoke=(tests/compile tests/unit/test_jit.py tests/emulator/test_language_dist.py tests/emulator/test_gluon_core.py
        tests/emulator/test_ops.py)
 if [ "${1:-}" = --full ]; then
     select=()
+    all_cores=()
     smoke=(tests/compile tests/unit tests/emulator)
     shift
 fi
@@ -22,6 +25,7 @@ if [ "${1:-}" = --triton ]; then
     other_triton "${2:?triton_dist: --triton needs a version}"
     shift 2
 elif [ $# = 0 ]; then
+    select+=("${all_cores[@]}")
     ( other_triton "$newest" && echo "== Triton $newest ==" && "$PYTHON" -m pytest "${select[@]}" "${smoke[@]}" )
     echo "== $("$PYTHON" -c 'import triton; print("Triton", triton.__version__)'), the whole suite =="
 fi
