@@ -96,32 +96,47 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
 
     The emulator compares without waiting; a GPU only under TRITON_DIST_DEBUG, by a collective a call.
     """
-    me = state()
-    if me.apart:
-        raise _apart(me.apart)
-    if me.disagreed and group.key in me.disagreed:
-        restart(group)
-        me.calls[group.key] = max(group.all_gather_object(me.calls.get(group.key, 0)))      # ops that call ops count more
-        me.disagreed.discard(group.key)
-        me.refused.discard(group.key)
-    number = me.calls[group.key] = me.calls.get(group.key, 0) + 1
-    if me.refused and group.key in me.refused:          # peers that did not refuse would take this call for that one
-        me.refused.discard(group.key)
-        refused_by_all = backend().all_refused(group, number - 1)
-        if refused_by_all is None:
-            require_agreement(group, "the call after one that was refused", f"call {number}")
-        elif not refused_by_all:
-            me.apart = f"call {number - 1}: refused by this rank, made by another"
-            raise _apart(me.apart)
+    me, key = state(), group.key
+    if me.apart or me.disagreed:
+        _come_together(group)
+    number = me.calls[key] = me.calls.get(key, 0) + 1
+    if me.refused:
+        _ask_who_refused(group, number)
     if me.debug and group.size > 1:
         require_agreement(group, f"call {number}", what if refused else str(what))
     try:
         backend().note_call(group, number, what, refused)
     except InvalidArgument:
-        me.refused.add(group.key)
+        me.refused.add(key)
         raise
     if refused:
-        me.refused.add(group.key)
+        me.refused.add(key)
+
+
+def _come_together(group: Group) -> None:
+    """After ranks have differed: raises where they cannot go on, else restarts the group if it is the one that did."""
+    me = state()
+    if me.apart:
+        raise _apart(me.apart)
+    if group.key in me.disagreed:
+        restart(group)
+        me.calls[group.key] = max(group.all_gather_object(me.calls.get(group.key, 0)))      # ops that call ops count more
+        me.disagreed.discard(group.key)
+        me.refused.discard(group.key)
+
+
+def _ask_who_refused(group: Group, number: int) -> None:
+    """Before call `number`: if this rank refused the last one, peers that did not would take this call for that one."""
+    me = state()
+    if group.key not in me.refused:
+        return
+    me.refused.discard(group.key)
+    refused_by_all = backend().all_refused(group, number - 1)
+    if refused_by_all is None:
+        require_agreement(group, "the call after one that was refused", f"call {number}")
+    elif not refused_by_all:
+        me.apart = f"call {number - 1}: refused by this rank, made by another"
+        raise _apart(me.apart)
 
 
 def _apart(how: str) -> CollectiveMismatch:

@@ -3,8 +3,8 @@
 """The quick way back to the plan of a call like one that was made before.
 
 `_plan.planned` looks at everything that could be wrong with a call, which takes microseconds. Most calls repeat an earlier
-one: the same weight, and tensors of the same metadata. torch's own compiled guards know them again in a fraction of that
-time. What they do not know goes the long way, as does everything where torch lacks them: a miss costs time, never truth.
+one: tensors of the same metadata. torch's own compiled guards know them again in a fraction of that time. What they do not
+know goes the long way, as does everything where torch lacks them: a miss costs time, never truth.
 """
 from typing import Any
 
@@ -42,61 +42,104 @@ def _trusted() -> bool:
 _TRUSTED = _trusted()
 _MOST = 4096
 _ALIGNED = 15                                               # plans may rest on the last four bits of an address
+_address = torch.Tensor.data_ptr
 
 
 class Known:
-    """A call that was made: its plan and group, and by what a call like it is known."""
+    """A call that was made: its plan and group, and by what a call like it is known.
 
-    __slots__ = ("plan", "group", "asked", "method", "option", "same", "grad", "tf32", "bytes")
+    at: addresses of its tensors, or of those of the last call that was as good. careful: what neither they nor guards tell.
+    """
 
-    def __init__(self, plan: Any, group: Group, tensors: tuple, asked: Any, method: Any, option: Any):
-        self.plan, self.group, self.asked, self.method, self.option = plan, group, asked, method, option
-        given = [t for t in tensors if t is not None]
-        self.same = _guards_of(given)
-        self.grad = torch.is_grad_enabled()
+    __slots__ = ("plan", "group", "key", "asked", "same", "at", "careful", "tf32", "wants_grad", "relations", "compared")
+
+    def __init__(self, plan: Any, group: Group):
+        self.plan, self.group = plan, group
+
+    def learn(self, asked: Any, given: list, outputs: list) -> None:
+        """Makes it known by the tensors `given`, of which those at the indices `outputs` are written to."""
+        self.key, self.asked, self.compared = self.group.key, asked, backend().compares_calls   # `asked` lives: its id is its own
+        self.same, self.at = _guards_of(given), tuple(t.data_ptr() for t in given)
         self.tf32 = backend().allow_tf32() if given[0].dtype == torch.float32 else None
-        self.bytes = [0 if t is None else _check.span(t)[1] - t.data_ptr() for t in tensors]
+        self.wants_grad = any(t.requires_grad for t in given)           # so it was called without gradients
+        self.careful = self.wants_grad or self.tf32 is not None
+        self.relations = [_relation(o, i, _check.span(given[o]), _check.span(given[i]))
+                          for o in outputs for i in range(len(given)) if i != o]
+
+    def allowed(self) -> bool:
+        """Whether gradients and tf32 are as they were."""
+        return not (self.wants_grad and torch.is_grad_enabled()) and self.tf32 in (None, backend().allow_tf32())
+
+    def fits(self, at: list) -> bool:
+        """Whether tensors at these addresses are aligned, and lie in each other's memory, as those of the call were."""
+        bits = 0
+        for address in at:
+            bits |= address
+        if bits & _ALIGNED:
+            return False
+        for o, i, least, most, distance in self.relations:
+            found = at[o] - at[i]
+            if found != distance and (distance is not None or least < found < most):
+                return False
+        self.at = at
+        return True
 
 
-def find(op: str, x: Any, weight: Any, bias: Any, out: Any, group: Any, method: Any, option: Any = None) -> Known | None:
+def _relation(o: int, i: int, output: tuple, other: tuple) -> tuple:
+    """(index of an output, of another tensor, (between which distances of their addresses they overlap), distance).
+
+    The distance is given where they do overlap, as the op allows in the very same way only.
+    """
+    least, most, distance = output[0] - output[1], other[1] - other[0], output[0] - other[0]
+    return o, i, least, most, distance if least < distance < most else None
+
+
+def find(how: tuple, group: Any, x: Any, weight: Any, *others: Any) -> Known | None:
     """The call that this one repeats, which is then noted as made; None where it must be looked at in full.
 
-    `option`: what else the op takes. It, `group` and `method` count as the same only if they are the same objects.
+    `how`: the op, and what else it was given, hashable, with which of the optional tensors among `others` are there, not None.
+    No tensor twice: where an output may be an input, `how` says so, and None stands for the output.
     """
     me = state()
     try:
-        w, b = weight.data_ptr(), 0
-        known = me.recent.get((op, w, x.shape, bias is None, out is None))
-        if known is None or known.asked is not group or known.method is not method or known.option is not option:
-            return None
-        a, given = x.data_ptr(), (x, weight)
-        if bias is not None:
-            b, given = bias.data_ptr(), (x, weight, bias)
-        if out is not None:
-            start, given = out.data_ptr(), (*given, out)
-            of_x, of_weight, of_bias, size = known.bytes
-            end = start + size
-            if start & _ALIGNED or a < end and start < a + of_x or w < end and start < w + of_weight or (
-                    b < end and start < b + of_bias):
-                return None                                 # maybe it overlaps an input
-        if (a | w | b) & _ALIGNED or not known.same(*given):
+        if weight is None:
+            key, given, at = (how, id(group)), (x,), (x.data_ptr(),)
+        else:
+            w = weight.data_ptr()
+            key, given, at = (how, id(group), w), (x, weight), (x.data_ptr(), w)
+        for t in others:
+            if t is not None:
+                given += t,
+                at += t.data_ptr(),
+        known = me.recent.get(key)
+        if known is None or not known.same(*given):
+            known = me.recent.get((key, x.shape))
+            if known is None or not known.same(*given):
+                return None
+            me.recent[key] = known
+        if at != known.at and not known.fits(at):
             return None
     except (AttributeError, TypeError, RuntimeError):       # no tensors of memory
         return None
-    if known.grad is not torch.is_grad_enabled() or known.tf32 is not None and known.tf32 != backend().allow_tf32():
+    members = known.group
+    if known.careful and not known.allowed() or members is not me.world and not members.usable_in(me.world) or (
+            not known.plan.valid()):
         return None
-    if known.group is not me.world and not known.group.usable_in(me.world) or not known.plan.valid():
-        return None
-    _plan.same_call(known.group, known.plan.agreed)
+    if known.compared or me.debug or me.refused or me.apart:
+        _plan.same_call(members, known.plan.agreed)
+    else:
+        me.calls[known.key] += 1
     return known
 
 
-def keep(op: str, plan: Any, members: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-         out: torch.Tensor | None, group: Any, method: Any, option: Any = None) -> None:
-    """Remembers a call that has been looked at in full."""
-    tensors, recent = (x, weight, bias, out), state().recent
-    if not _TRUSTED or any(t is not None and t.data_ptr() & _ALIGNED for t in tensors):
-        return
-    if len(recent) >= _MOST:
-        recent.clear()
-    recent[op, weight.data_ptr(), x.shape, bias is None, out is None] = Known(plan, members, tensors, group, method, option)
+def keep(how: tuple, group: Any, plan: Any, members: Group, inputs: tuple, *outputs: Any) -> Known:
+    """A call that has been looked at in full, remembered: what `find` was asked, with `outputs` the last of its tensors."""
+    known, recent, (x, weight, *_) = Known(plan, members), state().recent, inputs
+    given = list({id(t): t for t in (*inputs, *outputs) if t is not None}.values())
+    if _TRUSTED and not any(t.data_ptr() & _ALIGNED for t in given):
+        if len(recent) >= _MOST:
+            recent.clear()
+        known.learn(group, given, [i for i, t in enumerate(given) if any(t is o for o in outputs)])
+        key = (how, id(group)) if weight is None else (how, id(group), weight.data_ptr())
+        recent[key] = recent[key, x.shape] = known
+    return known

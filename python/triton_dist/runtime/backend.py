@@ -126,6 +126,7 @@ class Backend(ABC):
 
     name: str                  # "nvidia", "amd" or "emulator"
     warp_size = 32             # threads that run in lockstep
+    compares_calls = False     # whether `note_call` does something
     default_heap_size: int     # bytes of symmetric heap a rank, without TRITON_DIST_HEAP_SIZE
 
     # -- devices -------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class EmulatorBackend(Backend):
     """Every method acts for the calling rank, also where all ranks share one process."""
 
     name = "emulator"
+    compares_calls = True
     default_heap_size = 1 << 30          # sparse: only pages that are touched cost memory
 
     # -- devices -------------------------------------------------------------------------------------------

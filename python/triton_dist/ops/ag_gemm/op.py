@@ -42,20 +42,24 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch's allow_tf32 switch for matmuls.
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
-    known = _recent.find("ag_gemm", x, weight, bias, out, group, method)
-    if known is not None:
-        plan, members = known.plan, known.group
-    else:
-        members = resolve(group)
-        key = (_plan.signature(x, weight, bias, out), str(method))
-        plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method),
-                             lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
-                                 x, weight, members, bias, out, agreed), x, weight, bias, out))
-        _recent.keep("ag_gemm", plan, members, x, weight, bias, out, group, method)
+    how = "ag_gemm", method, bias is None, out is None
+    known = _recent.find(how, group, x, weight, bias, out) or _looked_at(how, group, x, weight, bias, out, method)
+    plan = known.plan
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
-    gathered = plan.run(members, x, weight, bias, out, return_gathered)
+    gathered = plan.run(known.group, x, weight, bias, out, return_gathered)
     return (out, gathered) if return_gathered else out
+
+
+def _looked_at(how: tuple, group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               out: torch.Tensor | None, method: str) -> _recent.Known:
+    """A call that repeats none, checked and planned."""
+    members = resolve(group)
+    key = (_plan.signature(x, weight, bias, out), str(method))
+    plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method),
+                         lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
+                             x, weight, members, bias, out, agreed), x, weight, bias, out))
+    return _recent.keep(how, group, plan, members, (x, weight, bias), out)
 
 
 def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,

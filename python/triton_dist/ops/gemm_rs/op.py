@@ -37,20 +37,24 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     a hop unless hop_dtype is float32.
     Raises InvalidArgument before anything is sent.
     """
-    known = _recent.find("gemm_rs", x, weight, bias, out, group, method, hop_dtype)
-    if known is not None:
-        plan, members = known.plan, known.group
-    else:
-        members = resolve(group)
-        key = (_plan.signature(x, weight, bias, out), str(hop_dtype), str(method))
-        plan = _plan.planned("gemm_rs", members, key, lambda: _checked(x, weight, members, bias, out, hop_dtype, method),
-                             lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
-                                 x, weight, members, bias, out, agreed), x, weight, bias, out))
-        _recent.keep("gemm_rs", plan, members, x, weight, bias, out, group, method, hop_dtype)
+    how = "gemm_rs", method, hop_dtype, bias is None, out is None
+    known = _recent.find(how, group, x, weight, bias, out) or _looked_at(how, group, x, weight, bias, out, hop_dtype, method)
+    plan = known.plan
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
-    plan.run(members, x, weight, bias, out)
+    plan.run(known.group, x, weight, bias, out)
     return out
+
+
+def _looked_at(how: tuple, group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               out: torch.Tensor | None, hop_dtype: torch.dtype | None, method: str) -> _recent.Known:
+    """A call that repeats none, checked and planned."""
+    members = resolve(group)
+    key = (_plan.signature(x, weight, bias, out), str(hop_dtype), str(method))
+    plan = _plan.planned("gemm_rs", members, key, lambda: _checked(x, weight, members, bias, out, hop_dtype, method),
+                         lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
+                             x, weight, members, bias, out, agreed), x, weight, bias, out))
+    return _recent.keep(how, group, plan, members, (x, weight, bias), out)
 
 
 def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
