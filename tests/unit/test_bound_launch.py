@@ -46,7 +46,7 @@ def test_pointers_and_integers_are_rewritten_and_constexprs_left_out():
     driver, x, y = Driver(), torch.zeros(4), torch.zeros(4)
     driver.kinds = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
     launch = BoundLaunch(driver, compiled(dict(x="*fp32", n="i32", one="constexpr", big="i64", B="constexpr")), (132,),
-                         (x, 5, 1, 2**40))
+                         (x, 5, 1, 2**40), 4)
     launch(9, x, 5, 1, 2**40)
     launch(10, y, -6, 1, 7)
     common = ((132, 1, 1), (384, 1, 1), 1000)
@@ -60,7 +60,7 @@ def test_a_tensor_map_is_encoded_once_an_address():
     views = [SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero") for _ in range(2)]
     driver.kinds = [None, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
     launch = BoundLaunch(driver, compiled(dict(d="tensordesc<bf16[128, 64],layout>"), tensordesc_meta=[meta]), (4, 2),
-                         (views[0],))
+                         (views[0],), 1)
     for view in (views[0], views[1], views[0]):
         launch(1, view)
     assert driver.maps == [(9, 2, view.base.data_ptr(), [20, 8], [48], [64, 128], 3) for view in views]
@@ -74,13 +74,22 @@ def test_a_tensor_map_is_encoded_once_an_address():
                                              (dict(x="tensordesc<bf16[8, 8]>"), {})])
 def test_kernels_that_need_more_are_left_to_triton(signature, meta):
     with pytest.raises(NotImplementedError):
-        BoundLaunch(Driver(), compiled(signature, **meta), (1,), (1,))
+        BoundLaunch(Driver(), compiled(signature, **meta), (1,), (1,), 1)
+
+
+def test_what_does_not_vary_stays_and_a_launch_can_be_made_again():
+    driver, x, y, z = Driver(), torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    driver.kinds = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
+    launch = BoundLaunch(driver, compiled(dict(x="*fp32", y="*fp32", n="i32")), (1,), (x, y, 5), 1)
+    launch(9, z)
+    launch.again()
+    assert [values for *_, values in driver.launches] == [[z.data_ptr(), y.data_ptr(), 5, 0, 0]] * 2
 
 
 def test_a_refused_launch_raises():
     driver = Driver()
     driver.kinds, driver.status = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64], 700
-    launch = BoundLaunch(driver, compiled(dict(n="i32"), launch_cooperative_grid=False), (1,), (3,))
+    launch = BoundLaunch(driver, compiled(dict(n="i32"), launch_cooperative_grid=False), (1,), (3,), 1)
     with pytest.raises(RuntimeError, match="cuLaunchKernelEx: 700"):
         launch(0, 3)
     assert driver.launches[0][4] == 0

@@ -137,8 +137,8 @@ class Kernel:
 
     def __init__(self, space: CountedWorkspace, kernel: Any, programs: int, x: torch.Tensor, out: torch.Tensor, rest: tuple,
                  options: dict, meet: Callable[[], None]):
-        self.space, self.generation, self.rest = space, space.generation, rest
-        self.launch = backend().prepare(kernel, (programs,), (x, out, *rest), dict(options, num_stages=1))
+        self.space, self.generation = space, space.generation
+        self.launch = backend().prepare(kernel, (programs,), (x, out, *rest), dict(options, num_stages=1), varying=2)
         meet()
 
     def valid(self) -> bool:
@@ -146,7 +146,7 @@ class Kernel:
 
     def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
         with self.space.call(backend().current_stream()):
-            self.launch(x.contiguous(), out, *self.rest)
+            self.launch(x.contiguous(), out)
 
 
 class OneHopPackets(Kernel):

@@ -203,14 +203,15 @@ class Backend(ABC):
         """Stores int32 `value` to `flags[index]` (maybe a peer's) on `stream`, after everything before it, system scope."""
 
     # -- kernels -------------------------------------------------------------------------------------------
-    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict) -> Callable:
-        """Compiles `kernel` and returns a launcher that takes its positional arguments.
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
+        """Compiles `kernel` and returns a launcher that takes its positional arguments, or the first `varying` of them.
 
         The launcher may be called with other tensors of the same dtype and alignment, descriptors of the same kind, and
         other integers for parameters that the kernel does not specialise. Nothing is looked up again.
         """
         self.compile(kernel, grid, args, kwargs)
-        return lambda *values: self.launch(kernel, grid, values, kwargs)
+        fixed = () if varying is None else args[varying:]
+        return lambda *values: self.launch(kernel, grid, values + fixed, kwargs)
 
     @abstractmethod
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:

@@ -7,8 +7,7 @@ which stores the epoch; and a control block in local device memory: word 0 the e
 ticket. All layers share it. A rank that starts call n knows that every peer has finished call n-2, because no op ends
 before it has acquired epoch n from every peer.
 """
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import torch
 
@@ -93,25 +92,22 @@ class Workspace:
         if self.flags is not None:
             self.flags.fill_(epoch)
 
-    @contextmanager
-    def call(self, stream: Stream) -> Iterator[int]:
-        """One call on `stream`: takes the next epoch and yields it. An error inside poisons the workspace."""
+    def call(self, stream: Stream) -> "Workspace":
+        """One call on `stream`: takes the next epoch, which `with` gives. An error inside poisons the workspace."""
         self._check_usable()
         follow_last_op(stream)
         self._calls += 1
         if self._calls % RENEW_EVERY == 0:
             self.set_epoch(self.epoch)
         self.epoch = to_int32(self.epoch + 1)
-        with self._poisoned_by_errors():
-            yield self.epoch
+        return self
 
-    @contextmanager
-    def _poisoned_by_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
+    def __enter__(self) -> int:
+        return self.epoch
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
             self._poison = f"{type(error).__name__}: {error}"
-            raise
 
     def _check_usable(self) -> None:
         if self._poison is not None:
@@ -146,16 +142,14 @@ class CountedWorkspace(Workspace):
         super().__init__(group, kind)
         self._captured = False
 
-    @contextmanager
-    def call(self, stream: Stream) -> Iterator[None]:
+    def call(self, stream: Stream) -> "CountedWorkspace":
         """One call on `stream`, or one captured on it. An error inside poisons the workspace."""
         self._check_usable()
         if backend().is_capturing():
             self._captured = True           # and order between streams is that of the graph's replays
         else:
             follow_last_op(stream)
-        with self._poisoned_by_errors():
-            yield
+        return self
 
     def calls_begun(self) -> int:
         """The epoch of the last call, read from the device."""
@@ -220,10 +214,13 @@ def team(group: Group) -> torch.Tensor:
 
 def follow_last_op(stream: Stream) -> None:
     """Orders `stream` after the last communicating op of this device (protocol rule 14)."""
-    last = state().last_stream
-    if last is not None and last is not stream and last != stream:
+    me = state()
+    last = me.last_stream
+    if last is stream:
+        return
+    if last is not None and last != stream:
         stream.wait_stream(last)
-    state().last_stream = stream
+    me.last_stream = stream
 
 
 def side_stream() -> Stream:

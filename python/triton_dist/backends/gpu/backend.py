@@ -22,30 +22,35 @@ from triton_dist.runtime.state import state
 
 
 class PreparedLaunch:
-    """A compiled kernel with its grid and trailing constexprs.
+    """A compiled kernel with its grid and the arguments that stay, trailing constexprs among them.
 
     A call costs Triton's launcher and little more, or less: `bound` is a vendor's own launcher, passed by while somebody
     listens to Triton's launch hooks.
     """
 
-    def __init__(self, compiled: Any, device: int, grid: tuple, constants: tuple, bound: Callable | None):
-        self._compiled, self._device, self._constants, self._bound = compiled, device, constants, bound
+    def __init__(self, compiled: Any, device: int, grid: tuple, fixed: tuple, bound: Callable | None):
+        self._compiled, self._device, self._fixed, self._bound = compiled, device, fixed, bound
         self._grid = (*grid, 1, 1)[:3]
         self._run, self._function, self._packed = compiled.run, compiled.function, compiled.packed_metadata
-        self._hooks = knobs.runtime
+        self._hooks, self._stream = knobs.runtime, torch._C._cuda_getCurrentRawStream
 
     def __call__(self, *args: Any) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        stream = self._stream(self._device)
         enter, leave, metadata = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook, None
         hooked = enter.calls or leave.calls
         if self._bound is not None and not hooked:
             return self._bound(stream, *args)
-        values = args + self._constants
+        values = args + self._fixed
         if hooked:
             metadata = self._compiled.launch_metadata(self._grid, stream, *values)
         else:
             enter = leave = None
         self._run(*self._grid, stream, self._function, self._packed, metadata, enter, leave, *values)
+
+    @property
+    def again(self) -> Callable | None:
+        """Launches as the last call did, in the least host time that a launch takes; None where Triton's launcher serves."""
+        return getattr(self._bound, "again", None)
 
 
 class GpuBackend(Backend):
@@ -128,14 +133,16 @@ class GpuBackend(Backend):
         self.driver.write_value32(flag_address(flags, index), value, stream.cuda_stream)
 
     # -- kernels -------------------------------------------------------------------------------------------
-    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict) -> Callable:
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
         compiled = self.compile(kernel, grid, args, kwargs)
         constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
         compiled._init_handles()                    # loads the module now, hooks included
-        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, constants, self._bind(compiled, grid, args))
+        varying = len(args) if varying is None else varying
+        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, args[varying:] + constants,
+                              self._bind(compiled, grid, args, varying))
 
-    def _bind(self, compiled: Any, grid: tuple, args: tuple) -> Callable | None:
-        """A launcher (stream, *args) that needs less host time than Triton's; None where there is none."""
+    def _bind(self, compiled: Any, grid: tuple, args: tuple, varying: int) -> Callable | None:
+        """A launcher (stream, *the first `varying` of args) that needs less host time than Triton's; None where there is none."""
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, kwargs, grid, False, self._extern_libs)

@@ -60,11 +60,12 @@ class TensorMaps:
 class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
-    A call takes the kernel's positional arguments, of which tensors and descriptors may have other addresses and integers
-    other values. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
+    A call takes the first `varying` of the kernel's positional arguments, of which tensors and descriptors may have other
+    addresses and integers other values; the others stay as they are. Raises UnsupportedFeature for kernels that need more:
+    scratch memory, clusters, other argument types.
     """
 
-    def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple):
+    def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, varying: int):
         meta = compiled.metadata
         if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
             raise UnsupportedFeature("clusters, dependent launches or scratch memory")
@@ -82,6 +83,10 @@ class BoundLaunch:
         self._config = _Config((*grid, 1, 1)[:3], (32 * meta.num_warps, 1, 1), meta.shared, None,
                                ctypes.pointer(self._attribute), int(bool(meta.launch_cooperative_grid)))
         self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params)
+        self._set(args)
+        self._setters = [setter for setter in self._setters if setter[0] < varying]
+        self._maps = [entry for entry in self._maps if entry[0] < varying]
+        self._kept = args[varying:]         # their memory
 
     def _add(self, position: int, arg: Any, kind: str, metas: Any) -> None:
         if kind == "constexpr":
@@ -100,12 +105,18 @@ class BoundLaunch:
             raise UnsupportedFeature(f"argument type {kind}")
 
     def __call__(self, stream: int, *args: Any) -> None:
-        for position, cell, pointer in self._setters:
-            cell.value = args[position].data_ptr() if pointer else args[position]
-        params = self._params
-        for position, parameter, maps in self._maps:
-            params[parameter] = maps.at(args[position].base.data_ptr())
+        self._set(args)
         self._config.stream = stream
+        self.again()
+
+    def again(self) -> None:
+        """Launches as the last call did: the least host time that a launch takes."""
         code = self._launch(*self._where, None)
         if code:
             self._driver.check("cuLaunchKernelEx", code)
+
+    def _set(self, args: tuple) -> None:
+        for position, cell, pointer in self._setters:
+            cell.value = args[position].data_ptr() if pointer else args[position]
+        for position, parameter, maps in self._maps:
+            self._params[parameter] = maps.at(args[position].base.data_ptr())
