@@ -82,10 +82,10 @@ def test_by_the_emulators_own_clock(mode):
 def test_a_tiling_that_one_rank_cannot_build_is_tried_by_none(op, bad, own_cache, monkeypatch):
     prepare = EmulatorBackend.prepare
 
-    def failing(self, kernel, grid, args, kwargs):
+    def failing(self, kernel, grid, args, kwargs, varying=None):
         if kwargs.get("GROUP_M") == 4 and "STAGES" in kwargs and resolve().rank == bad:
             raise RuntimeError("out of resource: shared memory\nRequired: 1, limit: 0")
-        return prepare(self, kernel, grid, args, kwargs)
+        return prepare(self, kernel, grid, args, kwargs, varying)
     monkeypatch.setattr(EmulatorBackend, "prepare", failing)
     Clock(monkeypatch, lambda rank, choice: 1.0 if choice.method == "ws" and choice.config.group_m == 4 else 2.0)
     found = run_ranks(lambda: auto(op, 20, 40, 48, dtype=F16), 3)
@@ -99,10 +99,10 @@ def test_a_tiling_that_one_rank_cannot_build_is_tried_by_none(op, bad, own_cache
 def test_where_all_tilings_fail_auto_is_unfused_and_a_method_says_why(monkeypatch):
     prepare = EmulatorBackend.prepare
 
-    def failing(self, kernel, grid, args, kwargs):
+    def failing(self, kernel, grid, args, kwargs, varying=None):
         if "GROUP_M" in kwargs:
             raise RuntimeError("no compiler")
-        return prepare(self, kernel, grid, args, kwargs)
+        return prepare(self, kernel, grid, args, kwargs, varying)
     Clock(monkeypatch, lambda rank, choice: 1.0)
     monkeypatch.setattr(EmulatorBackend, "prepare", failing)
     assert [d.choice for d in run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)] == [Choice("unfused")] * 2
