@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from triton_dist.backends.emulator.virtual import run_ranks
-from triton_dist.bench import command, problems, results, rows
+from triton_dist.bench import command, dispatch_rows, problems, results, rows
 from triton_dist.bench.collective import measure as collective_measure, problem as collective_problem
 from triton_dist.bench.late import Late, Lateness
 from triton_dist.bench.measure import Settings, measure
@@ -178,7 +178,19 @@ def test_a_method_that_this_device_lacks_is_skipped_without_being_a_failure():
         assert "ws" in found.skipped and not found.failed and "portable" in found.milliseconds
 
 
-def test_dispatch_is_timed():
-    printed = started(sys.executable, "-m", "triton_dist.bench", "dispatch", "--nproc_per_node", "2")
-    for op in ("ag_gemm", "gemm_rs"):
-        assert re.search(rf"{op} on 2 x emulator: dispatch alone \d+\.\d\d us a call \(95 %: .* us: [+-]\d+\.\d\d us", printed)
+def test_host_time_of_calls(tmp_path):
+    printed = started(sys.executable, "-m", "triton_dist.bench", "dispatch", "--nproc_per_node", "2", "--out", str(tmp_path))
+    folder, = tmp_path.iterdir()
+    found = {row["call"]: row for row in json.loads((folder / "dispatch.json").read_text())}
+    assert set(found) == set(dispatch_rows.CALLS) and "Host time of eager calls on 2 x emulator" in printed
+    for name, row in found.items():
+        assert row["us"] > 0 and row["ci95"][0] <= row["us"] <= row["ci95"][1]
+        assert (row["floor_us"] is None) == (name in dispatch_rows.BASELINES)
+    assert found["ag_gemm"]["us"] < 100, "an emulated kernel takes longer: the plan has been run"
+    assert all(found[name]["floor_us"] > 100 for name in dispatch_rows.KERNELS)
+
+
+def test_host_time_where_an_op_is_no_kernel(tmp_path):
+    printed = started(sys.executable, "-m", "triton_dist.bench", "dispatch", "--nproc_per_node", "1", "--calls", "all_reduce",
+                      "gemm_rs", "--rounds", "2")
+    assert "gemm_rs" in printed and "all_reduce" not in printed

@@ -3,7 +3,7 @@
 """Bars, judged on made-up result files."""
 import pytest
 
-from triton_dist.bench import bars, command, results
+from triton_dist.bench import bars, command, dispatch_rows, results
 from triton_dist.bench.collective import sizes
 from triton_dist.bench.shapes import parse
 
@@ -44,8 +44,24 @@ def collectives(changed=lambda row: [row]):
             for op in sizes.COMMANDS for world in (4, 2)}
 
 
-def written(folder, shaped, sized=None):
-    for (op, world), rows in {**shaped, **(collectives() if sized is None else sized)}.items():
+def call_row(name, world, us=1.5, above=4.0, spread=0.05, **changes):
+    """A row of host time; an op that is no kernel has no floor."""
+    floor = {} if name in dispatch_rows.BASELINES else {"floor_us": 3.5, "above_us": above,
+                                                        "above_ci95": [above * (1 - spread), above * (1 + spread)]}
+    return {"op": "dispatch", "call": name, "dtype": "bfloat16", "world": world, "device": "NVIDIA H100 80GB HBM3",
+            "graph": False, "rounds": 60, "date": "2026-01-31", "commit": "abc", "us": us,
+            "ci95": [us * (1 - spread), us * (1 + spread)], "floor_us": None, **floor, "ours": {"auto": {}}, **changes}
+
+
+def host_times(changed=lambda row: [row]):
+    """{("dispatch", world): rows} of every call on both hosts; `changed` gives the rows in place of one."""
+    return {("dispatch", world): [new for name in dispatch_rows.CALLS for new in changed(call_row(name, world))]
+            for world in (4, 2)}
+
+
+def written(folder, shaped, sized=None, called=None):
+    for (op, world), rows in {**shaped, **(collectives() if sized is None else sized),
+                              **(host_times() if called is None else called)}.items():
         results.save(folder / f"2026-01-31-{world}xH100-80GB", op, rows, {"kind": f"{world}xH100-80GB"})
     return folder
 
@@ -187,7 +203,7 @@ def test_a_time_is_to_be_at_most_its_bar(us, spread, verdict, tmp_path, capsys):
 
 def test_the_bar_on_a_time_depends_on_the_world(tmp_path):
     findings = bars.judge(written(tmp_path, everything(), collectives(lambda old: [{**old, "us": 3.5, "ci95": [3.4, 3.6]}])))
-    assert {(f.world, f.bar.bound): f.verdict for f in findings if f.bar.figure == "us"} == {
+    assert {(f.world, f.bar.bound): f.verdict for f in findings if (f.bar.op, f.bar.figure) == ("all_reduce", "us")} == {
         (4, 4.0): "met", (4, 5.0): "met", (2, 3.0): "SHORT"}
 
 
@@ -256,3 +272,19 @@ def test_without_files_of_collectives_their_bars_are_not_measured_and_the_comman
 def test_no_results_at_all(tmp_path, capsys):
     assert command.main(["--verify-bars", str(tmp_path)]) == 2
     assert "expected folders such as" in capsys.readouterr().err
+
+
+def test_host_times_are_judged_by_call(tmp_path, capsys):
+    slow = {"gemm_rs": dict(us=2.6), "gemm_ar": dict(above=10.2), "all_gather": dict(above=12.0)}
+
+    def changed(old):
+        return [call_row(old["call"], old["world"], **slow.get(old["call"], {}))] if old["world"] == 4 else (
+            [] if old["call"] in ("ag_gemm", "all_reduce") else [old])
+    folder = written(tmp_path, everything(), called=host_times(changed))
+    found = {(f.world, f.bar.figure): (f.verdict, f.problem) for f in bars.judge(folder) if f.bar.op == "dispatch"}
+    assert found == {(4, "us"): ("SHORT", "gemm_rs"), (4, "us above floor"): ("SHORT", "all_gather"),
+                     (2, "us"): ("not measured", "gemm_rs"), (2, "us above floor"): ("not measured", "all_gather")}
+    assert command.main(["--verify-bars", str(folder)]) == 1
+    printed = capsys.readouterr().out
+    assert "at most 10.00" in printed
+    assert "triton-dist bench dispatch --nproc_per_node 2 --calls ag_gemm all_reduce --out" in printed

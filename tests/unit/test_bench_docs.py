@@ -114,3 +114,17 @@ def test_every_table_of_the_page_is_whole():
     lines = PAGE.read_text().splitlines()
     tables = [[line for line in block.splitlines()] for block in "\n".join(lines).split("\n\n") if block.startswith("|")]
     assert len(tables) >= 2 and all(len({line.count("|") for line in table}) == 1 for table in tables)
+
+
+def test_host_times_have_a_section_where_they_were_measured(tmp_path):
+    host = json.loads(next(RESULTS.glob("*-2xH100-80GB/host.json")).read_text())
+    row = {"op": "dispatch", "dtype": "bfloat16", "world": 2, "device": "NVIDIA H100 80GB HBM3", "graph": False, "rounds": 60,
+           "date": "2026-01-31", "commit": "abc", "ours": {"auto": {}}, "us": 1.875, "ci95": [1.75, 2.0], "floor_us": None}
+    kernel = {"call": "all_reduce", "us": 7.5, "ci95": [7.25, 8.0], "floor_us": 3.5, "above_us": 4.25, "above_ci95": [4.0, 4.5]}
+    results.save(tmp_path / "2026-01-31-2xH100-80GB", "dispatch", [{**row, "call": "ag_gemm"}, {**row, **kernel}], host)
+    results.save(tmp_path / "2026-01-31-2xemulator", "dispatch", [{**row, "call": "ag_gemm"}], {**host, "comparable": False})
+    text = docs.page(tmp_path, tmp_path / "page.md")
+    lines = section_of(text, "Host time on 2xH100-80GB")
+    assert "| ag_gemm | 1.88 | 1.75-2.00 | - | - | - | 60 | 2026-01-31 | abc |" in lines
+    assert "| all_reduce | 7.50 | 7.25-8.00 | 3.50 | 4.25 | 4.00-4.50 | 60 | 2026-01-31 | abc |" in lines
+    assert "emulator" not in text

@@ -13,14 +13,14 @@ count, and where method="auto" was measured it is the one that is judged.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from triton_dist.bench import bar as by_shape, results, table
+from triton_dist.bench import bar as by_shape, dispatch_rows as by_call, results, table
 from triton_dist.bench.bar import Bar
 from triton_dist.bench.collective import bars as by_size
 from triton_dist.bench.stats import Estimate, geomean_of
 
 LEAST_ROUNDS = 7
 MET, UNCLEAR, SHORT, MISSING = "met", "unclear", "SHORT", "not measured"
-BARS = (*by_shape.BARS, *by_size.BARS)
+BARS = (*by_shape.BARS, *by_size.BARS, *by_call.BARS)
 HOSTS = (("H100/H200", 4), ("H100/H200", 2))        # devices of the same SMs and links, GPUs
 DTYPE = "bfloat16"
 
@@ -53,7 +53,7 @@ def status(findings: list) -> int:
 
 def cells(findings: list) -> list[list[str]]:
     """Header and a line for each bar."""
-    header = ["on", "op", "shapes, sizes", "figure", "bar", "found", "95 %", "verdict", "at", "measured", "commit"]
+    header = ["on", "op", "shapes, sizes, calls", "figure", "bar", "found", "95 %", "verdict", "at", "measured", "commit"]
     return [header] + [_line(finding) for finding in findings]
 
 

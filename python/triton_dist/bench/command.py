@@ -5,7 +5,7 @@
     triton-dist bench ag_gemm                                 # starts a rank on every GPU, or emulated ranks
     bash launch.sh --nproc_per_node 2 benchmarks/bench.py gemm_rs --shapes 8B 70B@2048 8192,8192,29568 --out results
     triton-dist bench ag_gemm --late 1:2                      # rank 1 is late by 2 ms before each call: what does it cost?
-    triton-dist bench dispatch                                # what does an op cost the host where it is the baseline?
+    triton-dist bench dispatch                                # what does an eager call cost the host?
     triton-dist bench all_reduce --sizes 1K:128M --graph      # collectives, by size instead of shape
     triton-dist bench plot results/2026-01-31-4xH100-80GB     # pictures, on any machine
     triton-dist bench docs                                    # docs/performance.md from all results
@@ -18,6 +18,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Callable
 
+from triton_dist.bench import dispatch_rows
 from triton_dist.bench.collective import sizes
 from triton_dist.bench.shapes import OPS, parse
 
@@ -55,8 +56,11 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--graph", action="store_true", help="time calls in a CUDA graph, which leaves the host out")
         peers = sizes.PEERS if op == "all_reduce" else sizes.PEERS[:1]
         _common(sub, sizes.METHODS, ("auto",), (*peers, "none"), f"of {', '.join(peers)}, or none")
-    dispatch = commands.add_parser("dispatch", help="host time of an op where its plan is the baseline, beside the baseline")
-    dispatch.add_argument("--nproc_per_node", "--nproc-per-node", type=positive, metavar="N", help="ranks to start")
+    calls = commands.add_parser(dispatch_rows.COMMAND, help="host time of eager calls, beside a bare launch of the same kernel")
+    calls.add_argument("--calls", nargs="+", default=[], choices=dispatch_rows.CALLS, metavar="OP",
+                       help=f"of {', '.join(dispatch_rows.CALLS)} (default: all)")
+    calls.add_argument("--rounds", type=positive, help="interleaved rounds (default: 60; emulated fewer)")
+    _where(calls)
     plot = commands.add_parser("plot", help="draw pictures from a folder of results")
     plot.add_argument("folder", type=Path, metavar="DIR")
     docs = commands.add_parser("docs", help="write docs/performance.md and its pictures from all results")
@@ -74,8 +78,13 @@ def _common(sub: argparse.ArgumentParser, methods: tuple, default: tuple, peers:
     sub.add_argument("--peers", type=_names(peers), default=peers[:-1], metavar="A,B", help=about_peers)
     sub.add_argument("--rounds", type=positive, help="interleaved rounds (default: 9; emulated 3)")
     sub.add_argument("--iters", type=positive, help="calls in a batch (default: what suits the size; emulated 2)")
+    _where(sub)
+
+
+def _where(sub: argparse.ArgumentParser) -> None:
+    """On how many ranks, and where to."""
     sub.add_argument("--nproc_per_node", "--nproc-per-node", type=positive, metavar="N", help="ranks to start")
-    sub.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<date>-<host>/<op>.json and host.json")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="write DIR/<date>-<host>/<command>.json and host.json")
 
 
 def main(argv: list) -> int:
@@ -88,15 +97,14 @@ def main(argv: list) -> int:
     if args.command == "docs":
         return _from_files("docs", lambda: _docs(args.results, args.out))
     if args.command is None:
-        parser().error(f"a command is required: {', '.join([*OPS, *sizes.COMMANDS])}, dispatch, plot, docs, or --verify-bars")
-    if args.command == "dispatch":
-        return _on_rank(_dispatch) if "RANK" in os.environ else _start_ranks(argv, args.nproc_per_node)
+        measuring = ", ".join([*OPS, *sizes.COMMANDS, dispatch_rows.COMMAND])
+        parser().error(f"a command is required: {measuring}, plot, docs, or --verify-bars")
     if args.command in OPS and args.late_on is not None and args.late is None and args.jitter is None:
         parser().error("--late-on: needs --late or --jitter, which say who is late")
     try:
         if args.command in OPS:
             parse(args.shapes, args.command, world=1, emulated=True)
-        else:
+        elif args.command in sizes.COMMANDS:
             sizes.parse(args.sizes, emulated=True)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
@@ -154,30 +162,33 @@ def _on_rank(work: Callable[[Any], int]) -> int:
     return status
 
 
-def _dispatch(group: Any) -> int:
-    from triton_dist.bench.dispatch import run
-    text = run(group)
-    if group.rank == 0:
-        print(text, flush=True)
-    return 0
-
-
 def _bench(args: argparse.Namespace, group: Any) -> int:
-    from triton_dist.bench import results, run, table
-    from triton_dist.bench.collective import rows as collective_rows, run as collective_run
-
+    from triton_dist.bench import results
+    work, shown = _tools(args.command)
     try:
-        status, rows, host = (run if args.command in OPS else collective_run).run(args, group)
+        status, rows, host = work(args, group)
     except ValueError as error:
         status, rows, host = 2, [], {}
         if group.rank == 0:
             print(f"triton-dist bench: {error}", file=sys.stderr)
     if group.rank == 0 and rows:
-        print((table if args.command in OPS else collective_rows).text(rows), flush=True)
+        print(shown(rows), flush=True)
         if args.out is not None:
             folder = args.out / f"{date.today().isoformat()}-{host['kind']}"
             print(f"written: {results.save(folder, args.command, rows, host)}", flush=True)
     return status
+
+
+def _tools(name: str) -> tuple[Callable, Callable]:
+    """(what a rank runs, what shows its rows) for a command that measures."""
+    if name in OPS:
+        from triton_dist.bench import run, table
+        return run.run, table.text
+    if name in sizes.COMMANDS:
+        from triton_dist.bench.collective import rows, run
+        return run.run, rows.text
+    from triton_dist.bench import dispatch
+    return dispatch.run, dispatch_rows.text
 
 
 def _names(known: tuple):

@@ -1,69 +1,128 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What an op costs the host where its plan is the baseline: its unfused method beside the same torch calls made directly.
+"""What an eager call costs the host: `triton-dist bench dispatch`.
 
-Two figures: the op with a plan that does nothing, hence the way to the plan alone, which any machine can time; and the difference
-of the whole calls. Shapes are tiny, so that the device keeps up and only host time is seen. The calls are timed in turns, in
-blocks that fit into a device's launch queue; the difference is taken block by block.
+Where the plan is the baseline: the op with a plan that does nothing, hence the way to the plan alone. Where it is one kernel:
+the whole call beside a bare launch of that kernel with the arguments that are bound. Shapes are small, so that the device keeps
+up; calls are timed in blocks that fit into a device's launch queue, of both sorts in turn, and differences are taken block by
+block. Two inputs take turns, so that addresses change from call to call.
 """
+import argparse
+import itertools
 import time
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 
-from triton_dist.bench import stats
-from triton_dist.bench.host import device_name
-from triton_dist.ops import ag_gemm, gemm_rs
+from triton_dist import ops
+from triton_dist.bench import host, stats
+from triton_dist.bench.dispatch_rows import BASELINES, CALLS, COMMAND
+from triton_dist.bench.rows import short
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.state import state
 from triton_dist.runtime.streams import device, synchronize
 from triton_dist.testing import random_tensor
 
-_BLOCK, _ROUNDS, _EMULATED_ROUNDS, _SIZE = 100, 60, 10, 32
+_BLOCK, _ROUNDS, _SIZE, _BYTES, _K = 100, 60, 32, 8192, 512
+_EMULATED = dict(block=2, rounds=3)
 
 
-def run(group: Group) -> str:
-    """The figures of this rank, a line for each op. Collective over `group`, the world."""
-    lines, rounds = [], _ROUNDS if device().type == "cuda" else _EMULATED_ROUNDS
-    for op, (ours, direct) in _calls(group).items():
-        found = [(_block(direct), _block(ours)) for _ in range(rounds)][rounds // 10:]       # the first ones warm up
-        by_hand, by_op = (stats.estimate(times).value for times in zip(*found))
-        more = stats.estimate([theirs - mine for mine, theirs in found])
-        for known in state().recent.values():
-            known.plan.run = lambda *args: None
-        alone = stats.estimate([_block(ours) for _ in range(rounds)])
-        state().recent.clear()
-        state().plans.clear()
-        lines.append(f"{op} on {group.size} x {device_name()}: dispatch alone {alone.value:.2f} us a call (95 %: {alone.low:.2f} "
-                     f"to {alone.high:.2f}); directly {by_hand:.2f} us of host time, by the op {by_op:.2f} us: "
-                     f"{more.value:+.2f} us (95 %: {more.low:+.2f} to {more.high:+.2f})")
-    if device().type != "cuda":
-        lines.append("Emulated: the emulator's own bookkeeping of calls is in these figures.")
-    return "\n".join(lines)
+def run(args: argparse.Namespace, group: Group) -> tuple[int, list, dict]:
+    """(exit status, rows, host.json) for a parsed command line. Collective over `group`, the world; equal on all ranks."""
+    facts = group.broadcast_object(host.describe(group.size) if group.rank == 0 else {})
+    about = {"op": COMMAND, "dtype": "bfloat16", "world": group.size, "device": host.device_name(), "commit": facts["commit"],
+             "date": facts["date"], "graph": False, "ours": {"auto": {}}}
+    found = []
+    for name in args.calls or CALLS:
+        measured = (_baseline if name in BASELINES else _kernel)(name, group, args.rounds)
+        found += [{**about, "call": name, **measured}] if measured else []
+    return 0, found, facts
 
 
-def _calls(group: Group) -> dict:
-    """{op: (call by the op, the same directly)}."""
-    w, n = group.size, _SIZE
-    x, weight = (random_tensor(n, n, dtype=torch.bfloat16, seed=seed) for seed in (0, 1))
-    tall, wide = random_tensor(n * w, n, dtype=torch.bfloat16, seed=2), torch.empty(n * w, n, dtype=x.dtype, device=device())
-    out = torch.empty_like(x)
-
-    def gather_then_multiply() -> None:
-        gathered = torch.empty((n * w, n), dtype=x.dtype, device=x.device)
-        group.all_gather_tensor(gathered, x)
-        torch.matmul(gathered, weight.t(), out=wide)
-
-    def multiply_then_scatter() -> None:
-        group.reduce_scatter_tensor(out, torch.matmul(tall, weight.t()))
-    return {"ag_gemm": (lambda: ag_gemm(x, weight, out=wide, method="unfused"), gather_then_multiply),
-            "gemm_rs": (lambda: gemm_rs(tall, weight, out=out, method="unfused"), multiply_then_scatter)}
+def _baseline(name: str, group: Group, rounds: int | None) -> dict:
+    """The figures of an op whose plan does nothing."""
+    calls = _calls(name, group)
+    plan = _plan_of(name, calls)
+    plan.run = lambda *args: None
+    try:
+        (alone,) = _times(group, rounds or _ROUNDS, _BLOCK, calls)
+    finally:
+        del plan.run
+    return {**_figures("us", "ci95", stats.estimate(alone)), "floor_us": None, "rounds": len(alone)}
 
 
-def _block(call: Callable) -> float:
+def _kernel(name: str, group: Group, rounds: int | None) -> dict | None:
+    """The figures of an op that is one kernel; None where it is not, as on one rank."""
+    emulated = device().type != "cuda"
+    calls = _calls(name, group)
+    plan = _plan_of(name, calls)
+    launch = getattr(plan, "launch", None)
+    if launch is None:
+        return None
+    floor = getattr(launch, "again", None) or _repeated(plan, calls[0])
+    block, usual = (_EMULATED["block"], _EMULATED["rounds"]) if emulated else (_BLOCK, _ROUNDS)
+    ours, bare = _times(group, rounds or usual, block, calls, [floor])
+    above = [a - b for a, b in zip(ours, bare)]
+    return {**_figures("us", "ci95", stats.estimate(ours)), "floor_us": short(stats.estimate(bare).value),
+            **_figures("above_us", "above_ci95", stats.estimate(above)), "rounds": len(ours)}
+
+
+def _repeated(plan: Any, call: Callable) -> Callable:
+    """The plan's launch with the arguments that `call` launches with. Its call launches nothing, on any rank."""
+    given, launch = [], plan.launch
+    plan.launch = lambda *args: given.append(args)
+    call()
+    plan.launch = launch
+    return lambda: launch(*given[0])
+
+
+def _plan_of(name: str, calls: list) -> Any:
+    """The plan that serves `calls`, which are made: all ranks have it then."""
+    for call in (*calls, *calls):
+        call()
+    synchronize()
+    found = [known.plan for key, known in state().recent.items() if key[0][0] == name]
+    if not found:
+        raise ValueError("dispatch: this torch's guards are not what is expected of them, so every call is looked at in full")
+    return found[-1]
+
+
+def _calls(name: str, group: Group) -> list[Callable]:
+    """The call on each of two inputs."""
+    op, w, emulated = getattr(ops, name), group.size, device().type != "cuda"
+    if name in BASELINES:
+        rows = _SIZE * (w if name == "gemm_rs" else 1)
+        weight = random_tensor(_SIZE, _SIZE, dtype=torch.bfloat16, seed=1)
+        out = torch.empty(_SIZE * (w if name == "ag_gemm" else 1), _SIZE, dtype=torch.bfloat16, device=device())
+        return [lambda x=x: op(x, weight, out=out, method="unfused") for x in _inputs(rows, _SIZE)]
+    n = (256 if emulated else _BYTES) // 2
+    if name == "gemm_ar":
+        weight = random_tensor(n, _SIZE if emulated else _K, dtype=torch.bfloat16, seed=1)
+        return [lambda x=x: op(x, weight) for x in _inputs(1, weight.shape[1])]
+    return [lambda x=x: op(x) for x in _inputs(*((1, n // w) if name == "all_gather" else (w, n // w)))]
+
+
+def _inputs(*shape: int) -> list[torch.Tensor]:
+    return [random_tensor(*shape, dtype=torch.bfloat16, seed=seed) for seed in (2, 3)]
+
+
+def _times(group: Group, rounds: int, block: int, *kinds: list) -> list[list[float]]:
+    """For each kind of call, the microseconds a call in each round on the slowest rank. The first rounds warm up, uncounted."""
+    warm = -(-rounds // 10)
+    found = [[_block(calls, block) for calls in kinds] for _ in range(rounds + warm)][warm:]
+    every = group.all_gather_object(found)
+    return [stats.largest(*([times[kind] for times in mine] for mine in every)) for kind in range(len(kinds))]
+
+
+def _block(calls: list, block: int) -> float:
     """Microseconds of host time a call."""
     synchronize()
+    turns = itertools.islice(itertools.cycle(calls), block)
     start = time.perf_counter()
-    for _ in range(_BLOCK):
+    for call in turns:
         call()
-    return (time.perf_counter() - start) * 1e6 / _BLOCK
+    return (time.perf_counter() - start) * 1e6 / block
+
+
+def _figures(value: str, interval: str, found: stats.Estimate) -> dict:
+    return {value: short(found.value), interval: [short(found.low), short(found.high)]}

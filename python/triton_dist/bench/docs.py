@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from triton_dist.bench import bars, plot, results, table
+from triton_dist.bench import bars, dispatch_rows, plot, results, table
 from triton_dist.bench.collective import plot as collective_plot, rows as collective_rows
 from triton_dist.bench.collective.sizes import COMMANDS
 from triton_dist.bench.shapes import OPS
@@ -28,8 +28,14 @@ _VERDICTS = """## Bars
 
 What the project has set itself. *met*: the figure reaches the bar; *unclear*: it does not, but its interval does; *SHORT*: nor
 does its interval. us: microseconds a call; busbw: GB/s; vs: the other's time over ours. Sizes are timed in CUDA graphs, shapes
-in eager calls. How means and their intervals are formed: `bench/bars.py`. The same from the command line:
-`triton-dist bench --verify-bars`.
+in eager calls, and of *dispatch* the host's time. How means and their intervals are formed: `bench/bars.py`. The same from the
+command line: `triton-dist bench --verify-bars`.
+"""
+_HOST_TIME = """## Host time
+
+What an eager call that repeats another costs the host, in microseconds: medians over rounds, of the slowest rank, with their 95 %
+intervals. *floor*: a bare launch of the same kernel with the same arguments. Of ag_gemm and gemm_rs, unfused, the plan does
+nothing here: what is left is the way to it. Method: `bench/dispatch.py`.
 """
 _LATE = """Stragglers: a rank, or each by a random time, is late before every call. *cost* is the time late less that on time,
 *beyond* what of it exceeds the mean lateness of the rank that is late most.
@@ -72,7 +78,23 @@ def page(folder: Path, out: Path) -> str:
     for op in OPS:
         parts += [f"## {op}\n", *_op(folder, out, op)]
     collectives = [part for op in COMMANDS for part in _op(folder, out, op)]
-    return "\n".join(parts + ([_COLLECTIVES, *collectives] if collectives else []))
+    parts += [_COLLECTIVES, *collectives] if collectives else []
+    return "\n".join(parts + _host_time(folder))
+
+
+def _host_time(folder: Path) -> list[str]:
+    """The section on it; nothing where it was not measured on GPUs."""
+    newest = sorted(results.newest(folder, dispatch_rows.COMMAND).items(), reverse=True)
+    found = [(kind, rows, host) for kind, (rows, host) in newest if host["comparable"]]
+    return ([_HOST_TIME] if found else []) + [part for kind, rows, host in found for part in (
+        f"### Host time on {kind}\n", _host(host), _markdown(_dated(dispatch_rows.cells(rows), rows)))]
+
+
+def _dated(lines: list, rows: list) -> list[list[str]]:
+    """Lines of cells, a header and one for each row, with when and by what the rows were measured."""
+    header, *body = lines
+    return [[*header, "rounds", "date", "commit"],
+            *[[*line, str(row["rounds"]), row["date"], str(row["commit"])] for line, row in zip(body, rows)]]
 
 
 def sections(folder: Path, op: str) -> list[Section]:
@@ -94,9 +116,7 @@ def _by_size(op: str, kind: str, rows: list, host: dict) -> list[Section]:
     for alike in collective_plot.alike(results.headline(rows)):
         dtype, graph = alike[0]["dtype"], alike[0]["graph"]
         title = f"{op} on {kind}, {dtype}, calls {collective_plot.how(alike[0])}"
-        header, *lines = collective_rows.cells(alike)
-        cells = [[*header, "rounds", "date", "commit"],
-                 *[[*line, str(row["rounds"]), row["date"], str(row["commit"])] for line, row in zip(lines, alike)]]
+        cells = _dated(collective_rows.cells(alike), alike)
         found.append(Section(title, f"{title}: time over size", f"{kind}-{op}-{dtype}-{'graph' if graph else 'eager'}.png",
                              collective_plot, alike, cells, host))
     return found

@@ -14,7 +14,7 @@ from typing import Any
 
 PLAIN = "plain"                             # the mode of a row without stragglers
 _DATED = re.compile(r"\d{4}-\d\d-\d\d-(.+)")
-_KEY = ("op", "dtype", "world", "m", "n", "k", "bytes", "graph")
+_KEY = ("op", "dtype", "world", "m", "n", "k", "bytes", "graph", "call")
 
 
 def mode(row: dict) -> str:

@@ -1,0 +1,60 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Rows of host time: what is timed, their table, and the bars that they are held to."""
+from dataclasses import dataclass
+from typing import Any
+
+from triton_dist.bench.bar import Bar
+from triton_dist.bench.stats import Estimate
+from triton_dist.bench.table import aligned
+
+COMMAND = "dispatch"
+BASELINES = ("ag_gemm", "gemm_rs")                          # by method="unfused", whose plan is then emptied
+KERNELS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all_single", "gemm_ar")
+CALLS = (*BASELINES, *KERNELS)
+_LEGEND = ("us: host time a call, median over rounds, of the slowest rank. floor: a bare launch of the same kernel with the same "
+           "arguments. Of ag_gemm and gemm_rs, unfused, the plan does nothing: what is left is the way to it.")
+
+
+@dataclass(frozen=True)
+class CallBar(Bar):
+    """A bar over calls. figure: "us", or "us above floor", both at most the bound."""
+
+    plural = "calls"
+    option = "--calls"
+    at_most = True
+
+    def needed(self, world: int) -> dict:
+        return {(name,): name for name in self.problems.split()}
+
+    def cell(self, row: dict) -> tuple:
+        return (row["call"],)
+
+    def counts(self, row: dict) -> bool:
+        return self.figure == "us" or row["floor_us"] is not None
+
+    def estimate(self, row: dict) -> Estimate:
+        return Estimate(row["us"], *row["ci95"]) if self.figure == "us" else Estimate(row["above_us"], *row["above_ci95"])
+
+
+BARS = (CallBar(COMMAND, " ".join(BASELINES), "us", "each", 2.0),
+        CallBar(COMMAND, " ".join(KERNELS), "us above floor", "each", 10.0))
+
+
+def cells(rows: list) -> list[list[str]]:
+    """Header and a line a call."""
+    return [["call", "us", "95 %", "floor us", "us above floor", "95 %"]] + [
+        [row["call"], f"{row['us']:.2f}", _interval(row["ci95"]), *(("-", "-", "-") if row["floor_us"] is None else (
+            f"{row['floor_us']:.2f}", f"{row['above_us']:.2f}", _interval(row["above_ci95"])))] for row in rows]
+
+
+def text(rows: list) -> str:
+    """The table as plain text."""
+    row = rows[0]
+    note = " (emulated: its bookkeeping is in these figures)" if row["device"] == "emulator" else ""
+    return "\n".join([f"Host time of eager calls on {row['world']} x {row['device']}{note}, {row['rounds']} rounds",
+                      *aligned(cells(rows)), _LEGEND])
+
+
+def _interval(ends: Any) -> str:
+    return "{:.2f}-{:.2f}".format(*ends)
