@@ -69,3 +69,14 @@ def test_one_line_about_the_rank_that_failed_first():
     from triton_dist.cli.torchrun import verdict
     assert verdict(2, 3) == (3, "rank 2 failed with exit code 3")
     assert verdict(0, -9) == (137, "rank 0 was ended by SIGKILL")
+
+
+def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path):
+    script = tmp_path / "ring.py"
+    script.write_text("print(1)")
+    note = launch.misplaced(launch.parse([str(script), "--check"], {}))
+    assert note.startswith("--check stands behind ring.py, so it goes to the script") and "before the script" in note
+    assert "--nproc_per_node" in launch.misplaced(launch.parse([str(script), "--nproc-per-node=2"], {}))
+    assert launch.misplaced(launch.parse(["--check", str(script), "--rounds", "3"], {})) is None
+    script.write_text("parser.add_argument('--check')")
+    assert launch.misplaced(launch.parse([str(script), "--check"], {})) is None

@@ -78,6 +78,17 @@ def parse(argv: list, environ: dict) -> Command:
     raise UsageError(f"no script given\n{USAGE}")
 
 
+def misplaced(command: Command) -> str | None:
+    """What to say where an option of the launcher stands behind a script that does not mention it."""
+    words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in command.script_args if word.startswith("--")}
+    text = command.script.read_text()
+    for name in sorted(words & {*_OWN, "check"}):
+        if name not in text:
+            return (f"--{name} stands behind {command.script.name}, so it goes to the script, which does not mention it; "
+                    "options of the launcher come before the script")
+    return None
+
+
 USAGE = """usage: bash launch.sh [--nproc_per_node N] [--nnodes N] [--node_rank R] [--master_addr A] [--master_port P]
                       [torchrun options] SCRIPT [ARGS...]
        bash launch.sh --check [--nproc_per_node N] [options of triton-dist check] SCRIPT [ARGS...]
@@ -193,13 +204,17 @@ def start_tool(name: str, words: list, ranks: int | None) -> int:
 def main(argv: list) -> int:
     """Replaces this process by torchrun; returns only on a usage error."""
     try:
-        command, environment = plan(parse(argv, dict(os.environ)), dict(os.environ))
+        parsed = parse(argv, dict(os.environ))
+        command, environment = plan(parsed, dict(os.environ))
     except HelpRequested:
         print(USAGE)
         return 0
     except UsageError as error:
         print(f"launch.sh: {error}", file=sys.stderr)
         return 2
+    note = misplaced(parsed)
+    if note is not None:
+        print(f"launch.sh: note: {note}", file=sys.stderr, flush=True)
     os.execve(command[0], command, environment)
 
 
