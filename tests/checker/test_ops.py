@@ -4,7 +4,7 @@
 import time
 
 import pytest
-from scenarios import AG, AR, F32, GAR, RS, Moves, back_to_back, overtaking, side_stream, two_groups
+from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, back_to_back, overtaking, side_stream, two_groups
 
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.checker import check_kernel
@@ -30,6 +30,8 @@ CALLS = {
             for in_place in (False, True)] for op in ("all_gather", "reduce_scatter", "all_to_all_single")},
     "gemm_ar": [GAR(9, 70, 40, bias=True), GAR(1, 64, 600, residual="in place"), GAR(5, 24, lambda rank: 300 * (rank == 1)),
                 GAR(40, 72, 64, dtype=F32, residual="apart")],
+    "all_reduce_rmsnorm": [ARN(m, n, method, bias=True, residual=residual) for method in ("one_shot", "two_shot")
+                           for m, n, residual in ((5, 70, "in place"), (2, 600, "apart"))],
     "gemm_ar, other methods": [GAR(24, 40, 64, method, bias=True, residual="in place") for method in ("ring", "unfused")],
 }
 
@@ -94,6 +96,17 @@ def test_gemm_ar_moves_what_its_formula_says(m, two_shot):
     nbytes = m * n if two_shot else 2 * m * n
     assert report.clean and report.links == dict.fromkeys(links, 2 * nbytes)
     assert report.formula == dict.fromkeys(links, nbytes)
+
+
+@pytest.mark.parametrize("method", ["one_shot", "two_shot"])
+def test_all_reduce_rmsnorm_moves_what_its_formula_says(method):
+    """In two hops of 6 rows on 4 ranks, ranks 0 and 1 sum two rows and the others one."""
+    world, m, n = 4, 6, 256
+    report = check_kernel(lambda: back_to_back([ARN(m, n, method)]), world, 1)
+    own = (2, 2, 1, 1)
+    rows = {(a, b): own[a] + own[b] if method == "two_shot" else m for a in range(world) for b in range(world) if a != b}
+    assert report.clean and report.links == {link: 4 * n * count for link, count in rows.items()}
+    assert report.formula == {link: 2 * n * count for link, count in rows.items()}
 
 
 @pytest.mark.full

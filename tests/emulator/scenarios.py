@@ -14,12 +14,12 @@ import torch
 import triton_dist
 from triton_dist import ops
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.ops import ag_gemm, all_reduce, gemm_ar, gemm_rs
+from triton_dist.ops import ag_gemm, all_reduce, all_reduce_rmsnorm, gemm_ar, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import workspace
-from triton_dist.testing import (ag_gemm_float64, assert_matches, gemm_ar_float64, gemm_rs_float64, poisoned,
-                                 random_tensor)
+from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64, gemm_rs_float64,
+                                 poisoned, random_tensor)
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -150,6 +150,38 @@ class GAR:
             roundings = group.size + 1 if self.method == "packets" else group.size + 3
             assert_matches(out, gemm_ar_float64(x, w, group, b, before), k=max(1, k) * group.size, roundings=roundings)
             return out
+        return verify
+
+
+class ARN:
+    """One all_reduce_rmsnorm of x [m, n] with residual None, "apart", "strided" or "in place"."""
+    kind, eps = "packets", 1e-3
+
+    def __init__(self, m, n, method, dtype=F16, bias=False, residual=None, skip=0):
+        self.m, self.n, self.method, self.dtype, self.bias, self.residual, self.skip = m, n, method, dtype, bias, residual, skip
+
+    def __call__(self, seed, group):
+        def of(*shape, salt):
+            flat = random_tensor(self.skip + torch.Size(shape).numel(), dtype=self.dtype, seed=1000 * seed + salt)
+            return flat[self.skip:].view(shape)
+        x, w = of(self.m, self.n, salt=group.rank), of(self.n, salt=100)
+        b = of(self.n, salt=200) if self.bias else None
+        r = of(self.m, self.n, salt=300) if self.residual else None
+        if self.residual == "strided":
+            r = r.t().contiguous().t()
+        before = None if r is None else r.clone()
+        out, total = (poisoned(self.m, self.n, dtype=self.dtype) for _ in range(2))
+        total = r if self.residual == "in place" else total
+        got = all_reduce_rmsnorm(x, w, bias=b, residual=r, eps=self.eps, group=group, out=out, residual_out=total,
+                                 method=self.method)
+        assert got[0] is out and got[1] is total
+
+        def verify():
+            roundings = 1 if self.method.endswith("_shot") else group.size + 3
+            norm, summed = all_reduce_rmsnorm_float64(x, w, group, b, before, self.eps)
+            assert_matches(total, summed, k=group.size, roundings=roundings)
+            assert_matches(out, norm, k=self.n, roundings=roundings + 3)
+            return torch.stack([out, total])
         return verify
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.layers import AGGemm, GemmAR, GemmRS
-from triton_dist.ops import ag_gemm, all_gather, all_reduce, all_to_all_single, explain, gemm_ar, gemm_rs, reduce_scatter
+from triton_dist.ops import ag_gemm, all_reduce, explain, gemm_ar, gemm_rs
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHeap
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -189,35 +189,6 @@ OWN = [
     ("ag_gemm: out of heap", lambda: ag_gemm(X(1 << 13, 1 << 12), W(1, 1 << 12), method="portable"), "ag_gemm halves",
      "bytes needed", "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
     ("gemm_rs: out of heap", lambda: gemm_rs(X(1 << 14, 1), W(1 << 12, 1), method="portable"), "gemm_rs halves", "bytes needed",
-     "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
-    ("all_reduce x: a list", lambda: all_reduce([1.0]), "x:", "found list", "torch.Tensor"),
-    ("all_reduce x: int32", lambda: all_reduce(X(dtype=I32)), "x:", "found torch.int32", "convert it"),
-    ("all_reduce x: meta", lambda: all_reduce(X(device="meta")), "x:", "found meta", "triton_dist.device()"),
-    ("all_reduce x: requires grad", lambda: all_reduce(X(requires_grad=True)), "x:", "requires grad", "torch.no_grad()"),
-    ("all_reduce x: 2^31 elements", lambda: all_reduce(X(1, 1).expand(2**16, 2**15), method="push"), "method:", "fewer than 2^31",
-     "use 'auto'"),
-    ("all_reduce out: another shape", lambda: all_reduce(X(), out=X(M * K)), "out:", f"found shape [{M * K}]",
-     "expected 2 dimensions"),
-    ("all_reduce out: strided", lambda: all_reduce(X(), out=X(K, M).t()), "out:", "found strides", "pass one that is"),
-    ("all_reduce out: over a part of x", lambda: (lambda t: all_reduce(t[:M], out=t[1:]))(X(M + 1, K)), "out:", "overlap x",
-     "a tensor of its own"),
-    ("all_reduce method: unknown", lambda: all_reduce(X(), method="ring"), "method:", "found 'ring'",
-     "expected one of auto, one_shot, two_shot, push, nccl"),
-    ("all_reduce method: None", lambda: all_reduce(X(), method=None), "method:", "found None", "leave it out"),
-    ("all_gather x: a scalar", lambda: all_gather(torch.tensor(1.0)), "x:", "found a scalar", "pass x.view(1)"),
-    ("all_gather x: 2^31 elements of all", lambda: all_gather(X(1, 1).expand(2**15, 2**15), method="push"), "method:",
-     "fewer than 2^31", "use 'auto'"),
-    ("all_gather out: rows of one", lambda: all_gather(X(), out=X()), "out:", f"expected shape [{2 * M}, {K}]", "pass None"),
-    ("all_gather out: other rows of it", lambda: (lambda t: all_gather(t[1:M + 1], out=t))(X(2 * M, K)), "out:", "overlap x",
-     "a tensor of its own"),
-    ("all_gather method: two_shot", lambda: all_gather(X(), method="two_shot"), "method:", "found 'two_shot'",
-     "expected one of auto, one_shot, push, nccl"),
-    ("reduce_scatter x: odd rows", lambda: reduce_scatter(X(M + 1, K)), "x:", f"found {M + 1}", "pad the rows"),
-    ("reduce_scatter out: rows of all", lambda: reduce_scatter(X(), out=X()), "out:", f"expected shape [{M // 2}, {K}]",
-     "pass None"),
-    ("all_to_all_single x: odd rows", lambda: all_to_all_single(X(M + 1, K)), "x:", f"found {M + 1}", "pad the rows"),
-    ("all_to_all_single x: int32", lambda: all_to_all_single(X(dtype=I32)), "x:", "found torch.int32", "convert it"),
-    ("all_reduce: out of heap", lambda: all_reduce(X(1 << 24), method="push"), "pushes in two hops halves", "bytes needed",
      "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
     ("gemm_ar x: 2^31 of the output", lambda: gemm_ar(X(1, 1).expand(2**16, 1), W(1, 1).expand(2**15, 1)), "x:",
      "fewer than 2^31", "split the call"),

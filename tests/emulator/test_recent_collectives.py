@@ -9,7 +9,7 @@ from triton_dist.backends.emulator import run_ranks
 from triton_dist.ops import _plan
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
-from triton_dist.testing import assert_matches, gemm_ar_float64, poisoned, random_tensor
+from triton_dist.testing import all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64, poisoned, random_tensor
 
 BF16 = torch.bfloat16
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all_single"]
@@ -133,6 +133,32 @@ def test_what_a_gemm_ar_is_given_is_told_apart(method, long_ways):
                 assert_matches(ops.gemm_ar(x, w, method=method, **given), reference, k=64, roundings=4)
     run_ranks(script, 2)
     assert long_ways.count("gemm_ar") == 2 * len(GIVEN)
+
+
+NORMED = {"residual": ["residual"], "bias": ["bias"], "both": ["bias", "residual"], "in place": ["residual", "residual_out"],
+          "out": ["out"], "residual_out": ["residual_out"], "none": []}
+
+
+@pytest.mark.parametrize("method", ["one_shot", "unfused"])
+def test_what_a_norm_is_given_is_told_apart(method, long_ways):
+    """x, weight, bias and residual, all of one shape, differ in nothing else."""
+    def script():
+        group = resolve()
+        weight, bias = random_tensor(N, dtype=BF16, seed=6), random_tensor(N, dtype=BF16, seed=7)
+        for seed in range(3):
+            x = random_tensor(N, dtype=BF16, seed=10 + seed + group.rank)
+            for what, names in NORMED.items():
+                for eps in (1e-6, 0.5):
+                    residual = random_tensor(N, dtype=BF16, seed=seed)
+                    apart = poisoned(N, dtype=BF16)
+                    every = dict(bias=bias, residual=residual, out=apart, residual_out=residual if what == "in place" else apart)
+                    given = {name: every[name] for name in names}
+                    norm, total = all_reduce_rmsnorm_float64(x, weight, group, given.get("bias"), given.get("residual"), eps)
+                    found = ops.all_reduce_rmsnorm(x, weight, eps=eps, method=method, **given)
+                    assert_matches(found[0], norm, k=N, roundings=6)
+                    assert_matches(found[1], total, k=2, roundings=4)
+    run_ranks(script, 2)
+    assert long_ways.count("all_reduce_rmsnorm") == 2 * 2 * len(NORMED)
 
 
 def test_ranks_that_repeat_different_collectives_are_told():

@@ -10,25 +10,10 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from triton_dist.layers._held import Held
 from triton_dist.ops import ag_gemm, gemm_ar, gemm_rs
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
-
-
-class _Sharded(nn.Module):
-    """Holds a shard of a linear layer's parameters. The group is kept, not saved with the state."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, group: Any = None):
-        super().__init__()
-        for name, t in (("weight", weight), ("bias", bias)):
-            if not isinstance(t, torch.Tensor) and (name == "weight" or t is not None):
-                raise InvalidArgument(f"{name}: expected {'None or ' * (name == 'bias')}a torch.Tensor, found {type(t).__name__}")
-        self.group = group
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-
-    def extra_repr(self) -> str:
-        return f"weight={list(self.weight.shape)}, bias={self.bias is not None}"
 
 
 def _linear(layer: nn.Linear) -> nn.Linear:
@@ -39,7 +24,7 @@ def _linear(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-class AGGemm(_Sharded):
+class AGGemm(Held):
     """Column-parallel linear: y [M, N_local] = all_gather(x [M / W, K]) @ weight [N_local, K]^T + bias [N_local]."""
 
     @classmethod
@@ -60,7 +45,7 @@ class AGGemm(_Sharded):
         return ag_gemm(x, self.weight, group=self.group, bias=self.bias, out=out)
 
 
-class _RowParallel(_Sharded):
+class _RowParallel(Held):
     """A linear layer of which each rank has some columns."""
 
     @classmethod

@@ -16,7 +16,7 @@ WORD = 8                                # bytes of data in a pair of packets, wh
 MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; addresses of packets fit int32
 
 # What "auto" takes, by op and by number of ranks (the next larger one listed): (up to how many bytes of tensor, method); above
-# the last, "nccl". Measured on 4 and 2 H200 up to 256 MiB (all_reduce 128); larger worlds are extrapolated from that.
+# the last, the group's own collective. Measured on 4 and 2 H200 up to 256 MiB (all_reduce 128); larger worlds are extrapolated.
 STEPS = {
     "all_reduce": {
         2: ((512 * KIB, "one_shot"), (256 * MIB, "push")),
@@ -26,20 +26,26 @@ STEPS = {
     "all_gather": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
     "reduce_scatter": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
     "all_to_all_single": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
+    "all_reduce_rmsnorm": {             # not measured yet: what all_reduce takes, as far as packets go
+        2: ((512 * KIB, "one_shot"),),
+        4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot")),
+        64: ((32 * KIB, "one_shot"), (1 * MIB, "two_shot")),
+    },
 }
 
 
-def by_size(op: str, world: int, nbytes: int) -> str:
-    """The method that `auto` takes for a tensor of `nbytes` on `world` ranks."""
+def by_size(op: str, world: int, nbytes: int, above: str = "nccl") -> str:
+    """The method that `auto` takes for a tensor of `nbytes` on `world` ranks; `above` the last step, that one."""
     steps = next(steps for most, steps in STEPS[op].items() if world <= most)
-    return next((method for most, method in steps if nbytes <= most), "nccl")
+    return next((method for most, method in steps if nbytes <= most), above)
 
 
 def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int) -> str:
     """The method of a call that has no plan yet. Every argument is equal on all ranks, so the answer is.
 
-    Inside graph capture kernels run by plans that are there already: without one, auto is "nccl".
+    The last of `methods` runs anywhere: auto is that one where no kernel can run, and inside graph capture without a plan.
     """
+    anywhere = methods[-1]
     if not isinstance(method, str) or method not in ("auto", *methods):
         raise InvalidArgument(f"method: expected one of auto, {', '.join(methods)}, found {method!r}; leave it out for 'auto'")
     reason = None
@@ -47,13 +53,13 @@ def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int) -> s
         reason = _plan.unreachable(group)
     elif backend().is_capturing():
         reason = "it has not run with these arguments before this graph capture"
-    if reason is not None and method not in ("auto", "nccl"):
-        raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or 'nccl'")
+    if reason is not None and method not in ("auto", anywhere):
+        raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or {anywhere!r}")
     if method == "auto":
-        method = "nccl" if reason is not None else by_size(op, group.size, nbytes)
+        method = anywhere if reason is not None else by_size(op, group.size, nbytes, anywhere)
     elif method.endswith("_shot") and nbytes > MOST_PACKET_BYTES:
-        raise InvalidArgument(f"method: {method!r} carries at most {MOST_PACKET_BYTES} bytes, found {nbytes}; use 'push' or "
-                              "'nccl'")
+        others = " or ".join(repr(name) for name in methods if not name.endswith("_shot"))
+        raise InvalidArgument(f"method: {method!r} carries at most {MOST_PACKET_BYTES} bytes, found {nbytes}; use {others}")
     return method
 
 

@@ -11,13 +11,16 @@ def sent(call: dict, group: Group) -> dict[int, int]:
     """{world rank: bytes of data} that this rank sends in a call, `call` being what the ranks agreed on. Flags come on top.
 
     ag_gemm sends its shard to every peer; gemm_rs sends W - 1 chunks of partial sums to the next rank; a collective sends
-    every peer its row, all_reduce the whole tensor or, in two hops, a part of it twice, and so does gemm_ar with its product.
+    every peer its row, all_reduce the whole tensor or, in two hops, a part of it twice, and so does gemm_ar with its product;
+    all_reduce_rmsnorm in two hops sends a peer the rows that it sums, and everyone the sums of its own.
     What torch's collectives send is not counted; what an op leaves to another one is counted there.
     """
     if call["method"] in ("unfused", "ring", "nccl") or group.size == 1:
         return {}
     if call["op"] in _COLLECTIVES:
         return _to_peers(call["n"] * call["dtype"].itemsize, call["op"] == "all_reduce" and call["method"] != "one_shot", group)
+    if call["op"] == "all_reduce_rmsnorm":
+        return _rows_to_peers(call, group)
     if call["op"] == "gemm_ar":
         nbytes = call["m"] * call["n"] * call["dtype"].itemsize
         return _to_peers(nbytes, call["tiling"].two_shot, group) if nbytes else {}
@@ -52,3 +55,10 @@ def _over_nodes(call: dict, group: Group) -> dict[int, int]:
 def _to_peers(nbytes: int, two_hops: bool, group: Group) -> dict[int, int]:
     nbytes = 2 * -(-nbytes // group.size) if two_hops else nbytes
     return {rank: nbytes for rank in group.world_ranks if rank != group.world_ranks[group.rank]}
+
+
+def _rows_to_peers(call: dict, group: Group) -> dict[int, int]:
+    row, m = call["n"] * call["dtype"].itemsize, call["m"]
+    own = [len(range(index, m, group.size)) for index in range(group.size)]         # rows that each member sums
+    rows = [own[index] + own[group.rank] if call["method"] == "two_shot" else m for index in range(group.size)]
+    return {rank: rows[index] * row for index, rank in enumerate(group.world_ranks) if index != group.rank}

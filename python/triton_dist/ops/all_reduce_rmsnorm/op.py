@@ -1,0 +1,180 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""all_reduce_rmsnorm: plan and dispatch."""
+import math
+from typing import Any
+
+import torch
+
+from triton_dist.ops import _check, _collective, _plan, _recent
+from triton_dist.ops.all_reduce.op import all_reduce
+from triton_dist.ops.all_reduce_rmsnorm.kernels import all_reduce_rmsnorm_kernel
+from triton_dist.ops.all_reduce_rmsnorm.reference import all_reduce_rmsnorm_reference
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.workspace import MAX_PROGRAMS, team
+
+METHODS = ("one_shot", "two_shot", "unfused")
+_MOST_THREADS = 1024
+
+
+def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None = None,
+                       residual: torch.Tensor | None = None, eps: float | None = 1e-6, group: Any = None,
+                       out: torch.Tensor | None = None, residual_out: torch.Tensor | None = None,
+                       method: str = "auto") -> tuple[torch.Tensor, torch.Tensor]:
+    """residual_out = all_reduce(x) + bias + residual and out = rms_norm(residual_out) * weight. Collective over `group`.
+
+    What follows a row-parallel linear in a decoder, fused as serving engines do it.
+
+    Args:
+        x: fp16, bf16 or fp32 [..., N] on `triton_dist.device()`: this rank's partial sums. Equal shape and dtype on all ranks.
+        weight: [N], same dtype: of the norm. Pass the same on every rank.
+        bias: [N] or None, same dtype: added once, to the sum. Pass the same on every rank.
+        residual: [..., N] or None, same dtype: likewise. Pass the same on every rank.
+        eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+        out: contiguous, of x's shape and dtype, or None to allocate. Must not overlap what is read.
+        residual_out: likewise; `residual_out=residual` adds in place.
+        method: "one_shot" (one kernel of packets, everything to everyone), "two_shot" (the same, each rank sums some rows and
+            sends them), "unfused" (all_reduce, then torch) or "auto" (by size). The same on all ranks.
+
+    Returns (out, residual_out), both equal on every rank. The sum, bias and residual are added in fp32 in an order that all
+    ranks share, with one rounding to the dtype; the norm is in fp32, of the rounded sum, with another rounding: the same inputs
+    give the same bits. "unfused" rounds after each step.
+    In CUDA graphs: as all_reduce; without a call before capture auto captures "unfused".
+    Raises InvalidArgument before anything is sent.
+    """
+    how = ("all_reduce_rmsnorm", method, eps, bias is None, residual is None, out is None, residual_out is None,
+           residual_out is residual)
+    known = _recent.find(how, group, x, weight, bias, residual, out, None if residual_out is residual else residual_out) or (
+        _looked_at(how, group, x, weight, bias, residual, eps, out, residual_out, method))
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if residual_out is None:
+        residual_out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    known.plan.run(known.group, x, weight, bias, residual, out, residual_out)
+    return out, residual_out
+
+
+def _looked_at(how: tuple, group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               residual: torch.Tensor | None, eps: Any, out: torch.Tensor | None, residual_out: torch.Tensor | None,
+               method: str) -> _recent.Known:
+    """A call that repeats none, checked and planned."""
+    members = resolve(group)
+    in_place = (isinstance(residual_out, torch.Tensor) and isinstance(residual, torch.Tensor)
+                and _check.same_memory(residual_out, residual))
+    key = (_plan.signature(x, weight, bias, out), _plan.signature(residual, None, None, out), in_place, str(eps), str(method),
+           _plan.signature(x, weight, bias, residual_out), _plan.signature(residual, out, None, residual_out))
+    plan = _plan.planned(
+        "all_reduce_rmsnorm", members, key,
+        lambda: _checked(x, weight, members, bias, residual, eps, out, residual_out, in_place, method),
+        lambda agreed: _make_plan(x, weight, members, bias, residual, out, residual_out, agreed))
+    return _recent.keep(how, group, plan, members, (x, weight, bias, residual), out, residual_out)
+
+
+def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
+             eps: Any, out: torch.Tensor | None, residual_out: torch.Tensor | None, in_place: bool, method: str) -> dict:
+    """Refuses bad arguments; of good ones, what all ranks must agree on."""
+    _check.tensor("x", x)
+    if x.ndim == 0:
+        raise InvalidArgument("x: expected at least 1 dimension, the last of which is normalised, found a scalar")
+    n = x.shape[-1]
+    if not isinstance(weight, torch.Tensor):
+        raise InvalidArgument(f"weight: expected a torch.Tensor of shape [{n}], found {type(weight).__name__}; pass ones for a "
+                              "norm without a weight")
+    _check.vector("weight", weight, n, like=x)
+    _check.vector("bias", bias, n, like=x)
+    if residual is not None:
+        _check.tensor("residual", residual, like=x)
+        if residual.shape != x.shape:
+            raise InvalidArgument(f"residual: expected None or a tensor of shape {list(x.shape)}, found {list(residual.shape)}; "
+                                  "it is added to the sum")
+    if eps is not None and not (isinstance(eps, (int, float)) and math.isfinite(eps) and eps >= 0):
+        raise InvalidArgument(f"eps: expected None or a number of at least 0, found {eps!r}; 1e-6 is usual")
+    _check.output("out", out, tuple(x.shape), like=x)
+    _check.output("residual_out", residual_out, tuple(x.shape), like=x)
+    _check.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=residual, residual_out=residual_out)
+    _check.no_overlap("residual_out", residual_out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
+    _check.no_grad(x=x, weight=weight, bias=bias, residual=residual)
+    m = x.numel() // n if n else 0
+    if m * n >= 2**31:
+        raise InvalidArgument(f"x: expected fewer than 2^31 elements, found shape {list(x.shape)}; split the call")
+    chosen = _collective.choose("all_reduce_rmsnorm", method, METHODS, group, m * n * x.element_size())
+    return dict(op="all_reduce_rmsnorm", m=m, n=n, dtype=x.dtype, eps=float(torch.finfo(x.dtype).eps if eps is None else eps),
+                method=chosen)
+
+
+def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
+               out: torch.Tensor | None, residual_out: torch.Tensor | None, agreed: dict) -> Any:
+    """How calls like this one run. Collective at the first use of a shape."""
+    meet = _plan.agree_once(group, agreed)
+    if not agreed["m"]:
+        return _Empty()
+    if group.size == 1 or agreed["method"] == "unfused":
+        return _Unfused(agreed["eps"])
+    outputs = (torch.empty(x.shape, dtype=x.dtype, device=x.device) if t is None else t for t in (out, residual_out))
+    plan = _Packets(group, agreed, x, weight, bias, residual, *outputs)
+    meet()
+    return plan
+
+
+class _Empty:
+    """No elements."""
+
+    def valid(self) -> bool:
+        return True
+
+    def run(self, group, x, weight, bias, residual, out, residual_out):
+        pass
+
+
+class _Unfused:
+    """all_reduce, then torch."""
+
+    def __init__(self, eps: float):
+        self.eps, self.capturing = eps, backend().is_capturing()
+
+    def valid(self) -> bool:
+        return not self.capturing or backend().is_capturing()       # capture may be why it was chosen
+
+    def run(self, group, x, weight, bias, residual, out, residual_out):
+        def reduce(part: torch.Tensor, total: torch.Tensor) -> None:
+            all_reduce(part, group=group, out=total)
+            backend().before_torch()
+        backend().before_torch()
+        all_reduce_rmsnorm_reference(x, weight, reduce, out, residual_out, self.eps, bias, residual)
+
+
+class _Packets:
+    """One kernel on the workspace of packets. Holds all that does not change from call to call."""
+
+    def __init__(self, group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                 residual: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor):
+        m, n, two_shot, ranks = agreed["m"], agreed["n"], agreed["method"] == "two_shot", _collective.power_of_two(group.size)
+        row_words = _collective.words(n, x.dtype)
+        threads = backend().warp_size * 4
+        while threads < _MOST_THREADS and threads < row_words * ranks:
+            threads *= 2
+        programs = min(max(m, -(-m * row_words * ranks // threads)), backend().num_sms(), MAX_PROGRAMS)
+        terms = group.size * (-(-m // group.size) if two_shot else m)
+        self.space, slots, half = _collective.packets(group, (terms + m * two_shot) * row_words)
+        self.generation = self.space.generation
+        args = self._arguments(x, weight, bias, residual, out, residual_out)
+        whole = _collective.whole_words(n, *(t for t in (args[0], *args[2:]) if t is not None))
+        options = dict(EPS=agreed["eps"], TWO_SHOT=two_shot, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+                       WORLD=group.size, RANKS=ranks, THREADS=threads, WHOLE=whole, num_warps=threads // backend().warp_size,
+                       num_stages=1)
+        self.launch = backend().prepare(all_reduce_rmsnorm_kernel, (programs,),
+                                        (*args, slots, half, self.space.control, team(group), m, n), options, varying=len(args))
+
+    def _arguments(self, x, weight, bias, residual, out, residual_out) -> tuple:
+        return (x.contiguous(), weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out,
+                residual_out)
+
+    def valid(self) -> bool:
+        return self.generation == self.space.generation
+
+    def run(self, group, x, weight, bias, residual, out, residual_out):
+        with self.space.call(backend().current_stream()):
+            self.launch(*self._arguments(x, weight, bias, residual, out, residual_out))

@@ -1,0 +1,219 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""all_reduce_rmsnorm on virtual worlds: shapes, dtypes, what is added, places, methods, groups, streams, epochs, capture."""
+from unittest import mock
+
+import pytest
+import torch
+from scenarios import (AR, ARN, BF16, F16, F32, GAR, back_to_back, captures_by_rank, capturing, near_the_wrap, overtaking,
+                       side_stream, two_groups)
+
+import triton_dist
+from triton_dist.backends.emulator.order import MODES
+from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.layers import AllReduceRMSNorm
+from triton_dist.ops import all_reduce_rmsnorm
+from triton_dist.ops._collective import by_size
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.heap import SymmetricHeap, heap
+from triton_dist.runtime.state import state
+from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
+from triton_dist.testing import all_reduce_rmsnorm_float64, assert_matches, random_tensor
+
+pytestmark = pytest.mark.usefixtures("captures_by_rank")
+OURS = ["one_shot", "two_shot"]
+SHAPES = [(1, 64), (9, 41), (3, 700), (2, 1), (17, 200)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("method", [*OURS, "unfused", "auto"])
+def test_ragged_shapes_back_to_back(world, method):
+    """Fewer rows than ranks, rows of no whole words, rows of more words than threads."""
+    run_ranks(lambda: back_to_back([ARN(*shape, method) for shape in SHAPES]), world, seed=world)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("method", [*OURS, "unfused"])
+def test_dtypes_places_and_alignment(method, dtype):
+    calls = [ARN(m, n, method, dtype, bias, residual, skip) for m, n in ((5, 72), (2, 33)) for bias in (False, True)
+             for residual in (None, "apart", "strided", "in place") for skip in (0, 1)]
+    run_ranks(lambda: back_to_back(calls), 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shapes_and_ops_in_turn_and_a_slow_rank(mode):
+    """all_reduce and gemm_ar use the same workspace."""
+    calls = [ARN(9, 130, "two_shot", residual="in place"), AR(700, "one_shot"), ARN(1, 64, "one_shot", bias=True),
+             GAR(6, 24, 40), ARN(2, 70, "two_shot", residual="apart"), AR(40, "two_shot")]
+    for slow in (0, 2):
+        run_ranks(lambda: overtaking(calls, slow=slow, repeat=3), 3, mode=mode, seed=slow)
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_more_rows_than_programs_and_more_words_than_threads(method):
+    calls = [ARN(11, 260, method, bias=True, residual="in place"), ARN(2, 9000, method, dtype=F32)]
+    run_ranks(lambda: back_to_back(calls, repeat=2), 2, num_sms=2)
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_every_rank_and_every_schedule_has_the_same_bits(method):
+    def script():
+        return back_to_back([ARN(7, 1001, method, dtype=BF16, bias=True, residual="apart")])[0]
+    first = run_ranks(script, 4, mode="eager")
+    assert all(torch.equal(both, first[0]) for both in first)
+    for mode in ("random", "late", "skew"):
+        assert all(torch.equal(both, first[0]) for both in run_ranks(script, 4, mode=mode, seed=7))
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_bias_and_residual_are_added_before_the_one_rounding_and_the_norm_is_of_the_rounded_sum(method):
+    """1 + 2^-8 + 2^-8 is a number of bfloat16; either step alone would round to 1."""
+    def script():
+        x, small = torch.full((3, 8), float(resolve().rank == 0), dtype=BF16), torch.full((3, 8), 2.0**-8, dtype=BF16)
+        out, total = all_reduce_rmsnorm(x, torch.full((8,), 2.0, dtype=BF16), bias=small[0], residual=small, eps=0, method=method)
+        triton_dist.synchronize()
+        assert bool((total.float() == 1 + 2.0**-7).all()) and bool((out.float() == 2).all())
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("method", [*OURS, "unfused"])
+def test_eps_is_torchs(method):
+    def script():
+        x = random_tensor(4, 24, dtype=F32, seed=3) * 1e-4
+        weight = random_tensor(24, dtype=F32, seed=4)
+        for eps in (None, 0, 1e-6, 0.5):
+            out, total = all_reduce_rmsnorm(x, weight, eps=eps, method=method)
+            triton_dist.synchronize()
+            torch.testing.assert_close(out, torch.nn.functional.rms_norm(2 * x, (24,), weight, eps), rtol=1e-5, atol=1e-7)
+            assert torch.equal(total, 2 * x)
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_two_groups_and_two_streams(method):
+    calls = [ARN(9, 70, method, bias=True), ARN(2, 33, method, residual="in place")]
+    run_ranks(lambda: two_groups(calls), 4, seed=3)
+    run_ranks(lambda: side_stream(calls), 3, seed=5)
+
+
+@pytest.mark.parametrize("start", [2**31 - 3, -3])
+@pytest.mark.parametrize("method", OURS)
+def test_epochs_pass_the_wrap_and_zero(method, start):
+    """0 is what fresh memory holds: the workspace grows just there."""
+    def script():
+        near_the_wrap([ARN(9, 40, method), ARN(1, 70, method)], ["packets"], start=start)
+        workspace(resolve(), "packets").set_epoch(start)
+        back_to_back([ARN(16, 64 * (i + 1), method) for i in range(5)])
+        assert workspace(resolve(), "packets").control.tolist() == [after] * MAX_PROGRAMS
+    after = {2**31 - 3: -2**31 + 2, -3: 4}[start]         # five calls on; 2 follows -1
+    run_ranks(script, 3, mode="late")
+
+
+def test_the_second_call_allocates_nothing_symmetric():
+    def script():
+        calls = [ARN(20, 200, "two_shot"), ARN(1, 24, "one_shot")]
+        back_to_back(calls)
+        live = set(heap()._live)
+        back_to_back(calls, repeat=3)
+        assert set(heap()._live) == live
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 24), (5, 0), (2, 3, 40), (40,), (1, 1, 1)])
+@pytest.mark.parametrize("method", [*OURS, "unfused", "auto"])
+def test_any_number_of_dimensions_and_none_of_elements(method, shape):
+    def script():
+        x = random_tensor(*shape, dtype=F32, seed=resolve().rank)
+        weight, residual = random_tensor(shape[-1], dtype=F32, seed=9), random_tensor(*shape, dtype=F32, seed=8)
+        out, total = all_reduce_rmsnorm(x, weight, residual=residual, method=method)
+        triton_dist.synchronize()
+        norm, summed = all_reduce_rmsnorm_float64(x, weight, resolve(), residual=residual)
+        assert out.shape == total.shape == x.shape
+        if x.numel():
+            assert_matches(total, summed, k=3)
+            assert_matches(out, norm, k=40, roundings=3)
+        back_to_back([ARN(4, 24, "one_shot")])
+    run_ranks(script, 2)
+
+
+def test_strided_operands():
+    def script():
+        x, weight = random_tensor(12, 64, dtype=F16, seed=resolve().rank)[:, 8:40], random_tensor(32, dtype=F16, seed=9)
+        for method in (*OURS, "unfused"):
+            out, total = all_reduce_rmsnorm(x, weight, method=method)
+            triton_dist.synchronize()
+            norm, summed = all_reduce_rmsnorm_float64(x, weight, resolve())
+            assert_matches(total, summed, k=2)
+            assert_matches(out, norm, k=32, roundings=3)
+    run_ranks(script, 2)
+
+
+# -- layer -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("eps", [None, 1e-5])
+def test_layer(eps):
+    def script():
+        group = resolve()
+        norm = torch.nn.RMSNorm(24, eps=eps)
+        torch.nn.init.normal_(norm.weight)
+        x, residual = (random_tensor(5, 24, dtype=F32, seed=seed) for seed in (group.rank, 8))
+        bias = torch.ones(24)
+        layer = AllReduceRMSNorm.from_norm(norm, bias)
+        assert layer.weight.data_ptr() == norm.weight.data_ptr() and not layer.weight.requires_grad
+        out, total = layer(x, residual)
+        triton_dist.synchronize()
+        expected, summed = all_reduce_rmsnorm_float64(x, norm.weight.detach(), group, bias, residual,
+                                                      torch.finfo(F32).eps if eps is None else eps)
+        assert_matches(total, summed, k=3)
+        assert_matches(out, expected, k=24, roundings=3)
+        again, written = torch.empty(5, 24), residual.clone()
+        assert layer(x, written, out=again, residual_out=written) == (again, written)
+        triton_dist.synchronize()
+        assert torch.equal(again, out) and torch.equal(written, total)
+    run_ranks(script, 3)
+
+
+# -- capture -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", OURS)
+def test_capture_uses_what_has_run_before_and_keeps_its_memory(method):
+    def script():
+        ran = ARN(9, 40, method, bias=True)
+        back_to_back([ran])
+        with capturing():
+            back_to_back([ran, ran, ran])
+        data = workspace(resolve(), "packets").data
+        back_to_back([ARN(64, 600, method)])
+        assert workspace(resolve(), "packets").data is not data
+        assert data.tdist_allocation.live, "a captured graph still stores there"
+        back_to_back([ran])
+    run_ranks(script, 2)
+
+
+def test_capture_of_what_has_not_run_is_unfused_or_an_error():
+    def script():
+        with capturing():
+            back_to_back([ARN(9, 40, "auto")])
+            with pytest.raises(InvalidArgument, match="'one_shot' is not possible here: .*; use 'auto' or 'unfused'"):
+                all_reduce_rmsnorm(torch.ones(4, 8), torch.ones(8), method="one_shot")
+        assert (resolve().key, "packets") not in state().workspaces
+        back_to_back([ARN(9, 40, "auto"), ARN(9, 40, "auto")])
+        assert workspace(resolve(), "packets").calls_begun() == 2
+    run_ranks(script, 2)
+
+
+# -- choice ------------------------------------------------------------------------------------------------------------
+def test_auto_takes_packets_where_all_reduce_does():
+    for world in (2, 3, 4, 8):
+        for nbytes in (1 << 10, 64 << 10, (64 << 10) + 1, 512 << 10, 1 << 20):
+            plain = by_size("all_reduce", world, nbytes)
+            assert by_size("all_reduce_rmsnorm", world, nbytes, "unfused") == (plain if plain.endswith("shot") else "unfused")
+
+
+def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():
+    def script():
+        back_to_back([ARN(9, 40, "auto")])
+        with pytest.raises(InvalidArgument, match="can load and store each other's memory; use 'auto' or 'unfused'"):
+            all_reduce_rmsnorm(torch.ones(4, 8), torch.ones(8), method="two_shot")
+        assert not any(isinstance(space, CountedWorkspace) for space in state().workspaces.values())
+    with mock.patch.object(SymmetricHeap, "reachable", lambda self, group: False):
+        run_ranks(script, 2)

@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Bad input to collectives and to the layer over one: one row an argument and a mistake."""
+import math
+
+import pytest
+import torch
+from bad_input import Row, refused, small_heap, table  # noqa: F401
+from torch import nn
+
+from triton_dist.layers import AllReduceRMSNorm
+from triton_dist.ops import all_gather, all_reduce, all_reduce_rmsnorm, all_to_all_single, reduce_scatter
+from triton_dist.runtime.errors import OutOfHeap
+from triton_dist.runtime.groups import resolve
+
+F16, F32, I32 = torch.float16, torch.float32, torch.int32
+M, N, K = 8, 16, 32
+
+
+def X(*shape, dtype=F16, **options):
+    return torch.ones(*(shape or (M, K)), dtype=dtype, **options)
+
+
+def norm(*, x=None, weight=None, **given):
+    """all_reduce_rmsnorm of X() with an argument that is wrong."""
+    return lambda: all_reduce_rmsnorm(X() if x is None else x(), X(K) if weight is None else weight(),
+                                      **{name: make() for name, make in given.items()})
+
+
+def over_parts(**given):
+    """Arguments that are rows of one tensor: first and last row of each."""
+    def call():
+        t = X(4 * M, K)
+        parts = {name: t[first:last] for name, (first, last) in given.items()}
+        all_reduce_rmsnorm(parts.pop("x", X()), X(K), **parts)
+    return call
+
+
+ROWS = [
+    ("all_reduce x: a list", lambda: all_reduce([1.0]), "x:", "found list", "torch.Tensor"),
+    ("all_reduce x: int32", lambda: all_reduce(X(dtype=I32)), "x:", "found torch.int32", "convert it"),
+    ("all_reduce x: meta", lambda: all_reduce(X(device="meta")), "x:", "found meta", "triton_dist.device()"),
+    ("all_reduce x: requires grad", lambda: all_reduce(X(requires_grad=True)), "x:", "requires grad", "torch.no_grad()"),
+    ("all_reduce x: 2^31 elements", lambda: all_reduce(X(1, 1).expand(2**16, 2**15), method="push"), "method:", "fewer than 2^31",
+     "use 'auto'"),
+    ("all_reduce out: another shape", lambda: all_reduce(X(), out=X(M * K)), "out:", f"found shape [{M * K}]",
+     "expected 2 dimensions"),
+    ("all_reduce out: strided", lambda: all_reduce(X(), out=X(K, M).t()), "out:", "found strides", "pass one that is"),
+    ("all_reduce out: over a part of x", lambda: (lambda t: all_reduce(t[:M], out=t[1:]))(X(M + 1, K)), "out:", "overlap x",
+     "a tensor of its own"),
+    ("all_reduce method: unknown", lambda: all_reduce(X(), method="ring"), "method:", "found 'ring'",
+     "expected one of auto, one_shot, two_shot, push, nccl"),
+    ("all_reduce method: None", lambda: all_reduce(X(), method=None), "method:", "found None", "leave it out"),
+    ("all_gather x: a scalar", lambda: all_gather(torch.tensor(1.0)), "x:", "found a scalar", "pass x.view(1)"),
+    ("all_gather x: 2^31 elements of all", lambda: all_gather(X(1, 1).expand(2**15, 2**15), method="push"), "method:",
+     "fewer than 2^31", "use 'auto'"),
+    ("all_gather out: rows of one", lambda: all_gather(X(), out=X()), "out:", f"expected shape [{2 * M}, {K}]", "pass None"),
+    ("all_gather out: other rows of it", lambda: (lambda t: all_gather(t[1:M + 1], out=t))(X(2 * M, K)), "out:", "overlap x",
+     "a tensor of its own"),
+    ("all_gather method: two_shot", lambda: all_gather(X(), method="two_shot"), "method:", "found 'two_shot'",
+     "expected one of auto, one_shot, push, nccl"),
+    ("reduce_scatter x: odd rows", lambda: reduce_scatter(X(M + 1, K)), "x:", f"found {M + 1}", "pad the rows"),
+    ("reduce_scatter out: rows of all", lambda: reduce_scatter(X(), out=X()), "out:", f"expected shape [{M // 2}, {K}]",
+     "pass None"),
+    ("all_to_all_single x: odd rows", lambda: all_to_all_single(X(M + 1, K)), "x:", f"found {M + 1}", "pad the rows"),
+    ("all_to_all_single x: int32", lambda: all_to_all_single(X(dtype=I32)), "x:", "found torch.int32", "convert it"),
+    ("all_reduce: out of heap", lambda: all_reduce(X(1 << 24), method="push"), "pushes in two hops halves", "bytes needed",
+     "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
+    ("norm x: a scalar", norm(x=lambda: torch.tensor(1.0)), "x:", "found a scalar", "at least 1 dimension"),
+    ("norm x: int32", norm(x=lambda: X(dtype=I32)), "x:", "found torch.int32", "convert it"),
+    ("norm x: requires grad", norm(x=lambda: X(requires_grad=True)), "x:", "requires grad", "torch.no_grad()"),
+    ("norm x: 2^31 elements", norm(x=lambda: X(1, 1).expand(2**16, 2**15), weight=lambda: X(2**15)), "x:", "fewer than 2^31",
+     "split the call"),
+    ("norm weight: None", lambda: all_reduce_rmsnorm(X(), None), "weight:", "found NoneType", "pass ones"),
+    ("norm weight: of rows", norm(weight=lambda: X(M)), "weight:", f"found shape [{M}]", f"of shape [{K}]"),
+    ("norm weight: another dtype", norm(weight=lambda: X(K, dtype=F32)), "weight:", "found torch.float32", "convert it"),
+    ("norm weight: requires grad", norm(weight=lambda: nn.Parameter(X(K))), "weight:", "requires grad", "detached"),
+    ("norm bias: a row", norm(bias=lambda: X(1, K)), "bias:", f"found shape [1, {K}]", f"of shape [{K}]"),
+    ("norm bias: strided", norm(bias=lambda: X(2 * K)[::2]), "bias:", "found strides [2]", "bias.contiguous()"),
+    ("norm residual: a row", norm(residual=lambda: X(K)), "residual:", f"found [{K}]", f"of shape [{M}, {K}]"),
+    ("norm residual: another dtype", norm(residual=lambda: X(dtype=F32)), "residual:", "found torch.float32", "convert it"),
+    ("norm residual: a number", norm(residual=lambda: 1.0), "residual:", "found float", "torch.Tensor"),
+    ("norm eps: negative", norm(eps=lambda: -1e-6), "eps:", "found -1e-06", "at least 0"),
+    ("norm eps: NaN", norm(eps=lambda: math.nan), "eps:", "found nan", "1e-6 is usual"),
+    ("norm eps: a name", norm(eps=lambda: "small"), "eps:", "found 'small'", "None or a number"),
+    ("norm eps: a list", norm(eps=lambda: [1e-6]), "eps:", "found [1e-06]", "None or a number"),
+    ("norm out: x", over_parts(x=(0, M), out=(0, M)), "out:", "overlap x", "a tensor of its own"),
+    ("norm out: residual_out", over_parts(out=(0, M), residual_out=(1, M + 1)), "out:", "overlap residual_out",
+     "a tensor of its own"),
+    ("norm out: residual", over_parts(residual=(0, M), out=(0, M)), "out:", "overlap residual", "a tensor of its own"),
+    ("norm residual_out: x", over_parts(x=(0, M), residual_out=(0, M)), "residual_out:", "overlap x", "a tensor of its own"),
+    ("norm residual_out: a part of residual", over_parts(residual=(0, M), residual_out=(1, M + 1)), "residual_out:",
+     "overlap residual", "a tensor of its own"),
+    ("norm residual_out: strided", norm(residual_out=lambda: X(K, M).t()), "residual_out:", "found strides", "pass one that is"),
+    ("norm method: of another op", norm(method=lambda: "push"), "method:", "found 'push'",
+     "expected one of auto, one_shot, two_shot, unfused"),
+    ("norm method: packets of much", norm(x=lambda: X(1, 1).expand(2**13, 2**13), weight=lambda: X(2**13),
+                                          method=lambda: "two_shot"), "method:", f"at most {64 << 20} bytes", "use 'unfused'"),
+    ("norm: out of heap", norm(x=lambda: X(1 << 12, 1 << 10), weight=lambda: X(1 << 10), method=lambda: "one_shot"),
+     "packets halves", "bytes needed", "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
+    ("AllReduceRMSNorm.from_norm: a layer norm", lambda: AllReduceRMSNorm.from_norm(nn.LayerNorm(K)), "norm:", "found LayerNorm",
+     "an nn.RMSNorm"),
+    ("AllReduceRMSNorm.from_norm: two dimensions", lambda: AllReduceRMSNorm.from_norm(nn.RMSNorm((M, K))), "norm:",
+     f"found normalized_shape [{M}, {K}]", "the last dimension"),
+    ("AllReduceRMSNorm.from_norm: no weight", lambda: AllReduceRMSNorm.from_norm(nn.RMSNorm(K, elementwise_affine=False)),
+     "norm:", "elementwise_affine=False", "torch.ones(N)"),
+    ("AllReduceRMSNorm weight: a number", lambda: AllReduceRMSNorm(1.0), "weight:", "found float", "torch.Tensor"),
+]
+
+
+@table(ROWS)
+def test_refused_on_all_ranks(row):
+    assert refused(row) == row.world
+
+
+@pytest.mark.parametrize("what", ["rows", "columns", "eps", "method"])
+def test_ranks_that_differ_are_named(what):
+    def call():
+        other = min(resolve().rank, 1)
+        changes = {"rows": dict(x=X(M + other, K)), "columns": dict(x=X(M, K + other), weight=X(K + other)),
+                   "eps": dict(eps=(1e-6, 1e-5)[other]), "method": dict(method=("one_shot", "two_shot")[other])}
+        all_reduce_rmsnorm(**{"x": X(), "weight": X(K), **changes[what]})
+    names = {"rows": (f"m={M}", f"m={M + 1}"), "columns": (f"n={K}", f"n={K + 1}"), "eps": ("eps=1e-06", "eps=1e-05"),
+             "method": ("method=one_shot", "method=two_shot")}[what]
+    assert refused(Row(what, call, "call", *names)) == 2
