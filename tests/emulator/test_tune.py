@@ -135,11 +135,11 @@ def test_force_times_once_a_process_and_0_never(monkeypatch):
         clock.calls = 0
         run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16, repeat=3), 2)
         assert bool(clock.calls) is measures
-    trials = (len(_ways()) + 5 * len(_ways())) * 2
+    trials = (2 * len(_ways()) + 5 * len(_ways())) * 2
     monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "force")
     clock.calls = 0
     run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16, repeat=3), 2)
-    assert clock.calls == trials, "candidates are timed in one trial and five rounds, on both ranks, at the first call only"
+    assert clock.calls == trials, "candidates are timed in two trials and five rounds, on both ranks, at the first call only"
 
 
 def _ways():

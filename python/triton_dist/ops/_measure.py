@@ -4,7 +4,8 @@
 
 First all candidates are built, then compiled, and ranks agree on which have been (protocol rule 17: then nobody compiles while
 others spin). Each rank starts to compile at another one, so that ranks of one host find most of them in Triton's cache. A
-short trial leaves the finalists; these are timed in rounds whose order turns, since clocks drift.
+short trial, behind a first one that only warms up, leaves the finalists; these are timed in rounds whose order turns, since
+clocks drift.
 """
 import math
 import statistics
@@ -16,7 +17,8 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import HangError
 from triton_dist.runtime.groups import Group
 
-_TRIAL = 3                      # calls of the trial
+_FIRST = 2                      # calls of what warms up: libraries load their kernels then, and buffers are allocated
+_TRIAL_MS, _MOST_TRIAL = 2.0, 20                    # the trial of a candidate fills this time, with at most so many calls
 _NEAR = 1.25                    # finalists are within this of the best trial
 _ROUNDS = 5
 _BATCH_MS, _MOST = 8.0, 50      # a round of a finalist fills this time, with at most so many calls
@@ -30,12 +32,12 @@ def measure(group: Group, title: str, candidates: Sequence, build: Callable[[Any
     `build(candidate)`, maybe collective, gives an object that makes a call when called, once its `compile()`, which sends
     nothing, has returned. What either raises on one rank rules the candidate out on all.
     """
-    with _progress(group, title, 2 * len(candidates) + _ROUNDS) as step:
+    with _progress(group, title, 3 * len(candidates) + _ROUNDS) as step:
         runs, reasons = {}, {}
         for candidate in candidates:
             runs[candidate], reasons[candidate] = _tried(lambda candidate=candidate: build(candidate))
-        first = group.rank * len(candidates) // group.size
-        for candidate in (*candidates[first:], *candidates[:first]):
+        start = group.rank * len(candidates) // group.size
+        for candidate in (*candidates[start:], *candidates[:start]):
             if not reasons[candidate]:
                 _, reasons[candidate] = _tried(runs[candidate].compile)
             step(str(candidate))
@@ -48,7 +50,8 @@ def measure(group: Group, title: str, candidates: Sequence, build: Callable[[Any
                 del runs[candidate]
         if not runs:
             return {}, failed
-        trial = _times(group, runs, 1, dict.fromkeys(runs, _TRIAL), step)
+        first = _times(group, runs, 1, dict.fromkeys(runs, _FIRST), step)
+        trial = _times(group, runs, 1, {c: max(_FIRST, min(_MOST_TRIAL, math.ceil(_TRIAL_MS / ms))) for c, ms in first.items()}, step)
         best = min(trial, key=trial.get)
         finalists = {candidate: run for candidate, run in runs.items() if trial[candidate] <= _NEAR * trial[best]}
         calls = {candidate: max(1, min(_MOST, math.ceil(_BATCH_MS / trial[candidate]))) for candidate in finalists}
