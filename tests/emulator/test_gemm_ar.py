@@ -238,25 +238,26 @@ def test_capture_of_what_has_not_run_is_unfused_or_an_error():
 def test_auto_takes_packets_for_few_rows():
     def script():
         group, chosen = resolve(), {}
-        for m, n in ((1, 8192), (64, 8192), (65, 16), (64, 16384), (64, 8193), (2048, 8192), (2047, 8192)):
+        for m, n in ((1, 8192), (32, 8192), (33, 16), (32, 16384), (32, 16392), (2048, 8192), (2047, 8192)):
             chosen[m, n] = op._choose("auto", group, m, n, BF16)
         return chosen
     found = run_ranks(script, 2)[0]
-    assert found == {(1, 8192): "packets", (64, 8192): "packets", (65, 16): "unfused", (64, 16384): "ring", (64, 8193): "ring",
+    assert found == {(1, 8192): "packets", (32, 8192): "packets", (33, 16): "unfused", (32, 16384): "packets", (32, 16392): "ring",
                      (2048, 8192): "ring", (2047, 8192): "unfused"}
 
 
-@pytest.mark.parametrize("n, block_n, split", [(8192, 64, 1), (16384, 64, 1), (4096, 32, 1), (12288, 32, 1), (2048, 32, 2),
-                                               (1024, 32, 4), (64, 32, 4)])
-def test_tilings_keep_the_device_busy(n, block_n, split):
-    """On 132 SMs."""
+@pytest.mark.parametrize("n, one_row, more", [(8192, (128, 2), (64, 1)), (4096, (128, 4), (32, 1)), (16384, (64, 1), (64, 1)),
+                                              (12288, (32, 1), (32, 1)), (2048, (32, 2), (32, 2)), (64, (32, 4), (32, 4))])
+def test_tilings_keep_the_device_busy(n, one_row, more):
+    """On 132 SMs: (columns of a tile, pieces)."""
     usual = NvidiaBackend.gemm_config
     with mock.patch.object(EmulatorBackend, "num_sms", lambda self: 132), \
             mock.patch.object(EmulatorBackend, "gemm_config", lambda self, dtype, m: usual(self, dtype, m)):
         for m, block_m, block_k in ((1, 16, 128), (16, 16, 128), (17, 32, 128), (64, 64, 64)):
             found = op.tiling(m, n, BF16, 4)
-            assert (found.config.block_m, found.config.block_n, found.config.block_k) == (block_m, block_n, block_k)
-            assert found.split == split and found.two_shot == (m * n * 2 > 64 << 10)
+            assert (found.config.block_m, found.config.block_k) == (block_m, block_k)
+            assert (found.config.block_n, found.split) == (one_row if m == 1 else more)
+            assert found.two_shot == (m * n * 2 > 64 << 10)
 
 
 def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():

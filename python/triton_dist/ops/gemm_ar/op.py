@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops import _check, _collective, _plan, _recent
+from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 from triton_dist.ops.gemm_ar.reference import gemm_ar_reference
@@ -17,9 +18,9 @@ from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, team, workspace
 
 METHODS = ("auto", "packets", "ring", "unfused")
-MOST_ROWS = 64                          # that auto gives to packets: they are one tile high, so weights are read once
-# Bytes of out up to which auto takes packets, by number of ranks (the next larger one listed). Not measured yet: up to there
-# packets are all_reduce's choice.
+MOST_ROWS = 64                          # of a tile of packets: where there are no more, weights are read once
+AUTO_ROWS = 32                          # that auto gives to packets: on 4 H200 16 rows were faster so, 64 were not
+# Bytes of out up to which auto takes packets, by number of ranks (the next larger one listed): as all_reduce does.
 MOST_BYTES = {4: 1 << 20, 64: 1 << 19}
 
 
@@ -78,15 +79,21 @@ class Tiling:
 
 
 def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
-    """The tiling of a product [m, n]: the widest tiles, in the fewest pieces, that keep nine of ten SMs busy, or most of them."""
+    """The tiling of a product [m, n]: the widest tiles, in the fewest pieces, that keep nine of ten SMs busy, or most of them.
+
+    Stages and warps are those that were fastest on 4 H200.
+    """
     config, sms = backend().gemm_config(dtype, min(m, MOST_ROWS)), backend().num_sms()
     block_m = min(MOST_ROWS, max(16, _collective.power_of_two(m)))
     if block_m <= 32:
         config = replace(config, block_k=2 * config.block_k)        # weights stream: more bytes on their way
     two_shot = _collective.by_size("all_reduce", world, m * n * dtype.itemsize) != "one_shot"
     best, most = None, 0.0
-    for block_n, split in ((64, 1), (32, 1), (64, 2), (32, 2), (64, 4), (32, 4)):
-        found = Tiling(replace(config, block_m=block_m, block_n=block_n), split, two_shot)
+    wide = ((128, 2), (128, 4)) if m == 1 else ()
+    for block_n, split in (*wide, (64, 1), (32, 1), (64, 2), (32, 2), (64, 4), (32, 4)):
+        stages = config.num_stages if block_n == 128 else config.num_stages + 2
+        found = Tiling(replace(config, block_m=block_m, block_n=block_n, num_stages=stages, num_warps=4 if block_n == 32 else 8),
+                       split, two_shot)
         pieces = found.tiles(m, n) * split
         busy = pieces / (-(-pieces // sms) * sms)
         if (split == 1 or pieces <= sms) and most < 0.9 and busy > most:
@@ -141,7 +148,7 @@ def _choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> st
         return method
     if reason is not None:
         return "unfused"
-    if m <= MOST_ROWS and nbytes <= next(most for world, most in MOST_BYTES.items() if group.size <= world):
+    if m <= AUTO_ROWS and nbytes <= next(most for world, most in MOST_BYTES.items() if group.size <= world):
         return "packets"
     return "ring" if m % group.size == 0 and _plan.pays("gemm_rs", group.size, nbytes - nbytes // group.size) else "unfused"
 
@@ -197,10 +204,10 @@ class _Ring:
 
     def run(self, group, x, weight, bias, residual, out):
         rows = gemm_rs(x, weight, group=group, bias=bias)
-        backend().before_torch()
         if residual is not None:
+            backend().before_torch()
             rows += residual.tensor_split(group.size)[group.rank]
-        group.all_gather_tensor(out, rows)
+        all_gather(rows, group=group, out=out)
 
 
 class Packets:
