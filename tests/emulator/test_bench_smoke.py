@@ -15,6 +15,7 @@ import torch
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.bench import command, dispatch_rows, problems, results, rows
 from triton_dist.bench.collective import measure as collective_measure, problem as collective_problem
+from triton_dist.bench.collective.gemm_ar import GemmAr
 from triton_dist.bench.late import Late, Lateness
 from triton_dist.bench.measure import Settings, measure
 from triton_dist.bench.run import run
@@ -56,6 +57,33 @@ def test_bench_of_a_collective(tmp_path):
     assert all(found["relative_error"] < 1e-2 for row in rows for found in row["ours"].values())
     assert "symmetric memory needs GPUs" in rows[0]["skipped"]["peer:symm_one_shot"]
     assert rows[0]["us_peers"]["symm_one_shot"] is None
+
+
+def test_bench_of_gemm_ar(tmp_path):
+    """Of rows that do not divide by the world size, too."""
+    printed = started(sys.executable, "-m", "triton_dist.bench", "gemm_ar", "--nproc_per_node", "2", "--shapes", "1,72,64",
+                      "8B@3", "--methods", "auto,unfused", "--rounds", "2", "--iters", "3", "--out", str(tmp_path))
+    folder, = tmp_path.iterdir()
+    rows = json.loads((folder / "gemm_ar.json").read_text())
+    assert [(row["m"], row["n"], row["k"]) for row in rows] == [(1, 72, 64), (3, 4096, 14336)]
+    assert "gemm_ar on 2 x emulator" in printed and "gemm us" in printed and "geometric mean" in printed
+    for row in rows:
+        assert row["method"] == "packets" and set(row["ours"]) == {"auto", "unfused"} and row["us_beside"]["gemm"] > 0
+        assert all(found["relative_error"] < 1e-2 for found in row["ours"].values()) and row["ratios"]["nccl"]["ratio"] > 0
+        assert row["us_peers"]["symm_two_shot"] is None
+
+
+def test_every_candidate_of_gemm_ar_is_checked(monkeypatch):
+    settings = collective_measure.Settings(rounds=1, iterations=1, methods=("auto", "ring", "unfused"), peers=("nccl",),
+                                           graph=False)
+
+    def script():
+        return collective_measure.measure(GemmAr(Shape("x", 6, 24, 32), torch.bfloat16, resolve()), settings)
+    for found in run_ranks(script, 2):
+        assert set(found.us) == {"gemm", "auto", "ring", "unfused", "peer:nccl"} and not found.failed
+    monkeypatch.setattr(GemmAr, "reference", lambda self: torch.zeros_like(self.out[0], dtype=torch.float64))
+    for found in run_ranks(script, 2):
+        assert set(found.us) == {"gemm"} and set(found.failed) == {"auto", "ring", "unfused", "peer:nccl"}
 
 
 @pytest.mark.parametrize("command", ["all_gather", "reduce_scatter", "all_to_all"])

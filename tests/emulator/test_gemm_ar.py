@@ -239,11 +239,11 @@ def test_auto_takes_packets_for_few_rows():
     def script():
         group, chosen = resolve(), {}
         for m, n in ((1, 8192), (32, 8192), (33, 16), (32, 16384), (32, 16392), (2048, 8192), (2047, 8192)):
-            chosen[m, n] = op._choose("auto", group, m, n, BF16)
+            chosen[m, n] = op.choose("auto", group, m, n, BF16)[0]
         return chosen
     found = run_ranks(script, 2)[0]
-    assert found == {(1, 8192): "packets", (32, 8192): "packets", (33, 16): "unfused", (32, 16384): "packets", (32, 16392): "ring",
-                     (2048, 8192): "ring", (2047, 8192): "unfused"}
+    assert found == {(1, 8192): "packets", (32, 8192): "packets", (33, 16): "unfused", (32, 16384): "packets",
+                     (32, 16392): "ring", (2048, 8192): "ring", (2047, 8192): "unfused"}
 
 
 @pytest.mark.parametrize("n, one_row, more", [(8192, (128, 2), (64, 1)), (4096, (128, 4), (32, 1)), (16384, (64, 1), (64, 1)),

@@ -40,8 +40,17 @@ def size_row(op, nbytes, world, us=2.0, busbw=400.0, ratio=2.5, spread=0.05, **c
 
 def collectives(changed=lambda row: [row]):
     """{(op, world): rows} of every size on both hosts; `changed` gives the rows in place of one."""
-    return {(op, world): [new for nbytes in sizes.parse(["1K:256M"], False) for new in changed(size_row(op, nbytes, world))]
-            for op in sizes.COMMANDS for world in (4, 2)}
+    found = {(op, world): [new for nbytes in sizes.parse(["1K:256M"], False) for new in changed(size_row(op, nbytes, world))]
+             for op in sizes.COMMANDS for world in (4, 2)}
+    return found | {("gemm_ar", world): [gemm_ar_row(shape, world) for shape in parse(["serving"], "gemm_ar", world, False)]
+                    for world in (4, 2)}
+
+
+def gemm_ar_row(shape, world, **changes):
+    """As that of a collective, of a shape."""
+    found = size_row("all_reduce", 1024, world, **changes)
+    del found["bytes"]
+    return {**found, "op": "gemm_ar", "shape": shape.name, "m": shape.m, "n": shape.n, "k": shape.k}
 
 
 def call_row(name, world, us=1.5, above=4.0, spread=0.05, **changes):
@@ -190,6 +199,24 @@ def test_the_table_of_the_collectives_is_that_of_the_issue():
         "all_to_all": [("64K:256M", *nccl, 1.0, (4, 2)), ("64M:256M", "busbw", "each", 340.0, (4, 2))]}
 
 
+def test_the_bars_of_gemm_ar_are_those_of_the_issue(tmp_path):
+    found = [(b.problems, b.figure, b.over, b.bound, b.worlds) for b in bars.BARS if b.op == "gemm_ar"]
+    assert found == [("serving", "vs best_peer", "geomean", 1.3, (4, 2)), ("serving", "vs best_peer", "each", 1.0, (4, 2))]
+    shapes = parse(["serving"], "gemm_ar", 4, False)
+    assert {shape.m for shape in shapes} == {1, 16, 64, 256, 1024, 2048} and len(shapes) == 24
+
+    def rows(world, low):
+        return [gemm_ar_row(shape, world, ratio=0.9 if shape.name == low else 1.25) for shape in shapes]
+    mine = {("gemm_ar", 4): rows(4, "70B@16"), ("gemm_ar", 2): rows(2, "")[1:]}
+    folder = written(tmp_path, everything(), {**collectives(), **mine})
+    assert {key: verdict for key, verdict in verdicts(bars.judge(folder)).items() if verdict != "met"} == {
+        (4, "gemm_ar", "serving", "vs best_peer", "geomean"): "SHORT", (4, "gemm_ar", "serving", "vs best_peer", "each"): "SHORT",
+        (2, "gemm_ar", "serving", "vs best_peer", "geomean"): "not measured",
+        (2, "gemm_ar", "serving", "vs best_peer", "each"): "not measured"}
+    printed = bars.text(bars.judge(folder))
+    assert "triton-dist bench gemm_ar --nproc_per_node 2 --graph --shapes 8B@1 --out" in printed
+
+
 @pytest.mark.parametrize("us, spread, verdict", [(4.0, 0.1, "met"), (4.2, 0.1, "unclear"), (4.6, 0.1, "SHORT")])
 def test_a_time_is_to_be_at_most_its_bar(us, spread, verdict, tmp_path, capsys):
     def changed(old):
@@ -261,7 +288,7 @@ def test_without_files_of_collectives_their_bars_are_not_measured_and_the_comman
     folder = written(tmp_path, everything(), {})
     assert command.main(["--verify-bars", str(folder)]) == 2
     printed = capsys.readouterr().out
-    lacking = sum(f.bar.op in sizes.COMMANDS for f in bars.judge(folder))
+    lacking = sum(f.bar.op in sizes.BESIDE_PEERS for f in bars.judge(folder))
     assert f"{lacking} not measured" in printed and "not measured (0 of 4 sizes)" in printed
     line = next(line for line in printed.splitlines() if "bench all_gather --nproc_per_node 4" in line)
     words = line.partition("#")[0].split()[2:]                       # the command can be read by the bench itself

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from triton_dist.bench import command, plot, results
-from triton_dist.bench.collective import rows, sizes
+from triton_dist.bench.collective import plot as peer_plot, rows, sizes
 from triton_dist.bench.collective.measure import Measurement, Settings
 
 FACTS = {"op": "all_reduce", "dtype": "bfloat16", "world": 4, "device": "NVIDIA H100 80GB HBM3", "commit": "abc",
@@ -19,7 +19,8 @@ def row(nbytes=1 << 20, auto=(10.0, 11.0, 12.0), nccl=(20.0, 22.0, 24.0), one_sh
     us = {"auto": auto, "push": tuple(2 * t for t in auto), "peer:nccl": nccl, "peer:symm_one_shot": one_shot}
     found = Measurement(us={name: list(times) for name, times in us.items() if times}, errors={"auto": 1e-3, "push": 2e-3},
                         iterations={}, skipped={} if one_shot else {"peer:symm_one_shot": "no"}, chosen="two_shot")
-    problem = SimpleNamespace(nbytes=nbytes, count=nbytes // 2, bus_factor=1.5)
+    problem = SimpleNamespace(beside={}, about=lambda: {"bytes": nbytes, "count": nbytes // 2},
+                              rates=lambda us: {"algbw": nbytes / us / 1e3, "busbw": 1.5 * nbytes / us / 1e3})
     return rows.build({**FACTS, **facts}, problem, found, SETTINGS)
 
 
@@ -80,6 +81,24 @@ def test_a_size_has_a_cell_of_its_own_in_the_file(tmp_path):
     results.save(tmp_path, "all_reduce", [row(1024), row(2048)], {})
     path = results.save(tmp_path, "all_reduce", [row(2048, auto=(5.0, 5.0, 5.0)), row(4096)], {})
     assert [(found["bytes"], found["us"]) for found in json.loads(path.read_text())] == [(1024, 11.0), (2048, 5.0), (4096, 11.0)]
+
+
+def test_shapes_have_cells_columns_and_panels_of_their_own(tmp_path):
+    def shaped(m, n=4096, k=14336):
+        found = row(op="gemm_ar", shape=f"8B@{m}", m=m, n=n, k=k)
+        for name in ("bytes", "count", "algbw", "busbw"):
+            del found[name]
+        return {**found, "us_beside": {"gemm": 9.0}}
+    path = results.save(tmp_path, "gemm_ar", [shaped(16), shaped(1), shaped(16, 8192, 28672)], {})
+    header, *lines = rows.cells(results.load(path))
+    assert header == ["shape", "M", "N", "K", "type", "method", "time us", "push us", "gemm us", "nccl us", "symm_one_shot us",
+                      "vs best", "95 %"]
+    assert lines[1] == ["8B@1", "1", "4096", "14336", "bfloat16", "two_shot", "11.00", "22.00", "9.00", "22.00", "22.00", "2.000",
+                        "1.500-2.000"]
+    assert "geometric mean 2.000" in rows.text(results.load(path)) and [p.name for p in plot.draw(tmp_path)] == ["gemm_ar.png"]
+    alike, = peer_plot.alike(results.load(path))
+    assert peer_plot.curves(alike[:2])["gemm, then nccl"] == [(1, 22.0), (16, 22.0)]
+    assert peer_plot.fingerprint(alike) != peer_plot.fingerprint(alike[:2])
 
 
 def test_a_picture_for_each_world_and_dtype(tmp_path):

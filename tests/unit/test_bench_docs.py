@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from triton_dist.bench import command, docs, results
-from triton_dist.bench.collective.sizes import COMMANDS
+from triton_dist.bench.collective.sizes import BESIDE_PEERS
 from triton_dist.bench.shapes import OPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def test_the_committed_pictures_show_the_rows_of_the_page():
     image = pytest.importorskip("PIL.Image")
     linked = [PAGE.parent / name for name in re.findall(r"!\[.*\]\((.*)\)", PAGE.read_text())]
     assert linked and sorted(linked) == sorted((PAGE.parent / "performance").iterdir()), "run: triton-dist bench docs"
-    for section in [section for op in (*OPS, *COMMANDS) for section in docs.sections(RESULTS, op)]:
+    for section in [section for op in (*OPS, *BESIDE_PEERS) for section in docs.sections(RESULTS, op)]:
         picture = PAGE.parent / "performance" / section.picture
         assert image.open(picture).text["Source"] == section.plot.fingerprint(section.rows), "run: triton-dist bench docs"
         assert picture.stat().st_size < 300_000

@@ -36,7 +36,7 @@ def test_predictions_are_within_the_stated_error(op, m, n, k, config, ws, unfuse
 def test_explain_says_what_auto_does():
     def script():
         text = str(explain("gemm_rs", 64, 64, 64))
-        with pytest.raises(InvalidArgument, match="expected 'ag_gemm' or 'gemm_rs'"):
+        with pytest.raises(InvalidArgument, match="expected 'ag_gemm', 'gemm_rs' or 'gemm_ar'"):
             explain("gemm", 64, 64, 64)
         return text
     for text in run_ranks(script, 2):

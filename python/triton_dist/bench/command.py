@@ -7,6 +7,7 @@
     triton-dist bench ag_gemm --late 1:2                      # rank 1 is late by 2 ms before each call: what does it cost?
     triton-dist bench dispatch                                # what does an eager call cost the host?
     triton-dist bench all_reduce --sizes 1K:128M --graph      # collectives, by size instead of shape
+    triton-dist bench gemm_ar --graph                         # the models' down projections for 1 to 2048 rows
     triton-dist bench plot results/2026-01-31-4xH100-80GB     # pictures, on any machine
     triton-dist bench docs                                    # docs/performance.md from all results
     triton-dist bench --verify-bars                           # does the newest result of each kind reach its bar?
@@ -27,6 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 DTYPES = ("bfloat16", "float16", "float32")
 _METHODS = ("auto", "ws", "portable", "unfused")
+_GEMM_AR_METHODS = ("auto", "packets", "ring", "unfused")
 _LATEST = 1000                              # milliseconds: later than this, and waits would be taken for hangs
 
 
@@ -40,9 +42,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command")
     for op in OPS:
         sub = commands.add_parser(op, help=f"time {op} beside its baselines")
-        sub.add_argument("--shapes", nargs="+", default=[], metavar="NAME|M,N,K",
-                         help="8B, 70B, GPT3, 405B (M = 8192), 8B@2048 and so on, global sizes, or a set: default, "
-                              "large, medium, small, tiny")
+        _shapes(sub)
         _common(sub, _METHODS, ("auto", "ws", "portable"), ("torch", "none"), "torch (its fused symmetric-memory op) or none")
         who = sub.add_mutually_exclusive_group()
         who.add_argument("--late", type=_late, metavar="RANK:MS", help="time also with this rank late before each call")
@@ -53,9 +53,14 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(op, help=f"time {op} beside NCCL and torch's symmetric-memory ops")
         sub.add_argument("--sizes", nargs="+", default=[], metavar="BYTES|A:B",
                          help="of the larger of input and output: 64K, or 1K:128M, which doubles (default: 1K:128M)")
-        sub.add_argument("--graph", action="store_true", help="time calls in a CUDA graph, which leaves the host out")
+        _graph(sub)
         peers = sizes.PEERS if op == "all_reduce" else sizes.PEERS[:1]
         _common(sub, sizes.METHODS, ("auto",), (*peers, "none"), f"of {', '.join(peers)}, or none")
+    sub = commands.add_parser("gemm_ar", help="time gemm_ar beside a matmul with NCCL or torch's symmetric-memory ops")
+    _shapes(sub)
+    _graph(sub)
+    _common(sub, _GEMM_AR_METHODS, ("auto", "unfused"), (*sizes.PEERS, "none"),
+            f"all-reduce behind a matmul: of {', '.join(sizes.PEERS)}, or none")
     calls = commands.add_parser(dispatch_rows.COMMAND, help="host time of eager calls, beside a bare launch of the same kernel")
     calls.add_argument("--calls", nargs="+", default=[], choices=dispatch_rows.CALLS, metavar="OP",
                        help=f"of {', '.join(dispatch_rows.CALLS)} (default: all)")
@@ -68,6 +73,16 @@ def parser() -> argparse.ArgumentParser:
     docs.add_argument("--out", type=Path, default=ROOT / "docs" / "performance.md", metavar="FILE",
                       help="pictures go to a folder of its name (default: docs/performance.md)")
     return top
+
+
+def _shapes(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--shapes", nargs="+", default=[], metavar="NAME|M,N,K",
+                     help="8B, 70B, GPT3, 405B (M = 8192), 8B@2048 and so on, global sizes, or a set: default, "
+                          "large, medium, small, serving, tiny")
+
+
+def _graph(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--graph", action="store_true", help="time calls in a CUDA graph, which leaves the host out")
 
 
 def _common(sub: argparse.ArgumentParser, methods: tuple, default: tuple, peers: tuple, about_peers: str) -> None:
@@ -97,15 +112,15 @@ def main(argv: list) -> int:
     if args.command == "docs":
         return _from_files("docs", lambda: _docs(args.results, args.out))
     if args.command is None:
-        measuring = ", ".join([*OPS, *sizes.COMMANDS, dispatch_rows.COMMAND])
+        measuring = ", ".join([*OPS, *sizes.BESIDE_PEERS, dispatch_rows.COMMAND])
         parser().error(f"a command is required: {measuring}, plot, docs, or --verify-bars")
     if args.command in OPS and args.late_on is not None and args.late is None and args.jitter is None:
         parser().error("--late-on: needs --late or --jitter, which say who is late")
     try:
-        if args.command in OPS:
-            parse(args.shapes, args.command, world=1, emulated=True)
-        elif args.command in sizes.COMMANDS:
+        if args.command in sizes.COMMANDS:
             sizes.parse(args.sizes, emulated=True)
+        elif args.command != dispatch_rows.COMMAND:
+            parse(args.shapes, args.command, world=1, emulated=True)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
     if "RANK" not in os.environ:
@@ -181,14 +196,15 @@ def _bench(args: argparse.Namespace, group: Any) -> int:
 
 def _tools(name: str) -> tuple[Callable, Callable]:
     """(what a rank runs, what shows its rows) for a command that measures."""
+    if name == dispatch_rows.COMMAND:
+        from triton_dist.bench import dispatch
+        return dispatch.run, dispatch_rows.text
+    from triton_dist.bench.run import run
     if name in OPS:
-        from triton_dist.bench import run, table
-        return run.run, table.text
-    if name in sizes.COMMANDS:
-        from triton_dist.bench.collective import rows, run
-        return run.run, rows.text
-    from triton_dist.bench import dispatch
-    return dispatch.run, dispatch_rows.text
+        from triton_dist.bench import table
+        return run, table.text
+    from triton_dist.bench.collective import rows
+    return run, rows.text
 
 
 def _names(known: tuple):

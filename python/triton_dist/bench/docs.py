@@ -11,7 +11,7 @@ from types import ModuleType
 
 from triton_dist.bench import bars, dispatch_rows, plot, results, table
 from triton_dist.bench.collective import plot as collective_plot, rows as collective_rows
-from triton_dist.bench.collective.sizes import COMMANDS
+from triton_dist.bench.collective.sizes import BESIDE_PEERS, COMMANDS
 from triton_dist.bench.shapes import OPS
 
 _HEAD = """# Performance
@@ -45,6 +45,12 @@ _COLLECTIVES = """## Collectives
 Sizes are of the larger of input and output; times microseconds a call, medians over rounds, of the slowest rank; bandwidths
 GB/s as in nccl-tests. *method* is the one behind the time. *vs best*: the best peer's time over ours, formed inside a round.
 """
+_GEMM_AR = """## gemm_ar
+
+Times are microseconds a call, medians over rounds, of the slowest rank, on weights that rotate through more than L2. M, N, K are
+global. *gemm*: the matmul (cuBLAS) alone; peers: the matmul, then their all-reduce; *unfused*: the matmul, then `all_reduce`.
+*vs best*: the best peer's time over ours, formed inside a round.
+"""
 
 
 @dataclass
@@ -67,7 +73,7 @@ def write(folder: Path, out: Path) -> list[Path]:
     """
     content = page(folder, out)
     drawn = [section.plot.picture(section.rows, out.parent / out.stem / section.picture)
-             for op in (*OPS, *COMMANDS) for section in sections(folder, op)]
+             for op in (*OPS, *BESIDE_PEERS) for section in sections(folder, op)]
     out.write_text(content)
     return [out, *drawn]
 
@@ -79,6 +85,8 @@ def page(folder: Path, out: Path) -> str:
         parts += [f"## {op}\n", *_op(folder, out, op)]
     collectives = [part for op in COMMANDS for part in _op(folder, out, op)]
     parts += [_COLLECTIVES, *collectives] if collectives else []
+    gemm_ar = _op(folder, out, "gemm_ar")
+    parts += [_GEMM_AR, *gemm_ar] if gemm_ar else []
     return "\n".join(parts + _host_time(folder))
 
 
@@ -99,7 +107,7 @@ def _dated(lines: list, rows: list) -> list[list[str]]:
 
 def sections(folder: Path, op: str) -> list[Section]:
     """The sections of an op, none where it was not measured. Those of GPUs: times of emulated ranks say nothing."""
-    make = _by_size if op in COMMANDS else _by_shape
+    make = _beside_peers if op in BESIDE_PEERS else _by_shape
     return [section for kind, (rows, host) in sorted(results.newest(folder, op).items(), reverse=True) if host["comparable"]
             for section in make(op, kind, rows, host)]
 
@@ -111,14 +119,14 @@ def _by_shape(op: str, kind: str, rows: list, host: dict) -> list[Section]:
             ] if plain else []
 
 
-def _by_size(op: str, kind: str, rows: list, host: dict) -> list[Section]:
+def _beside_peers(op: str, kind: str, rows: list, host: dict) -> list[Section]:
     found = []
     for alike in collective_plot.alike(results.headline(rows)):
         dtype, graph = alike[0]["dtype"], alike[0]["graph"]
         title = f"{op} on {kind}, {dtype}, calls {collective_plot.how(alike[0])}"
         cells = _dated(collective_rows.cells(alike), alike)
-        found.append(Section(title, f"{title}: time over size", f"{kind}-{op}-{dtype}-{'graph' if graph else 'eager'}.png",
-                             collective_plot, alike, cells, host))
+        found.append(Section(title, f"{title}: time over {'size' if op in COMMANDS else 'M'}",
+                             f"{kind}-{op}-{dtype}-{'graph' if graph else 'eager'}.png", collective_plot, alike, cells, host))
     return found
 
 

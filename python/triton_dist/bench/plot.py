@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from triton_dist.bench.collective import plot as collective
-from triton_dist.bench.collective.sizes import COMMANDS
+from triton_dist.bench.collective.sizes import BESIDE_PEERS
 from triton_dist.bench.results import digest, headline, load
 
 _COLUMNS = 2                                # panels side by side
@@ -14,7 +14,7 @@ _LIMIT = "limit T* = max(matmul, collective), each alone"
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draws <op>.png beside each <op>.json in `folder`; returns the pictures. Of a collective one for each world, dtype, and
+    """Draws <op>.png beside each <op>.json in `folder`; returns the pictures. Of what has peers one for each world, dtype, and
     calls in graphs or not: <op>.png, <op>-2.png, ... FileNotFoundError where there is none.
 
     Rows with stragglers are not drawn.
@@ -25,7 +25,7 @@ def draw(folder: Path) -> list[Path]:
         raise FileNotFoundError(f"{folder}: expected result files such as ag_gemm.json, found none")
     pictures = []
     for target, rows in drawn.items():
-        if target.stem in COMMANDS:
+        if target.stem in BESIDE_PEERS:
             pictures += [collective.picture(alike, target if i == 0 else target.with_stem(f"{target.stem}-{i + 1}"))
                          for i, alike in enumerate(collective.alike(rows))]
         elif rows:

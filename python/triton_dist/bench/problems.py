@@ -30,7 +30,7 @@ class Problem(ABC):
         self.shape, self.dtype, self.group = shape, dtype, group
         x, weight, full, out = self._sizes()
         elements = sum(math.prod(size) for size in (x, weight, full, out))
-        self.sets = sets or max(group.all_gather_object(_sets(elements * dtype.itemsize)))
+        self.sets = sets or max(group.all_gather_object(rotation(elements * dtype.itemsize)))
         self.x = [random_tensor(*x, dtype=dtype, seed=1000 * s + group.rank) for s in range(self.sets)]
         self.weight = [random_tensor(*weight, dtype=dtype, seed=1000 * s + 500 + group.rank) for s in range(self.sets)]
         self.full = [torch.empty(full, dtype=dtype, device=device()) for _ in range(self.sets)]
@@ -153,7 +153,7 @@ class GemmRs(Problem):
 PROBLEMS = {cls.op: cls for cls in (AgGemm, GemmRs)}
 
 
-def _sets(set_bytes: int) -> int:
+def rotation(set_bytes: int) -> int:
     """Sets to rotate over, so that none is still in L2 when its turn comes; at least two."""
     if device().type != "cuda":
         return 2

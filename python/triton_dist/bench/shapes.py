@@ -11,12 +11,14 @@ _MODELS = {  # model: {op: (N, K)} of its MLP, up and down projection
     "GPT3": {"ag_gemm": (49152, 12288), "gemm_rs": (12288, 49152)},
     "405B": {"ag_gemm": (106496, 16384), "gemm_rs": (16384, 53248)},
 }
+_ANY_ROWS = {"gemm_ar": "gemm_rs"}          # ops of which M need not divide by the world size: whose N and K they have
 _SMALL_M = tuple(2**i for i in range(10))
 _SETS = {
     "default": [(model, 8192) for model in _MODELS] + [("8B", 2048), ("70B", 2048)],
     "large": [(model, m) for m in (8192, 16384) for model in _MODELS],
     "medium": [(model, m) for m in (2048, 4096) for model in _MODELS],
     "small": [(model, m) for m in _SMALL_M for model in _MODELS],
+    "serving": [(model, m) for m in (1, 16, 64, 256, 1024, 2048) for model in _MODELS],
 }
 _TINY = {"tiny": (48, 64, 64), "tiny-ragged": (72, 88, 136)}      # what the emulator runs in a moment
 
@@ -31,13 +33,13 @@ class Shape:
 
 
 def parse(words: list, op: str, world: int, emulated: bool) -> list[Shape]:
-    """The shapes behind the words of --shapes: MODEL, MODEL@M, a set (default, large, medium, small, tiny) or M,N,K.
+    """The shapes behind the words of --shapes: MODEL, MODEL@M, a set (default, large, medium, small, serving, tiny) or M,N,K.
 
-    M must divide by the world size; of a set, shapes whose M does not are left out. Raises ValueError.
+    M must divide by the world size, but for gemm_ar; of a set, shapes whose M does not are left out. Raises ValueError.
     """
     shapes: list = []
-    for word in words or ["tiny" if emulated else "default"]:
-        found = [shape for shape in _expand(word, op) if shape.m % world == 0]
+    for word in words or ["tiny" if emulated else "serving" if op in _ANY_ROWS else "default"]:
+        found = [shape for shape in _expand(word, op) if op in _ANY_ROWS or shape.m % world == 0]
         if not found:
             raise ValueError(f"--shapes {word}: M must divide by the {world} ranks; found "
                              + ", ".join(str(shape.m) for shape in _expand(word, op)))
@@ -60,4 +62,4 @@ def _expand(word: str, op: str) -> list[Shape]:
 
 
 def _of_model(model: str, m: int, op: str) -> Shape:
-    return Shape(f"{model}@{m}", m, *_MODELS[model][op])
+    return Shape(f"{model}@{m}", m, *_MODELS[model][_ANY_ROWS.get(op, op)])

@@ -9,6 +9,7 @@ import torch
 from triton_dist.ops import _check, _model, _plan, _table, _tune
 from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.ag_gemm import op as _ag_gemm
+from triton_dist.ops.gemm_ar import op as _gemm_ar
 from triton_dist.ops.gemm_rs import op as _gemm_rs
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
@@ -54,20 +55,24 @@ class Explanation:
 
 
 def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.dtype = torch.bfloat16) -> Explanation:
-    """What `auto` does for global sizes M, N and K, divided evenly over the group: M and N for ag_gemm, M and K for gemm_rs.
+    """What `auto` does for global sizes M, N and K, divided evenly over the group: M and N for ag_gemm, M and K for gemm_rs,
+    K for gemm_ar.
 
     Measured times are those of this shape, or of the nearest one of its class; a prediction is good to about 20 %
     (ops._model.ERROR), and there is none on devices that have not been measured. With TRITON_DIST_AUTOTUNE a shape that
     has not been called yet is explained as if it were not to be measured. The same on all ranks of `group`, all of which must
     call: at the group's first use tables are shared.
     """
-    if op not in ("ag_gemm", "gemm_rs"):
-        raise InvalidArgument(f"op: expected 'ag_gemm' or 'gemm_rs', found {op!r}; pass one of these names")
+    if op not in ("ag_gemm", "gemm_rs", "gemm_ar"):
+        raise InvalidArgument(f"op: expected 'ag_gemm', 'gemm_rs' or 'gemm_ar', found {op!r}; pass one of these names")
     for name, size in (("m", m), ("n", n), ("k", k)):
         _check.size(name, size)
     if dtype not in _check.DTYPES:
         raise InvalidArgument(f"dtype: expected torch.float16, torch.bfloat16 or torch.float32, found {dtype!r}")
     members = resolve(group)
+    if op == "gemm_ar":
+        method, reason = _gemm_ar.choose("auto", members, m, n, dtype)
+        return Explanation(op, Shape(op, str(dtype).removeprefix("torch."), m, n, k), members.size, Choice(method), reason, [])
     rows = -(-m // members.size)
     if op == "ag_gemm":
         agreed = _ag_gemm.agreement(rows, k, dtype, "auto", members)

@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""`triton-dist bench` of collectives: sizes instead of shapes, peers instead of a limit, columns as nccl-tests prints them."""
+"""`triton-dist bench` of what has peers instead of a limit: collectives by size, with the columns of nccl-tests, and gemm_ar."""

@@ -1,18 +1,42 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The bars of the collectives."""
+"""The bars of the collectives and of gemm_ar."""
 from dataclasses import dataclass
 
 from triton_dist.bench.bar import Bar
 from triton_dist.bench.collective import sizes
+from triton_dist.bench.shapes import parse
 from triton_dist.bench.stats import Estimate
 
 _PEERS = {"vs best_peer": sizes.PEERS, "vs nccl": ("nccl",)}       # figure: which must have been tried
 
 
+class PeerBar(Bar):
+    """A bar of calls in a graph, beside peers."""
+
+    def counts(self, row: dict) -> bool:
+        """Of torch's ops some may not exist for a size; NCCL always does."""
+        peers = _PEERS.get(self.figure, ())
+        return row["graph"] and set(peers) <= set(row["us_peers"]) and (not peers or "nccl" in row["ratios"])
+
+
 @dataclass(frozen=True)
-class SizeBar(Bar):
-    """A bar over a range of sizes (sizes.py), of calls in a graph. figure: "us", "busbw", "vs best_peer" or "vs nccl"."""
+class GemmArBar(PeerBar):
+    """A bar over a set of shapes (shapes.py). figure: "vs best_peer", of which each is a matmul and an all-reduce."""
+
+    plural = "shapes"
+    option = "--graph --shapes"
+
+    def needed(self, world: int) -> dict:
+        return {(s.m, s.n, s.k): s.name for s in parse([self.problems], self.op, world, emulated=False)}
+
+    def cell(self, row: dict) -> tuple:
+        return row["m"], row["n"], row["k"]
+
+
+@dataclass(frozen=True)
+class SizeBar(PeerBar):
+    """A bar over a range of sizes (sizes.py). figure: "us", "busbw", "vs best_peer" or "vs nccl"."""
 
     plural = "sizes"
     option = "--graph --sizes"
@@ -22,11 +46,6 @@ class SizeBar(Bar):
 
     def cell(self, row: dict) -> tuple:
         return (row["bytes"],)
-
-    def counts(self, row: dict) -> bool:
-        """Of torch's ops some may not exist for a size; NCCL always does."""
-        peers = _PEERS.get(self.figure, ())
-        return row["graph"] and set(peers) <= set(row["us_peers"]) and (not peers or "nccl" in row["ratios"])
 
     def estimate(self, row: dict) -> Estimate:
         if self.figure == "us":
@@ -52,4 +71,6 @@ BARS = (
     SizeBar("reduce_scatter", "4M:128M", "vs nccl", "each", 1.05),
     SizeBar("all_to_all", "64K:256M", "vs nccl", "each", 1.0),
     SizeBar("all_to_all", "64M:256M", "busbw", "each", 340.0),
+    GemmArBar("gemm_ar", "serving", "vs best_peer", "geomean", 1.3),
+    GemmArBar("gemm_ar", "serving", "vs best_peer", "each", 1.0),
 )

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Measures a collective: every candidate is checked, then timed once a round, in an order that turns.
+"""Measures a collective, or gemm_ar: every candidate is checked, then timed once a round, in an order that turns.
 
-A time is that of back-to-back calls on the slowest rank, or of the calls in a CUDA graph, which leaves the host out.
+A time is that of back-to-back calls on the slowest rank, or of the calls in a CUDA graph, which leaves the host out. They rotate
+over the problem's sets of inputs.
 """
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -19,7 +20,7 @@ _GRAPH_CALLS, _LARGE, _LARGE_CALLS = 20, 8 << 20, 4         # calls in a graph; 
 
 @dataclass
 class Settings:
-    """How to measure. `iterations` None: as many calls as suit the size."""
+    """How to measure. `iterations` None: as many calls as suit the problem."""
     rounds: int
     iterations: int | None
     methods: tuple
@@ -29,7 +30,7 @@ class Settings:
 
 @dataclass
 class Measurement:
-    """What the ranks found for one size; the same on all ranks."""
+    """What the ranks found for one problem; the same on all ranks."""
     us: dict = field(default_factory=dict)              # candidate: [microseconds a call in round 0, ...], the slowest rank's
     iterations: dict = field(default_factory=dict)      # candidate: calls timed in a round
     errors: dict = field(default_factory=dict)          # candidate: relative error against float64
@@ -40,10 +41,10 @@ class Measurement:
 
 def measure(problem: Problem, settings: Settings) -> Measurement:
     """Checks and times every candidate. Collective over the problem's group."""
-    checker, calls = Checker(problem), {}
+    checker, calls = Checker(problem), dict(problem.beside)
     for method in settings.methods:
         candidate = problem.ours(method)
-        if checker.admit(method, candidate.checked, ours=method != "nccl" and (method != "auto" or problem.chosen() != "nccl")):
+        if checker.admit(method, candidate.checked, ours=problem.repeats(method)):
             calls[method] = candidate.timed
     name, reason = torch_group()
     for peer in settings.peers:
@@ -68,8 +69,8 @@ def measure(problem: Problem, settings: Settings) -> Measurement:
 def _rounds(found: Measurement, calls: dict, problem: Problem, settings: Settings) -> None:
     group = problem.group
     found.iterations = {name: settings.iterations or _calls(call, problem, settings) for name, call in calls.items()}
-    timed = {name: _graph(call, found.iterations[name], group) if settings.graph else _eager(call, found.iterations[name])
-             for name, call in calls.items()}
+    make = _graph if settings.graph else _eager
+    timed = {name: make(call, found.iterations[name], problem) for name, call in calls.items()}
 
     def once(name: str) -> float:
         timed[name]()
@@ -85,23 +86,23 @@ def _calls(call: Callable, problem: Problem, settings: Settings) -> int:
         return _LARGE_CALLS if problem.nbytes > _LARGE else _GRAPH_CALLS
     call(0)
     synchronize()
-    return batch_length(max(problem.group.all_gather_object(batch(call, 1, 3)[0])), batch_ms=5.0)
+    return batch_length(max(problem.group.all_gather_object(batch(call, problem.sets, 3)[0])), batch_ms=5.0)
 
 
-def _eager(call: Callable, iterations: int) -> Callable[[], float]:
-    return lambda: batch(call, 1, iterations)[0] * 1e3
+def _eager(call: Callable, iterations: int, problem: Problem) -> Callable[[], float]:
+    return lambda: batch(call, problem.sets, iterations)[0] * 1e3
 
 
-def _graph(call: Callable, iterations: int, group: Any) -> Callable[[], float]:
+def _graph(call: Callable, iterations: int, problem: Problem) -> Callable[[], float]:
     """A graph of so many calls; the returned function replays it and gives microseconds a call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call(0)
     synchronize()
-    group.barrier()
+    problem.group.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(iterations):
-            call(0)
+        for i in range(iterations):
+            call(i % problem.sets)
     return lambda: batch(lambda s: graph.replay(), 1, 1)[0] * 1e3 / iterations

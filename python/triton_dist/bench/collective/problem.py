@@ -28,7 +28,7 @@ class Problem:
     x and out have a tensor each, of two dimensions; a call takes 0, the number of the set.
     """
 
-    sets = 1
+    sets, beside = 1, {}                    # ways that are timed and compared with nothing
 
     def __init__(self, command: str, nbytes: int, dtype: torch.dtype, group: Group):
         self.command, self.op, self.dtype, self.group = command, COMMANDS[command], dtype, group
@@ -46,9 +46,22 @@ class Problem:
         """Bytes that cross a rank's link over the size: what makes bus bandwidths of different collectives comparable."""
         return (2 if self.op == "all_reduce" else 1) * (self.group.size - 1) / self.group.size
 
+    def about(self) -> dict:
+        """What a row says of the problem."""
+        return {"bytes": self.nbytes, "count": self.count}
+
+    def rates(self, us: float) -> dict:
+        """Bandwidths as nccl-tests has them, GB/s."""
+        algbw = self.nbytes / us / 1e3
+        return {"algbw": algbw, "busbw": algbw * self.bus_factor}
+
     def chosen(self) -> str:
         """The method behind auto."""
         return choose(self.op, "auto", (), self.group, self.nbytes)
+
+    def repeats(self, method: str) -> bool:
+        """Whether a method gives the same bits for the same inputs."""
+        return method != "nccl" and (method != "auto" or self.chosen() != "nccl")
 
     def ours(self, method: str) -> "Candidate":
         """The op by one of its methods."""

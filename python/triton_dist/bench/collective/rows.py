@@ -7,16 +7,22 @@ from triton_dist.bench import stats
 from triton_dist.bench.collective import sizes
 from triton_dist.bench.collective.measure import Measurement, Settings
 from triton_dist.bench.collective.plot import how
-from triton_dist.bench.collective.problem import Problem
 from triton_dist.bench.rows import NoResult, figures, short
 from triton_dist.bench.table import aligned
 
-_LEGEND = ("size: of the larger of input and output. time: microseconds a call, median over rounds, of the slowest rank; "
-           "bandwidths in GB/s as in nccl-tests. vs best: the best peer's time over ours, per round, with its 95 % interval.")
+_SIZES = "size: of the larger of input and output; bandwidths in GB/s as in nccl-tests. "
+_SHAPES = "gemm: the matmul alone; peers: the matmul, then their all-reduce. "
+_LEGEND = ("time: microseconds a call, median over rounds, of the slowest rank. vs best: the best peer's time over ours, per "
+           "round, with its 95 % interval.")
+
+_RATES = ("algbw", "busbw")
 
 
-def build(facts: dict, problem: Problem, found: Measurement, settings: Settings) -> dict:
-    """The row of one size. `facts`: op, dtype, world, device, commit, date. `us`, bandwidths and ratios: the first method's."""
+def build(facts: dict, problem: Any, found: Measurement, settings: Settings) -> dict:
+    """The row of one problem. `facts`: op, dtype, world, device, commit, date. `us`, rates and ratios: the first method's.
+
+    `us_beside`: of what is compared with nothing.
+    """
     methods = [name for name in settings.methods if name in found.us]
     peers = [peer for peer in settings.peers if f"peer:{peer}" in found.us]
     if not methods:
@@ -27,10 +33,10 @@ def build(facts: dict, problem: Problem, found: Measurement, settings: Settings)
     ours = {name: _ours(name, problem, found, rivals) for name in methods}
     return {
         **facts,
-        "bytes": problem.nbytes,
-        "count": problem.count,
-        **{name: ours[methods[0]][name] for name in ("us", "ci95", "algbw", "busbw", "ratios")},
+        **problem.about(),
+        **{name: figure for name, figure in ours[methods[0]].items() if name != "relative_error"},
         "us_peers": {peer: short(stats.estimate(rivals[peer]).value) if peer in rivals else None for peer in settings.peers},
+        "us_beside": {name: short(stats.estimate(found.us[name]).value) for name in problem.beside},
         "method": found.chosen if methods[0] == "auto" else methods[0],
         "graph": settings.graph,
         "rounds": settings.rounds,
@@ -40,39 +46,52 @@ def build(facts: dict, problem: Problem, found: Measurement, settings: Settings)
     }
 
 
-def _ours(name: str, problem: Problem, found: Measurement, rivals: dict) -> dict:
+def _ours(name: str, problem: Any, found: Measurement, rivals: dict) -> dict:
     time = stats.estimate(found.us[name])
-    algbw = problem.nbytes / time.value / 1e3
     return {
         **figures(time, "us"),
-        "algbw": short(algbw),
-        "busbw": short(algbw * problem.bus_factor),
+        **{rate: short(value) for rate, value in problem.rates(time.value).items()},
         "ratios": {rival: figures(stats.ratio(us, found.us[name]), "ratio") for rival, us in rivals.items()},
         "relative_error": short(found.errors[name]),
     }
 
 
 def cells(rows: list) -> list[list[str]]:
-    """Header and a line a size: columns as in nccl-tests, and the times of our other methods and of the peers beside them."""
+    """Header and a line a problem: its columns, and the times of our other methods, of what is beside, and of the peers.
+
+    Sizes have the columns of nccl-tests.
+    """
     others = list(dict.fromkeys(name for row in rows for name in list(row["ours"])[1:]))
+    beside = list(dict.fromkeys(name for row in rows for name in row.get("us_beside", {})))
     peers = list(dict.fromkeys(peer for row in rows for peer in row["us_peers"]))
-    header = ["size", "bytes", "count", "type", "method", "time us", "algbw", "busbw", *[f"{name} us" for name in others],
-              *[f"{peer} us" for peer in peers], "vs best", "95 %"]
-    return [header] + [_line(row, others, peers) for row in rows]
+    header = [*_problem(rows[0]), "type", "method", "time us", *[rate for rate in _RATES if rate in rows[0]],
+              *[f"{name} us" for name in (*others, *beside, *peers)], "vs best", "95 %"]
+    return [header] + [_line(row, others, beside, peers) for row in rows]
 
 
 def text(rows: list) -> str:
     """The table as plain text."""
     row = rows[0]
     note = " (emulated: times say nothing about a GPU)" if row["device"] == "emulator" else ""
+    best = [row["ratios"]["best_peer"]["ratio"] for row in rows if "best_peer" in row["ratios"]]
+    mean = f"vs best, geometric mean {stats.geomean(best):.3f}. " if best else ""
     return "\n".join([f"{row['op']} on {row['world']} x {row['device']}{note}, {row['rounds']} rounds, calls {how(row)}",
-                      *aligned(cells(rows)), _LEGEND])
+                      *aligned(cells(rows)), f"{mean}{_SIZES if 'bytes' in row else _SHAPES}{_LEGEND}"])
 
 
-def _line(row: dict, others: list, peers: list) -> list[str]:
+def _problem(row: dict) -> dict:
+    """What tells a problem from others: its columns."""
+    if "bytes" in row:
+        return {"size": sizes.text(row["bytes"]), "bytes": str(row["bytes"]), "count": str(row["count"])}
+    return {"shape": row["shape"], "M": str(row["m"]), "N": str(row["n"]), "K": str(row["k"])}
+
+
+def _line(row: dict, others: list, beside: list, peers: list) -> list[str]:
     best = row["ratios"].get("best_peer")
-    return [sizes.text(row["bytes"]), str(row["bytes"]), str(row["count"]), row["dtype"], row["method"], _us(row["us"]),
-            f"{row['algbw']:.2f}", f"{row['busbw']:.2f}", *[_us(row["ours"].get(name, {}).get("us")) for name in others],
+    return [*_problem(row).values(), row["dtype"], row["method"], _us(row["us"]),
+            *[f"{row[rate]:.2f}" for rate in _RATES if rate in row],
+            *[_us(row["ours"].get(name, {}).get("us")) for name in others],
+            *[_us(row["us_beside"].get(name)) for name in beside],
             *[_us(row["us_peers"].get(peer)) for peer in peers], "-" if best is None else f"{best['ratio']:.3f}",
             "-" if best is None else "{:.3f}-{:.3f}".format(*best["ci95"])]
 

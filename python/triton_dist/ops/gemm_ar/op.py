@@ -121,13 +121,13 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
     _check.output("out", out, (m, n), like=x)
     _check.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
     _check.no_grad(x=x, weight=weight, bias=bias, residual=residual)
-    chosen = _choose(method, group, m, n, x.dtype)
+    chosen, _ = choose(method, group, m, n, x.dtype)
     agreed = dict(op="gemm_ar", m=m, n=n, dtype=x.dtype, method=chosen)
     return dict(agreed, tiling=tiling(m, n, x.dtype, group.size)) if chosen == "packets" and m * n else agreed
 
 
-def _choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> str:
-    """The method of a call that has no plan yet. Every argument is equal on all ranks, so the answer is."""
+def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tuple[str, str]:
+    """(the method of a call that has no plan yet, why). Every argument is equal on all ranks, so the answer is."""
     if not isinstance(method, str) or method not in METHODS:
         raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}; leave it out for 'auto'")
     nbytes, reason = m * n * dtype.itemsize, None
@@ -145,12 +145,15 @@ def _choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> st
         raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found {m}; "
                               "pad the rows or use 'auto'")
     if method != "auto":
-        return method
+        return method, "it was asked for"
     if reason is not None:
-        return "unfused"
-    if m <= AUTO_ROWS and nbytes <= next(most for world, most in MOST_BYTES.items() if group.size <= world):
-        return "packets"
-    return "ring" if m % group.size == 0 and _plan.pays("gemm_rs", group.size, nbytes - nbytes // group.size) else "unfused"
+        return "unfused", reason
+    most = next(most for world, most in MOST_BYTES.items() if group.size <= world)
+    if m <= AUTO_ROWS and nbytes <= most:
+        return "packets", f"{m} rows are no more than {AUTO_ROWS}, and {nbytes} bytes of output no more than {most}"
+    if m % group.size == 0 and _plan.pays("gemm_rs", group.size, nbytes - nbytes // group.size):
+        return "ring", "hiding the reduce-scatter behind the GEMM pays at this size, and the rows divide by the group size"
+    return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
 
 
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,

@@ -1,0 +1,43 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What a run measures for an op beside its peers: sizes of a collective, shapes of gemm_ar."""
+import argparse
+from functools import partial
+from typing import Callable
+
+import torch
+
+from triton_dist.bench import shapes
+from triton_dist.bench.collective import rows, sizes
+from triton_dist.bench.collective.gemm_ar import GemmAr
+from triton_dist.bench.collective.measure import Measurement, Settings, measure
+from triton_dist.bench.collective.problem import Problem
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.streams import device
+
+
+def jobs(args: argparse.Namespace, group: Group) -> list:
+    """[(name of a problem, call that measures it)]. Raises ValueError for options that do not suit the machine."""
+    emulated, dtype = device().type != "cuda", getattr(torch, args.dtype)
+    if args.graph and emulated:
+        raise ValueError("--graph: the emulator has no graph capture")
+    settings = Settings(rounds=args.rounds or (3 if emulated else 9), iterations=args.iters or (2 if emulated else None),
+                        methods=args.methods, peers=args.peers, graph=args.graph)
+    if args.command == GemmAr.op:
+        made = [(shape.name, partial(GemmAr, shape, dtype, group))
+                for shape in shapes.parse(args.shapes, args.command, group.size, emulated)]
+    else:
+        made = [(sizes.text(nbytes), partial(Problem, args.command, nbytes, dtype, group))
+                for nbytes in sizes.parse(args.sizes, emulated)]
+    return [(name, partial(_row, args.command, make, settings)) for name, make in made]
+
+
+def figure(row: dict) -> str:
+    """A row in a few words."""
+    return f"{row['us']:.2f} us by {row['method']}"
+
+
+def _row(command: str, make: Callable, settings: Settings, about: dict) -> tuple[dict, Measurement]:
+    problem = make()
+    measured = measure(problem, settings)
+    return rows.build({"op": command, **about}, problem, measured, settings), measured
