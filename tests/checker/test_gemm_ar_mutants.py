@@ -13,23 +13,17 @@ from triton_dist.checker import check_kernel
 
 op = import_module("triton_dist.ops.gemm_ar.op")            # triton_dist.ops.gemm_ar is the function
 KERNELS = "triton_dist.ops.gemm_ar.kernels"
-TICKET = 'tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu")'
-TERMS = "dl.ll_load_pair(inbox + 2 * (part * (tile * WORLD + rank) + word), epoch, inside & (rank < WORLD))"
-SUMS = "dl.ll_load_pair(sums + 2 * (part * (tile * WORLD + rank) + word), epoch, inside)"
+TERMS = "dl.ll_load_pair(inbox + 2 * (part * (piece * TERMS + term) + word), epoch, inside & (term < TERMS))"
+SUMS = "dl.ll_load_pair(sums + 2 * (part * (piece * WORLD + rank) + word), epoch, inside)"
 
 MUTANTS = {  # name: (old, new)
     "it does not wait for terms": (TERMS, TERMS.replace("dl.ll_load_pair", "tl.load").replace(
-        "epoch, inside & (rank < WORLD)", "mask=inside & (rank < WORLD), other=0")),
+        "epoch, inside & (term < TERMS)", "mask=inside & (term < TERMS), other=0")),
     "it does not wait for sums": (SUMS, SUMS.replace("dl.ll_load_pair", "tl.load").replace(
         "epoch, inside", "mask=inside, other=0")),
     "packets keep to one half": ("inbox = slots + (epoch & 1) * half", "inbox = slots"),
-    "sums lie where terms do": ("sums = inbox + 2 * WORLD * part * tiles", "sums = inbox"),
-    "every piece goes on with its tile": ("last = tl.where(ended, last, 0)", "last = last"),
-    "the first piece to end goes on": ("== SPLIT - 1", "== 0"),
-    "a ticket without the CTA barrier": ("    tl.debug_barrier()   ", "    # "),
-    "a relaxed ticket": (TICKET, TICKET.replace("acq_rel", "relaxed")),
-    "a ticket that only releases": (TICKET, TICKET.replace("acq_rel", "release")),
-    "a ticket that stays": ("        tl.store(ticket, 0)\n", ""),
+    "sums lie where terms do": ("sums = inbox + 2 * TERMS * part * pieces", "sums = inbox"),
+    "pieces of a tile share a row": ("index * SPLIT + piece % SPLIT", "index * SPLIT"),
 }
 
 

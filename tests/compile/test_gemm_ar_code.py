@@ -4,25 +4,28 @@
 import re
 
 import pytest
-from compile_util import CUDA, HIP, PAIR, TARGETS, compile_kernel, instructions, position
+from compile_util import HIP, PAIR, TARGETS, compile_kernel, instructions, position
 
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 
-POINTERS = {"slots": "*i64", "partials": "*fp32", "tickets": "*i32", "control": "*i32", "team": "*i32"}
+POINTERS = {"slots": "*i64", "control": "*i32", "team": "*i32"}
 OPERANDS = ("x", "weight", "bias", "residual", "out")
 
 
 def compiled(target: str, dtype: str = "bf16", world: int = 4, rows: int = 16, split: int = 1, two_shot: bool = False,
-             even_k: bool = True, whole: bool = True):
+             even_k: bool = True, whole: bool = True, boxes: bool = False, columns: int = 64, stages: int | None = None):
     """The kernel with operands of `dtype` and a bias and a residual; k and the strides divisible by 16, as usual shapes are."""
     kernel, warps = gemm_ar_kernel, 4
     types = {name: "constexpr" if name.isupper() else POINTERS.get(name, "i32") for name in kernel.arg_names}
     types.update({name: f"*{dtype}" for name in OPERANDS})
+    if boxes:
+        types.update(x=f"tensordesc<{dtype}[{rows}, 64]>", weight=f"tensordesc<{dtype}[{columns}, 64]>")
     known = dict(WORLD=world, RANKS=1 << (world - 1).bit_length(), TWO_SHOT=two_shot, SPLIT=split, HAS_BIAS=True,
-                 HAS_RESIDUAL=True, WHOLE=whole, EVEN_K=even_k, PRECISION="ieee", THREADS=warps * (64 if target in HIP else 32),
-                 BLOCK_M=rows, BLOCK_N=64, BLOCK_K=64)
-    aligned = (*OPERANDS, *POINTERS, "half", "k", "stride_x", "stride_w")
-    return compile_kernel(kernel, types, known, target, divisible=aligned, num_warps=warps, num_stages=2 if target in HIP else 4)
+                 HAS_RESIDUAL=True, WHOLE=whole, BOXES=boxes, EVEN_K=even_k, PRECISION="ieee",
+                 THREADS=warps * (64 if target in HIP else 32), BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=64)
+    aligned = [name for name, kind in types.items() if kind.startswith("*") or name in ("half", "k", "stride_x", "stride_w")]
+    return compile_kernel(kernel, types, known, target, divisible=tuple(aligned), num_warps=warps,
+                          num_stages=stages or (2 if target in HIP else 4))
 
 
 @pytest.mark.parametrize("split, two_shot", [(1, False), (2, True)])
@@ -50,22 +53,25 @@ def test_weights_stream_in_wide_copies(target, rows, split, even_k):
     assert set(copies) == {"10"}, f"copies of {set(copies)} bytes, expected 0x10"
 
 
-@pytest.mark.parametrize("target", CUDA)
-def test_the_last_piece_of_a_tile_is_told_by_one_ticket_behind_a_barrier(target):
-    lines = instructions(compiled(target, split=2))
-    ticket = position(lines, r"atom\.global\.gpu\.acq_rel\.add")
-    assert sum("atom." in line for line in lines) == 1
-    stores = [i for i in range(ticket) if re.search(r"st\.global", lines[i])]
-    assert max(stores) < max(i for i in range(ticket) if "bar.sync" in lines[i])
+@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("rows, split", [(16, 4), (32, 2), (64, 2)])
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_boxes_pass_registers_by(target, rows, split, two_shot):
+    """Weights go from memory to the MMA by TMA and shared memory, and nothing is spilled."""
+    kernel = compiled(target, rows=rows, split=split, two_shot=two_shot, boxes=True, columns=128, stages=6)
+    text = "\n".join(instructions(kernel))
+    assert re.search(r"cp\.async\.bulk\.tensor\.2d", text) and re.search(r"(wgmma\.mma_async|tcgen05\.mma)", text)
+    assert not re.search(r"(cp\.async\.c[ag]|mma\.sync|\.local\.)", text)
+    assert kernel.metadata.shared <= 227 << 10
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("world", [2, 3, 8])
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-def test_without_pieces_nothing_is_fenced(dtype, world, whole):
+def test_nothing_is_fenced(dtype, world, whole):
     """Packets carry their flag; whatever the dtype, the number of ranks and the alignment."""
-    lines = instructions(compiled("sm_90", dtype, world, whole=whole))
-    assert not [line for line in lines if re.search(r"\b(atom|red|fence|membar)\b", line)]
+    lines = instructions(compiled("sm_90", dtype, world, split=2, whole=whole))
+    assert not [line for line in lines if re.search(r"\b(atom|red|membar|(?<!wgmma\.)fence)\b", line)]
     position(lines, "ld" + PAIR)
 
 

@@ -221,6 +221,14 @@ class Backend(ABC):
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         """Tiling of the portable GEMM core for chunks of `m` rows. Equal arguments give equal tilings on all ranks."""
 
+    def few_rows_config(self, dtype: Any, m: int) -> GemmConfig:
+        """Tiling of a product of `m` rows, few enough for its time to be that in which weights stream; a tile has them all."""
+        return replace(self.gemm_config(dtype, m), block_m=max(16, 1 << (m - 1).bit_length()))
+
+    def copies_boxes(self) -> bool:
+        """Whether loads by tensor descriptor are copies that pass registers by."""
+        return False
+
     def gemm_configs(self, dtype: Any, m: int) -> list[GemmConfig]:
         """Tilings of the portable GEMM core among which measuring may choose, `gemm_config` first."""
         usual = self.gemm_config(dtype, m)

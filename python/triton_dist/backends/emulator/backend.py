@@ -102,6 +102,9 @@ class EmulatorBackend(Backend):
         block_m = 16 if m <= 16 else 32 if m <= 32 else 64      # few big tiles: the cost is per operation
         return GemmConfig(block_m, 64, 64, group_m=4, num_warps=4, num_stages=3)
 
+    def copies_boxes(self) -> bool:
+        return True
+
     def core(self, op: str) -> Any:
         from triton_dist.backends.nvidia.cores import cores
         return cores(_core_tiles, preferred=False).get(op)

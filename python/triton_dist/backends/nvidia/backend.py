@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The NVIDIA backend."""
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -18,6 +19,8 @@ from triton_dist.runtime.errors import UnsupportedFeature
 H100 = MachineModel(sms=132, gemm_tflops=700.0, core_ratio=0.97, portable_ratio=0.77, link_gbs=370.0, collective_gbs=295.0,
                     collective_us=38.0, launch_us=35.0, fused_us=85.0, signal_us=3.0,
                     fuse_bytes={"ag_gemm": 6_000_000, "gemm_rs": 6_000_000})
+
+_FEW_ROWS_BYTES = 200 << 10         # of shared memory for weights on their way; an SM has 227 KB
 
 _HOPPER_SXM = {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}      # the same multiprocessors and links
 
@@ -74,3 +77,14 @@ class NvidiaBackend(GpuBackend):
         # 144 KB of shared memory; sm_86 and sm_89 have 100.
         wide = torch.cuda.get_device_capability(self.device()) not in ((8, 6), (8, 9))
         return GemmConfig(128, 256 if wide else 128, 64, group_m=8, num_warps=8, num_stages=3)
+
+    def copies_boxes(self) -> bool:
+        return torch.cuda.get_device_capability(self.device()) >= (9, 0)
+
+    def few_rows_config(self, dtype: Any, m: int) -> GemmConfig:
+        usual = super().few_rows_config(dtype, m)
+        if torch.cuda.get_device_capability(self.device()) not in ((9, 0), (10, 0)):
+            return usual
+        wide = 2 * usual.block_k if usual.block_m < 64 else usual.block_k
+        stage = (usual.block_m + usual.block_n) * wide * dtype.itemsize
+        return replace(usual, block_k=wide, num_warps=8, num_stages=_FEW_ROWS_BYTES // stage)

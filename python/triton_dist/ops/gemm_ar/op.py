@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops import _check, _collective, _plan, _recent
+from triton_dist.ops._boxes import Boxes
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
@@ -15,13 +16,14 @@ from triton_dist.ops.gemm_rs.op import gemm_rs
 from triton_dist.runtime.backend import GemmConfig, backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
-from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, team, workspace
+from triton_dist.runtime.workspace import MAX_PROGRAMS, team
 
 METHODS = ("auto", "packets", "ring", "unfused")
 MOST_ROWS = 64                          # of a tile of packets: where there are no more, weights are read once
 AUTO_ROWS = 32                          # that auto gives to packets: on 4 H200 16 rows were faster so, 64 were not
 # Bytes of out up to which auto takes packets, by number of ranks (the next larger one listed): as all_reduce does.
 MOST_BYTES = {4: 1 << 20, 64: 1 << 19}
+_MOST_TERMS = 32                        # of a tile, over ranks and pieces: more packets, and more threads that sum them
 
 
 def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None,
@@ -73,30 +75,22 @@ class Tiling:
     split: int
     two_shot: bool
 
-    def tiles(self, m: int, n: int) -> int:
-        """Tiles of a product [m, n]."""
-        return -(-m // self.config.block_m) * -(-n // self.config.block_n)
+    def pieces(self, m: int, n: int) -> int:
+        """Pieces of a product [m, n]."""
+        return -(-m // self.config.block_m) * -(-n // self.config.block_n) * self.split
 
 
 def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
-    """The tiling of a product [m, n]: the widest tiles, in the fewest pieces, that keep nine of ten SMs busy, or most of them.
-
-    Stages and warps are those that were fastest on 4 H200.
-    """
-    config, sms = backend().gemm_config(dtype, min(m, MOST_ROWS)), backend().num_sms()
-    block_m = min(MOST_ROWS, max(16, _collective.power_of_two(m)))
-    if block_m <= 32:
-        config = replace(config, block_k=2 * config.block_k)        # weights stream: more bytes on their way
+    """The tiling of a product [m, n]: the widest tiles, in the fewest pieces, that keep nine of ten SMs busy, or most of them."""
+    config, sms = backend().few_rows_config(dtype, min(m, MOST_ROWS)), backend().num_sms()
     two_shot = _collective.by_size("all_reduce", world, m * n * dtype.itemsize) != "one_shot"
+    most_pieces = max(1, _MOST_TERMS // _collective.power_of_two(world))
     best, most = None, 0.0
-    wide = ((128, 2), (128, 4)) if m == 1 else ()
-    for block_n, split in (*wide, (64, 1), (32, 1), (64, 2), (32, 2), (64, 4), (32, 4)):
-        stages = config.num_stages if block_n == 128 else config.num_stages + 2
-        found = Tiling(replace(config, block_m=block_m, block_n=block_n, num_stages=stages, num_warps=4 if block_n == 32 else 8),
-                       split, two_shot)
-        pieces = found.tiles(m, n) * split
+    for narrower, split in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8)):
+        found = Tiling(replace(config, block_n=config.block_n // narrower), min(split, most_pieces), two_shot)
+        pieces = found.pieces(m, n)
         busy = pieces / (-(-pieces // sms) * sms)
-        if (split == 1 or pieces <= sms) and most < 0.9 and busy > most:
+        if most < 0.9 and busy > most:
             best, most = found, busy
     return best
 
@@ -219,44 +213,39 @@ class Packets:
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, cut: Tiling):
         self.group, self.cut, config = group, cut, cut.config
         self.m, (self.n, self.k) = x.shape[0], weight.shape
-        tiles = cut.tiles(self.m, self.n)
-        words = _collective.words(min(self.m, config.block_m) * config.block_n, x.dtype)
-        terms = 2 * group.size * -(-words // group.size) if cut.two_shot else group.size * words
-        self.programs = min(tiles * cut.split, backend().num_sms(), MAX_PROGRAMS)
-        self.space, self.slots, self.half = _collective.packets(group, tiles * terms)
-        self.pieces = workspace(group, "gemm_ar", CountedWorkspace)     # data and flags are this rank's own, and zero in between
-        size = tiles * cut.split * config.block_m * config.block_n * torch.float32.itemsize if cut.split > 1 else 1
-        self.pieces.reserve(_collective.power_of_two(-(-size // 2)), tiles, writer=lambda flag: group.rank)
-        self.generations = self._generations()
-
-    def _generations(self) -> tuple:
-        return self.space.generation, self.pieces.generation
+        pieces = cut.pieces(self.m, self.n)
+        share = -(-_collective.words(min(self.m, config.block_m) * config.block_n, x.dtype) // cut.split)
+        terms = group.size * cut.split
+        pairs = (terms + group.size) * -(-share // group.size) if cut.two_shot else terms * share
+        self.programs = min(pieces, backend().num_sms(), MAX_PROGRAMS)
+        self.space, self.slots, self.half = _collective.packets(group, pieces * pairs)
+        self.generation = self.space.generation
 
     def compile(self, x, weight, bias, residual, out):
         """Makes ready what the first call would have to wait for."""
         config, group = self.cut.config, self.group
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+        boxes = backend().copies_boxes() and Boxes.can_read(x, weight)
+        self.boxes = [Boxes(rows, config.block_k) for rows in (config.block_m, config.block_n)] if boxes else None
         used = [t.contiguous() for t in (out, bias, residual) if t is not None]
-        whole = _collective.whole_words(self.n, *used)
-        self.before = (self.slots, self.half, self.pieces.data.view(torch.float32), self.pieces.flags, self.space.control,
-                       team(group), self.m, self.n, self.k)
         options = dict(WORLD=group.size, RANKS=_collective.power_of_two(group.size), TWO_SHOT=self.cut.two_shot,
-                       SPLIT=self.cut.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, WHOLE=whole,
-                       EVEN_K=self.k % config.block_k == 0, PRECISION=_plan.precision(x.dtype),
-                       THREADS=config.num_warps * backend().warp_size, **config.options())
+                       SPLIT=self.cut.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+                       WHOLE=_collective.whole_words(self.n, *used), BOXES=boxes, EVEN_K=self.k % config.block_k == 0,
+                       PRECISION=_plan.precision(x.dtype), THREADS=config.num_warps * backend().warp_size, **config.options())
         del options["GROUP_M"]
-        self.launch = backend().prepare(gemm_ar_kernel, (self.programs,), self._arguments(x, weight, bias, residual, out),
-                                        options)
+        rest = (self.slots, self.half, self.space.control, team(group), self.m, self.n, self.k, x.stride(0), weight.stride(0))
+        varying = self._varying(x, weight, bias, residual, out)
+        self.launch = backend().prepare(gemm_ar_kernel, (self.programs,), varying + rest, options, varying=len(varying))
 
-    def _arguments(self, x, weight, bias, residual, out) -> tuple:
-        return (x, weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out, *self.before,
-                x.stride(0), weight.stride(0))
+    def _varying(self, x, weight, bias, residual, out) -> tuple:
+        if self.boxes is not None:
+            x, weight = (described(t) for described, t in zip(self.boxes, (x, weight)))
+        return x, weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out
 
     def valid(self) -> bool:
-        return self.generations == self._generations()
+        return self.generation == self.space.generation
 
     def run(self, group, x, weight, bias, residual, out):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
-        stream = backend().current_stream()
-        with self.space.call(stream), self.pieces.call(stream):
-            self.launch(*self._arguments(x, weight, bias, residual, out))
+        with self.space.call(backend().current_stream()):
+            self.launch(*self._varying(x, weight, bias, residual, out))
