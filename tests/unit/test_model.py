@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The model of time against what was measured on 4 x H100, and explain()."""
+"""The model of time against what was measured on H100 and H200, and explain()."""
 import pytest
 
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.backends.nvidia.backend import H100
+from triton_dist.backends.nvidia.backend import H100, H200
 from triton_dist.ops import _model, explain
 from triton_dist.runtime.backend import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
@@ -31,6 +31,34 @@ def test_predictions_are_within_the_stated_error(op, m, n, k, config, ws, unfuse
     assert times["ws"] == pytest.approx(ws, rel=_model.ERROR)
     assert times["unfused"] == pytest.approx(unfused, rel=_model.ERROR)
     assert [e.ms for e in found] == sorted(e.ms for e in found)
+
+
+# ranks, M, N, K of a rank, microseconds of packets and of the unfused path on H200, in graphs
+GEMM_AR = [
+    (2, 1, 8192, 14336, 60.4, 65.3), (2, 1, 4096, 7168, 21.9, 26.1), (2, 16, 8192, 14336, 64.3, 67.4),
+    (2, 16, 4096, 7168, 24.5, 26.6), (2, 64, 8192, 14336, None, 76.4), (2, 128, 4096, 7168, None, 31.2),
+    (4, 1, 8192, 7168, None, 36.8), (4, 16, 4096, 3584, None, 20.1), (4, 64, 8192, 7168, None, 48.1),
+    (4, 256, 8192, 7168, None, 73.7), (4, 256, 4096, 3584, None, 37.2),
+]
+
+
+@pytest.mark.parametrize("world, m, n, k, packets, unfused", GEMM_AR)
+def test_predictions_of_gemm_ar_are_within_the_stated_error(world, m, n, k, packets, unfused):
+    found = {estimate.method: estimate.ms * 1e3 for estimate in _model.gemm_ar_estimates(H200, m, n, k, world, 2)}
+    assert found["unfused"] == pytest.approx(unfused, rel=_model.ERROR)
+    assert packets is None or found["packets"] == pytest.approx(packets, rel=_model.ERROR)
+
+
+def test_explain_of_gemm_ar(monkeypatch):
+    def script():
+        return explain("gemm_ar", 1, 4096, 14336), explain("gemm_ar", 2048, 4096, 14336)
+    few, many = run_ranks(script, 4)[0]
+    assert few.chosen == "packets" and "1 rows are no more than" in few.reason and not few.candidates
+    assert many.chosen == "ring" and "pays" in many.reason
+    monkeypatch.setattr(EmulatorBackend, "machine_model", lambda self: H200)
+    few, _ = run_ranks(script, 4)[0]
+    assert [row.choice.method for row in few.candidates] == ["packets", "unfused"]
+    assert str(few).startswith("gemm_ar M=1 N=4096 K=14336 on 4 ranks: packets, because 1 rows") and "-> " in str(few)
 
 
 def test_explain_says_what_auto_does():

@@ -78,6 +78,28 @@ def gemm_rs_estimates(machine: MachineModel, m: int, n: int, k: int, world: int,
     return _sorted(max(library + scatter, 2 * machine.launch_us), note, fused, "ring inside the GEMM")
 
 
+def gemm_ar_estimates(machine: MachineModel, m: int, n: int, k: int, world: int, itemsize: int) -> list[Estimate]:
+    """Methods of gemm_ar for x [m, k] and weight [n, k] a rank, the best first, as calls in a graph."""
+    stream = machine.kernel_us + n * k * itemsize / (machine.memory_gbs * 1e3)
+    library = max(library_gemm_us(machine, m, n, k, itemsize), stream)
+    size = m * n * itemsize
+    packets, push = _packets_us(machine, size, world), 2 * machine.signal_us + _two_hops_us(machine.collective_gbs, size, world)
+    reduce = machine.kernel_us + min(packets, push) if world > 1 else 0.0
+    found = [Estimate("unfused", (library + reduce) / 1e3, f"GEMM {library / 1e3:.4f} + all-reduce {reduce / 1e3:.4f}"),
+             Estimate("packets", (library + packets) / 1e3, f"GEMM {library / 1e3:.4f} + packets {packets / 1e3:.4f}")]
+    return sorted(found, key=lambda estimate: estimate.ms)
+
+
+def _packets_us(machine: MachineModel, size: int, world: int) -> float:
+    """The sum of `size` bytes over ranks, in one hop or two of packets, which are half flags."""
+    one = machine.hop_us + 2 * (world - 1) * size / (machine.link_gbs * 1e3)
+    return min(one, 2 * machine.hop_us + 2 * _two_hops_us(machine.link_gbs, size, world))
+
+
+def _two_hops_us(gbs: float, size: int, world: int) -> float:
+    return 2 * (world - 1) / world * size / (gbs * 1e3)
+
+
 def _fused_methods(machine: MachineModel, core: bool) -> list:
     return ([("ws", machine.core_ratio)] if core else []) + [("portable", machine.portable_ratio)]
 

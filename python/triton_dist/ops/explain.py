@@ -72,7 +72,11 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
     members = resolve(group)
     if op == "gemm_ar":
         method, reason = _gemm_ar.choose("auto", members, m, n, dtype)
-        return Explanation(op, Shape(op, str(dtype).removeprefix("torch."), m, n, k), members.size, Choice(method), reason, [])
+        machine, rows = backend().machine_model(), []
+        if machine is not None and not _plan.across_nodes(members):
+            rows = [Candidate(Choice(found.method), found.ms, None, found.note) for found in _model.gemm_ar_estimates(
+                machine, m, n, -(-k // members.size), members.size, dtype.itemsize)]
+        return Explanation(op, Shape(op, str(dtype).removeprefix("torch."), m, n, k), members.size, Choice(method), reason, rows)
     rows = -(-m // members.size)
     if op == "ag_gemm":
         agreed = _ag_gemm.agreement(rows, k, dtype, "auto", members)

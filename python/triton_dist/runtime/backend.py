@@ -46,7 +46,8 @@ class MachineModel:
     relative to it; link_gbs: copy engine to a peer, GB/s one way; collective_gbs, collective_us: a library all-gather or
     reduce-scatter takes collective_us plus the bytes into a device at collective_gbs; launch_us, fused_us: host time of a
     library call and of a fused op's call; signal_us: store to poll between devices; fuse_bytes: from how many bytes into a
-    device on fusing has paid, by op.
+    device on fusing has paid, by op. For calls in graphs: memory_gbs: at which a matmul of few rows reads its weights; kernel_us:
+    what a kernel takes without work; hop_us: a hop of packets.
     """
     sms: int
     gemm_tflops: float
@@ -59,6 +60,9 @@ class MachineModel:
     fused_us: float
     signal_us: float
     fuse_bytes: dict
+    memory_gbs: float
+    kernel_us: float
+    hop_us: float
 
 
 class Transfer(NamedTuple):
