@@ -5,14 +5,12 @@ from importlib import import_module
 from unittest import mock
 
 import pytest
-import torch
 from mutants import edited, load, source_of
 from mutation import mutants
 from scenarios import AG, RS, near_the_wrap, overtaking
 from scenarios import back_to_back as portable_calls
 
 from triton_dist.checker import check_kernel
-from triton_dist.runtime.workspace import Workspace
 
 ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
 rs_op = import_module("triton_dist.ops.gemm_rs.op")
@@ -119,20 +117,17 @@ def test_only_what_is_explained_is_excused():
 
 # -- the eight of the issue --------------------------------------------------------------------------------------------
 WAIT = 'dl.wait(flags + tile_m // piece_tiles * world + chunk, 1, "sys", "acquire", epoch, cmp="ge")'
-SEND = "dl.notify(flags + step * tiles + tile, successor, epoch)"
+SEND = "dl.notify(flags + 2 * (step * tiles + tile), successor, epoch)"
 LOAD = "acc = matmul_tile(a, k, "
 ADD = "acc += tl.load(slot + where"
 HALVES = [("slots_in = slots + (epoch & 1).to(tl.int64) * half",
            "slots_in = slots + (epoch & 1).to(tl.int64) * (world - 1) * m * n"),
           ("slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * half",
            "slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * (world - 1) * m * n")]
-OWN_EPOCHS = [("epoch = tl.load(control) + 1", "epoch = tl.load(control + 2 + tl.program_id(0)) + 1"),
-              ('    if tl.atomic_add(control + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:\n'
-               "        tl.store(control + 1, 0)\n        tl.store(control, epoch)\n",
-               "    tl.store(control + 2 + tl.program_id(0), epoch)\n")]
+OWN_EPOCHS = [("count_call(control, epoch)", "tl.store(control + tl.program_id(0), epoch)")]
 
 # name: (op, edits, scenario, statements of which one is named, words of the report)
-BARE = 'tl.atomic_xchg(dl.symm_at(flags + step * tiles + tile, successor), epoch, sem="release", scope="sys")'
+BARE = 'tl.atomic_xchg(dl.symm_at(flags + 2 * (step * tiles + tile), successor), epoch, sem="release", scope="sys")'
 EIGHT = {
     "the wait is removed": ("ag_gemm", [(WAIT, "0")], lambda: overtaken(AG), (LOAD, ), "no signal"),
     "the scope is narrowed": ("ag_gemm", [(WAIT, WAIT.replace("sys", "gpu"))], lambda: overtaken(AG), ("token = dl.wait(", ),
@@ -150,20 +145,11 @@ EIGHT = {
 }
 
 
-def wider_control(init):
-    """A workspace whose control block has room for an epoch of each program."""
-    def made(self, *args):
-        init(self, *args)
-        self.control = torch.zeros(34, dtype=torch.int32)[:2]
-    return made
-
-
 @pytest.mark.parametrize("name", EIGHT)
 def test_the_eight_mutants_are_reported_with_their_line(name, tmp_path):
     op, edits, scenario, statements, said = EIGHT[name]
     source = edited(source_of(KERNELS[op]), edits)
-    with mock.patch.object(Workspace, "__init__", wider_control(Workspace.__init__)):
-        report = check_op(op, kernel_of(op, source, tmp_path), [scenario], schedules=12)
+    report = check_op(op, kernel_of(op, source, tmp_path), [scenario], schedules=12)
     assert not report.clean
     lines = {number for number, line in enumerate(source.splitlines(), 1) if any(text in line for text in statements)}
     named = {line for fault in report.faults for file, line, _ in fault.where if "mutant" in file}

@@ -12,7 +12,7 @@ from triton_dist.backends.emulator import backend as emulator
 from triton_dist.backends.nvidia import cores
 from triton_dist.runtime.backend import GemmConfig
 from triton_dist.runtime.groups import resolve
-from triton_dist.runtime.workspace import workspace
+from triton_dist.runtime.workspace import CountedWorkspace, Workspace, workspace
 
 BLOCK_K, STAGES = 16, 3
 STEPS = (0, 1, 2, 3, 5, 8)                     # blocks of K: below, at and above the number of stages
@@ -50,7 +50,7 @@ def back_to_back(calls, slow=None):
     """scenarios.back_to_back, in poisoned workspaces."""
     group = resolve()
     for kind in sorted({call.kind for call in calls}):
-        space = workspace(group, kind)
+        space = workspace(group, kind, Workspace if kind == "ag_gemm" else CountedWorkspace)
         space.reserve(1 << 18, 256, writer=lambda flag: 0)
         space.data.fill_(0xFF)
     group.barrier()

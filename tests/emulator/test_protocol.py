@@ -8,6 +8,8 @@ from scenarios import AG, F32, RS, back_to_back, near_the_wrap, overtaking
 
 from triton_dist.backends.emulator.order import MODES
 from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.workspace import workspace
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -27,10 +29,20 @@ def test_a_rank_that_is_overtaken(op, mode, slow):
     run_ranks(lambda: overtaking([op(40, 40, 64), op(20, 24, 64)], slow=slow), 3, mode=mode, seed=slow)
 
 
+@pytest.mark.parametrize("start", [2**31 - 3, -2**31 + 5])
 @pytest.mark.parametrize("op, kind", [(AG, "ag_gemm"), (RS, "gemm_rs")])
-def test_epochs_pass_the_wrap(op, kind):
-    """Epochs compare by signed difference (rule 8)."""
-    run_ranks(lambda: near_the_wrap([op(20, 24, 40), op(40, 16, 40)], [kind]), 3, mode="late")
+def test_epochs_pass_the_wrap(op, kind, start):
+    """Epochs compare by signed difference, or alternate between halves and compare for equality (rule 8)."""
+    run_ranks(lambda: near_the_wrap([op(20, 24, 40), op(40, 16, 40)], [kind], start=start), 3, mode="late")
+
+
+def test_epochs_that_the_device_counts_leave_out_zero():
+    """0 is what fresh flags hold: the workspace grows just there."""
+    def script():
+        near_the_wrap([RS(20, 24, 40)], ["gemm_rs"], start=-2, repeat=1)
+        overtaking([RS(200, 24, 40), RS(20, 24, 40)], slow=1, repeat=2)
+        return workspace(resolve(), "gemm_rs").calls_begun()
+    assert run_ranks(script, 3, mode="late") == [5] * 3
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -58,18 +70,16 @@ def test_calls_that_are_empty_on_every_rank(calls):
     run_ranks(script, 3)
 
 
-@pytest.mark.parametrize("op, kind", [(AG, "ag_gemm"), (RS, "gemm_rs")])
-def test_flags_that_no_call_has_written_for_long(op, kind, monkeypatch):
+def test_flags_that_no_call_has_written_for_long(monkeypatch):
     """A flag left 2^31 calls behind would look new: flags are renewed in time (rule 8)."""
     from triton_dist.runtime import workspace as module
     monkeypatch.setattr(module, "RENEW_EVERY", 4)
 
     def script():
-        from triton_dist.runtime.groups import resolve
-        back_to_back([op(70, 72, 40)])
-        space = module.workspace(resolve(), kind)
+        back_to_back([AG(70, 72, 40)])
+        space = module.workspace(resolve(), "ag_gemm")
         space.set_epoch(2**30)
-        back_to_back([op(1, 1, 1)], repeat=5)
+        back_to_back([AG(1, 1, 1)], repeat=5)
         age = [space.epoch - int(flag) for flag in space.flags]
         assert max(age) <= 5, f"a flag is {max(age)} epochs old"
     run_ranks(script, 2)
@@ -78,8 +88,6 @@ def test_flags_that_no_call_has_written_for_long(op, kind, monkeypatch):
 def test_growth_while_counting():
     """A larger shape renews the flags at the epoch reached, also beyond the wrap (rules 8 and 10)."""
     def script():
-        from triton_dist.runtime.groups import resolve
-        from triton_dist.runtime.workspace import workspace
         back_to_back([RS(4, 4, 8), AG(4, 4, 8)])
         for kind in ("gemm_rs", "ag_gemm"):
             workspace(resolve(), kind).set_epoch(2**31 - 2)

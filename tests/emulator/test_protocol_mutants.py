@@ -36,6 +36,11 @@ def wrap(op, kind):
     return lambda: near_the_wrap([op(20, 24, 40), op(40, 16, 40)], [kind])
 
 
+def old_flags():
+    """Flags that no call has written for nearly 2^31 calls."""
+    near_the_wrap([RS(20, 24, 40), RS(40, 24, 40)], ["gemm_rs"], start=-2**31 + 5)
+
+
 def pieces():
     """Shards pushed in one, two and four pieces, in turn."""
     return overtaking([AG(256, 24, 64), AG(64, 24, 8), AG(128, 24, 64)], slow=1, repeat=3)
@@ -66,18 +71,21 @@ MUTANTS = {
     "ag_gemm pushes before the stream's earlier work is done (15)": (
         AG_OP, "side.wait_stream(current)", "pass", (ag_op._Fused, "run", lambda m: m._Fused.run), None),
     "gemm_rs does not wait (1)": (
-        RS_KERNEL, 'dl.wait(flags + (step - 1) * tiles + tile, 1, "sys", "acquire", epoch, cmp="ge")', "0",
+        RS_KERNEL, 'dl.wait(flags + 2 * ((step - 1) * tiles + tile), 1, "sys", "acquire", epoch)', "0",
         RS_PLACE, overtaken(RS)),
-    "gemm_rs waits for equality of an old epoch (7)": (
-        RS_KERNEL, '1, "sys", "acquire", epoch, cmp="ge")', '1, "sys", "acquire", 1, cmp="ge")',
-        RS_PLACE, overtaken(RS)),
+    "gemm_rs waits for any epoch (7)": (
+        RS_KERNEL, '1, "sys", "acquire", epoch)', '1, "sys", "acquire", 1, cmp="ge")', RS_PLACE, overtaken(RS)),
+    "gemm_rs takes flags of long ago for new ones (8)": (
+        RS_KERNEL, '1, "sys", "acquire", epoch)', '1, "sys", "acquire", epoch, cmp="ge")', RS_PLACE, old_flags),
+    "gemm_rs keeps to one half of its flags (10)": (
+        RS_KERNEL, "    flags += epoch & 1\n", "", RS_PLACE, overtaken(RS)),
     "gemm_rs adds to its flags (7)": (
-        RS_KERNEL, "dl.notify(flags + step * tiles + tile, successor, epoch)",
-        'dl.notify(flags + step * tiles + tile, successor, 1, "add")', RS_PLACE, shapes(RS)),
+        RS_KERNEL, "dl.notify(flags + 2 * (step * tiles + tile), successor, epoch)",
+        'dl.notify(flags + 2 * (step * tiles + tile), successor, 1, "add")', RS_PLACE, shapes(RS)),
     "gemm_rs signals before it stores (1)": (
         RS_KERNEL, "            tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)\n"
-        "            dl.notify(flags + step * tiles + tile, successor, epoch)",
-        "            dl.notify(flags + step * tiles + tile, successor, epoch)\n"
+        "            dl.notify(flags + 2 * (step * tiles + tile), successor, epoch)",
+        "            dl.notify(flags + 2 * (step * tiles + tile), successor, epoch)\n"
         "            tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)",
         RS_PLACE, overtaken(RS)),
     "gemm_rs takes the half from the shape (10)": (
@@ -89,8 +97,8 @@ MUTANTS = {
     "gemm_rs keeps to one half (10)": (
         RS_KERNEL, "slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * half",
         "slots_in = slots\n    slots_out = dl.symm_at(slots, successor)", RS_PLACE, overtaken(RS)),
-    "gemm_rs advances the epoch early (9)": (
-        RS_KERNEL, "== tl.num_programs(0) - 1:", "== 0:", RS_PLACE, overtaken(RS)),
+    "gemm_rs has an epoch for each program (9)": (
+        RS_KERNEL, "count_call(control, epoch)", "tl.store(control + tl.program_id(0), epoch)", RS_PLACE, shapes(RS)),
     "the workspace keeps to one half (10)": (
         WORKSPACE, "return [self.data[:self.half_bytes], self.data[self.half_bytes:]]",
         "return [self.data[:self.half_bytes]] * 2",
@@ -101,7 +109,7 @@ MUTANTS = {
         (ag_op._Fused, "__init__", lambda m: m._Fused.__init__), shapes(AG)),
     "the workspace leaves new flags at zero (8)": (
         WORKSPACE, "self.flags.fill_(epoch)", "pass", (Workspace, "_restart_at", lambda m: m.Workspace._restart_at),
-        lambda: near_the_wrap([RS(20, 24, 40)], ["gemm_rs"], start=-2**31 + 5)),
+        lambda: near_the_wrap([AG(20, 24, 40)], ["ag_gemm"], start=-2**31 + 5)),
 }
 
 

@@ -52,7 +52,7 @@ def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int) -> s
     if _plan.across_nodes(group):
         reason = _plan.unreachable(group)
     elif backend().is_capturing():
-        reason = "it has not run with these arguments before this graph capture"
+        reason = _plan.BEFORE_CAPTURE
     if reason is not None and method not in ("auto", anywhere):
         raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or {anywhere!r}")
     if method == "auto":

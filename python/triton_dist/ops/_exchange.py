@@ -106,11 +106,8 @@ def _make_plan(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor 
     return plan
 
 
-class Alone:
+class Alone(_plan.Plan):
     """One rank, or nothing to send."""
-
-    def valid(self) -> bool:
-        return True
 
     def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
         backend().before_torch()
@@ -118,7 +115,7 @@ class Alone:
             out.copy_(x)
 
 
-class Library:
+class Library(_plan.Plan):
     """The group's own collective."""
 
     def __init__(self, op: Collective):
@@ -132,7 +129,7 @@ class Library:
         self.library(x.contiguous(), group, out)
 
 
-class Kernel:
+class Kernel(_plan.Plan):
     """One kernel on a workspace. Holds all that does not change from call to call."""
 
     def __init__(self, space: CountedWorkspace, kernel: Any, programs: int, x: torch.Tensor, out: torch.Tensor, rest: tuple,
@@ -141,8 +138,8 @@ class Kernel:
         self.launch = backend().prepare(kernel, (programs,), (x, out, *rest), dict(options, num_stages=1), varying=2)
         meet()
 
-    def valid(self) -> bool:
-        return self.generation == self.space.generation
+    def moved(self) -> bool:
+        return self.generation != self.space.generation
 
     def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
         with self.space.call(backend().current_stream()):

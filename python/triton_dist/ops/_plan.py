@@ -18,6 +18,7 @@ from triton_dist.runtime.workspace import restart
 _MAX_PLANS = 4096
 
 METHODS = ("auto", "portable", "ws", "unfused")
+BEFORE_CAPTURE = "it has not run with these arguments before this graph capture"
 
 
 def signature(x: Any, weight: Any, bias: Any, out: Any) -> tuple:
@@ -34,16 +35,16 @@ def signature(x: Any, weight: Any, bias: Any, out: Any) -> tuple:
 
 
 def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: Callable[[dict], Any]) -> Any:
-    """The plan of a call: made once for `key`, and again when the buffers it points into have moved.
+    """The plan of a call: made once for `key`, and again when it is not valid any more.
 
     `check()` refuses bad arguments, and otherwise says what all ranks must agree on; `make` of that may be collective.
     """
     plans, where = state().plans, (op, group.key, key)
     plan = plans.get(where)
     if plan is None or not plan.valid():
-        plan = None
+        moved = plan is not None and plan.moved()
         try:
-            agreed = check()
+            agreed, plan = plan.agreed if moved else check(), None
         except InvalidArgument as error:
             same_call(group, f"{op}, refused: {error}", refused=True)
             raise
@@ -63,8 +64,12 @@ class Plan:
         """Makes ready what a first call would have to wait for. Sends nothing; raises what a compiler or a driver raises."""
 
     def valid(self) -> bool:
-        """Whether calls can still be run by it."""
-        return True
+        """Whether calls can be run by it, inside graph capture if the caller is."""
+        return not self.moved()
+
+    def moved(self) -> bool:
+        """Whether all that it lacks is that buffers have moved: then it is made again as it was, inside graph capture as well."""
+        return False
 
 
 class Trial:
@@ -143,16 +148,18 @@ def _apart(how: str) -> CollectiveMismatch:
     return CollectiveMismatch(f"ranks have differed before, so calls do not pair any more ({how}); start the world anew")
 
 
-def possible(op: str, method: str, group: Group, core_serves: bool, needs_stream_memory_ops: bool = False) -> str:
+def possible(op: str, method: str, group: Group, core_serves: bool, needs_stream_memory_ops: bool = False,
+             uncaptured: str = BEFORE_CAPTURE) -> str:
     """`method`, or "unfused" for an "auto" that can be nothing else, of which it warns once. Equal on all ranks.
 
-    Raises InvalidArgument for a method that is unknown or cannot run here.
+    `uncaptured`: why a call without a plan cannot be captured. Raises InvalidArgument for a method that is unknown or cannot run
+    here.
     """
     if not isinstance(method, str) or method not in METHODS:
         raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}; leave it out for 'auto'")
     if method == "unfused":
         return method
-    reason = obstacle(group, needs_stream_memory_ops)
+    reason = obstacle(group, needs_stream_memory_ops, uncaptured)
     if reason is not None and method != "auto":
         raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or 'unfused'")
     if reason is not None:
@@ -187,10 +194,10 @@ def pays(op: str, world: int, bytes_in: int) -> bool:
     return machine is None or world == 1 or bytes_in >= machine.fuse_bytes[op]
 
 
-def obstacle(group: Group, needs_stream_memory_ops: bool) -> str | None:
+def obstacle(group: Group, needs_stream_memory_ops: bool, uncaptured: str = BEFORE_CAPTURE) -> str | None:
     """Why no fused kernel can run here; None where one can."""
     if backend().is_capturing():
-        return "graph capture is not supported by the fused kernel yet"
+        return "it cannot be captured over nodes" if across_nodes(group) else uncaptured
     if across_nodes(group):
         if group.ranks_per_node is None:
             return f"ranks {list(group.world_ranks)} are not equally many of each node, side by side"

@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
 import triton_dist.language as dl
+from triton_dist.backends.nvidia.counting import count_call, this_epoch
 from triton_dist.backends.nvidia.gemm_ws import Tile, gemm_ws, grouped
 from triton_dist.backends.nvidia.hopper_prims import (fence_proxy_async, flush_tma_stores, pause, reinterpret, tma_load,
                                                       tma_store)
@@ -23,7 +24,7 @@ class Ring:
     next_odd: tma.tensor_descriptor
     out: tma.tensor_descriptor          # [m, n]
     bias: gl.tensor
-    flags: gl.tensor                    # int32 [world - 1, tiles], own memory
+    flags: gl.tensor                    # int32 [world - 1, tiles, 2], own memory, from the word of this epoch's half on
     next_flags: gl.tensor               # the same in the next rank's memory
     epoch: gl.tensor
     index: gl.tensor
@@ -85,8 +86,8 @@ class Ring:
     @gluon.jit
     def fetch_addend(self, tile, ready, staging):
         if tile.step > 0:
-            flag = self.flags + (tile.step - 1) * self.tiles_m * self.tiles_n + tile.number
-            fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))
+            flag = self.flags + 2 * ((tile.step - 1) * self.tiles_m * self.tiles_n + tile.number)
+            fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch))
             row = ((tile.step - 1) * self.tiles_m + tile.m) * self.BLOCK_M
             mbarrier.expect(ready, self.BLOCK_M * self.BLOCK_N * staging.dtype.primitive_bitwidth // 8)
             if (self.epoch & 1) == 0:
@@ -119,7 +120,7 @@ class Ring:
     def signal(self, tile):
         if tile.step < self.world - 1:
             flush_tma_stores()
-            flag = self.next_flags + tile.step * self.tiles_m * self.tiles_n + tile.number
+            flag = self.next_flags + 2 * (tile.step * self.tiles_m * self.tiles_n + tile.number)
             dl.notify_warp(flag, self.epoch)
 
     @gluon.jit
@@ -151,14 +152,13 @@ def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even
 
     A chunk of the slots starts at a multiple of cdiv(m, BLOCK_M) * BLOCK_M rows, so that a store never crosses one.
     """
-    epoch = gl.load(control) + 1
+    epoch = this_epoch(control)
     tiles_m = gl.cdiv(m, BLOCK_M)
     tiles_n = gl.cdiv(n, BLOCK_N)
-    hooks = Ring(x_desc, slots_even, slots_odd, next_even, next_odd, out_desc, bias, flags, next_flags, epoch, index, world, m, n,
-                 tiles_m, tiles_n, tiles_m * tiles_n * world, gap, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
+    hooks = Ring(x_desc, slots_even, slots_odd, next_even, next_odd, out_desc, bias, flags + (epoch & 1),
+                 next_flags + (epoch & 1), epoch, index, world, m, n, tiles_m, tiles_n, tiles_m * tiles_n * world, gap, BLOCK_M,
+                 BLOCK_N, GROUP_M, HAS_BIAS)
     staging: gl.constexpr = slots_even.layout
     hop_dtype: gl.constexpr = slots_even.dtype
     gemm_ws(hooks, x_desc, w_desc, w_desc, staging, hop_dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
-    if gl.atomic_add(control + 1, 1, sem="acq_rel", scope="gpu") == gl.num_programs(0) - 1:
-        gl.store(control + 1, 0)
-        gl.store(control, epoch)
+    count_call(control, epoch)

@@ -119,17 +119,14 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
     return plan
 
 
-class _Empty:
+class _Empty(_plan.Plan):
     """No elements."""
-
-    def valid(self) -> bool:
-        return True
 
     def run(self, group, x, weight, bias, residual, out, residual_out):
         pass
 
 
-class _Unfused:
+class _Unfused(_plan.Plan):
     """all_reduce, then torch."""
 
     def __init__(self, eps: float):
@@ -146,7 +143,7 @@ class _Unfused:
         all_reduce_rmsnorm_reference(x, weight, reduce, out, residual_out, self.eps, bias, residual)
 
 
-class _Packets:
+class _Packets(_plan.Plan):
     """One kernel on the workspace of packets. Holds all that does not change from call to call."""
 
     def __init__(self, group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
@@ -172,8 +169,8 @@ class _Packets:
         return (x.contiguous(), weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out,
                 residual_out)
 
-    def valid(self) -> bool:
-        return self.generation == self.space.generation
+    def moved(self) -> bool:
+        return self.generation != self.space.generation
 
     def run(self, group, x, weight, bias, residual, out, residual_out):
         with self.space.call(backend().current_stream()):

@@ -128,7 +128,7 @@ def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tup
     if _plan.across_nodes(group):
         reason = _plan.unreachable(group)
     elif backend().is_capturing():
-        reason = "it has not run with these arguments before this graph capture"
+        reason = _plan.BEFORE_CAPTURE
     if method == "packets":
         if reason is not None:
             raise InvalidArgument(f"method: 'packets' is not possible here: {reason}; use 'auto' or 'unfused'")
@@ -151,7 +151,7 @@ def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tup
 
 
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
-               out: torch.Tensor | None, agreed: dict) -> Any:
+               out: torch.Tensor | None, agreed: dict) -> _plan.Plan:
     """How calls like this one run. Collective at the first use of a shape."""
     meet = _plan.agree_once(group, agreed)
     if not agreed["m"] * agreed["n"]:
@@ -166,17 +166,14 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
     return plan
 
 
-class _Empty:
+class _Empty(_plan.Plan):
     """No rows or no columns."""
-
-    def valid(self) -> bool:
-        return True
 
     def run(self, group, x, weight, bias, residual, out):
         pass
 
 
-class _Unfused:
+class _Unfused(_plan.Plan):
     """A matmul, then all_reduce."""
 
     def __init__(self):
@@ -193,11 +190,8 @@ class _Unfused:
         gemm_ar_reference(x, weight, reduce, out, bias, residual)
 
 
-class _Ring:
+class _Ring(_plan.Plan):
     """gemm_rs, then an all-gather of its rows."""
-
-    def valid(self) -> bool:
-        return not backend().is_capturing()                         # where gemm_rs is not fused
 
     def run(self, group, x, weight, bias, residual, out):
         rows = gemm_rs(x, weight, group=group, bias=bias)
@@ -207,7 +201,7 @@ class _Ring:
         all_gather(rows, group=group, out=out)
 
 
-class Packets:
+class Packets(_plan.Plan):
     """One kernel on the workspace of packets. Holds all that does not change from call to call."""
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, cut: Tiling):
@@ -242,8 +236,8 @@ class Packets:
             x, weight = (described(t) for described, t in zip(self.boxes, (x, weight)))
         return x, weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out
 
-    def valid(self) -> bool:
-        return self.generation == self.space.generation
+    def moved(self) -> bool:
+        return self.generation != self.space.generation
 
     def run(self, group, x, weight, bias, residual, out):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)

@@ -5,6 +5,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops._gemm import matmul_tile, tile_of
+from triton_dist.ops._packets import count_call, this_epoch
 from triton_dist.runtime.jit import jit
 
 
@@ -16,17 +17,18 @@ def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n
 
     The partial sum of chunk c starts at rank c + 1 and travels to rank c; at step s rank r works on chunk r - 1 - s.
     Who writes: a tile's program stores its sum into rows from step * pitch of `slots` of the next rank, then releases
-    the epoch into flags[step, tile] there (system scope). At the last step the sum goes to `out`.
+    the epoch into flags[step, tile, epoch & 1] there (system scope). At the last step the sum goes to `out`.
     Who waits: the program of the same tile one step later acquires that flag at system scope before it adds the slot.
-    What bounds the epoch: slots alternate between two halves by the epoch's parity. The chain of a tile passes through
-    every rank, so that whoever finishes knows that all peers have started. The last program out advances the epoch.
+    What bounds the epoch: slots and flags alternate between two halves by the epoch's parity. The chain of a tile passes
+    through every rank, so that whoever finishes knows that all peers have started.
     """
     index = dl.team_rank(team)
     world = dl.team_size(team)
     successor = dl.team_world_rank(team, (index + 1) % world)
-    epoch = tl.load(control) + 1
+    epoch = this_epoch(control)
     slots_in = slots + (epoch & 1).to(tl.int64) * half
     slots_out = dl.symm_at(slots, successor) + (epoch & 1).to(tl.int64) * half
+    flags += epoch & 1
     tiles_m = tl.cdiv(m, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n
@@ -42,17 +44,15 @@ def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n
                           tl.minimum(cols, n - 1), k, BLOCK_K, EVEN_K, PRECISION)
         where = rows.to(tl.int64)[:, None] * n + cols[None, :]
         if step > 0:
-            token = dl.wait(flags + (step - 1) * tiles + tile, 1, "sys", "acquire", epoch, cmp="ge")
+            token = dl.wait(flags + 2 * ((step - 1) * tiles + tile), 1, "sys", "acquire", epoch)
             slot = dl.consume_token(slots_in, token) + (step - 1).to(tl.int64) * pitch * n
             acc += tl.load(slot + where, mask=inside, other=0.0).to(tl.float32)
         if step < world - 1:
             slot = slots_out + step.to(tl.int64) * pitch * n
             tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)
-            dl.notify(flags + step * tiles + tile, successor, epoch)
+            dl.notify(flags + 2 * (step * tiles + tile), successor, epoch)
         else:
             if HAS_BIAS:
                 acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
             tl.store(out + where, acc.to(out.dtype.element_ty), mask=inside)
-    if tl.atomic_add(control + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
-        tl.store(control + 1, 0)
-        tl.store(control, epoch)
+    count_call(control, epoch)

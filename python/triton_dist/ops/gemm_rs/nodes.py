@@ -7,13 +7,13 @@ import torch
 
 from triton_dist.ops import _plan
 from triton_dist.ops.gemm_rs.nodes_kernel import gemm_rs_nodes_kernel
-from triton_dist.runtime.workspace import team
+from triton_dist.runtime.workspace import Workspace, team
 
 
 class RingsOverNodes:
     """Arguments of the kernel for the calls of a plan, as the portable one's."""
 
-    kernel = gemm_rs_nodes_kernel
+    kernel, space = gemm_rs_nodes_kernel, Workspace
 
     @staticmethod
     def room(plan: Any, tiles: int) -> tuple:

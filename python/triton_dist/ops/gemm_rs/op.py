@@ -14,7 +14,7 @@ from triton_dist.ops.reduce_scatter.op import reduce_scatter
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
-from triton_dist.runtime.workspace import team, workspace
+from triton_dist.runtime.workspace import CountedWorkspace, team, workspace
 
 
 def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: torch.Tensor | None = None,
@@ -35,6 +35,8 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; over nodes so in each
     node, then the own node's sum and those of the nodes after it), so the same inputs give the same bits. fp16 may overflow at
     a hop unless hop_dtype is float32.
+    In CUDA graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. Replays and
+    eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Raises InvalidArgument before anything is sent.
     """
     how = "gemm_rs", method, hop_dtype, bias is None, out is None
@@ -171,9 +173,10 @@ class _Fused(_plan.Plan):
         tiles = tiles_m * -(-self.n // self.config.block_n)
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
         self.programs = min(tiles * group.size, backend().num_sms())
-        self.space, self.portable = workspace(group, "gemm_rs"), RingsOverNodes if _plan.across_nodes(group) else _Portable
+        self.portable = RingsOverNodes if _plan.across_nodes(group) else _Portable
+        self.space = workspace(group, "gemm_rs", self.portable.space)
         self.space.reserve(*self.portable.room(self, tiles))
-        self.generation = self.space.generation
+        self.generation, self.in_graphs = self.space.generation, self.portable is not RingsOverNodes
 
     def compile(self, x, weight, bias, out):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
@@ -185,7 +188,10 @@ class _Fused(_plan.Plan):
                                         dict(self.call.options, launch_cooperative_grid=True))
 
     def valid(self) -> bool:
-        return self.generation == self.space.generation and not backend().is_capturing()
+        return self.generation == self.space.generation and (self.in_graphs or not backend().is_capturing())
+
+    def moved(self) -> bool:
+        return self.generation != self.space.generation and (self.in_graphs or not backend().is_capturing())
 
     def run(self, group, x, weight, bias, out):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
@@ -196,12 +202,12 @@ class _Fused(_plan.Plan):
 class _Portable:
     """Arguments of the portable kernel for the calls of a plan."""
 
-    kernel = gemm_rs_kernel
+    kernel, space = gemm_rs_kernel, CountedWorkspace
 
     @staticmethod
     def room(plan: _Fused, tiles: int) -> tuple:
         """(bytes of a half, flags, who writes a flag) for chunks of `tiles` tiles."""
-        return (plan.hops * plan.pitch * plan.n * plan.hop_dtype.itemsize, plan.hops * tiles,
+        return (plan.hops * plan.pitch * plan.n * plan.hop_dtype.itemsize, 2 * plan.hops * tiles,
                 lambda flag: (plan.group.rank - 1) % plan.group.size)
 
     def __init__(self, plan: _Fused, has_bias: bool):

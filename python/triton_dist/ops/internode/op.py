@@ -78,7 +78,7 @@ def _make_plan(form: type, x: torch.Tensor, group: Group, out: torch.Tensor | No
     return form(x, group, out, shape, meet)
 
 
-class _Unfused:
+class _Unfused(_plan.Plan):
     """torch's collective."""
 
     def __init__(self, form: type, out_shape: tuple):
@@ -94,7 +94,7 @@ class _Unfused:
             self.collective(group, out, x.contiguous())
 
 
-class _TwoLevel:
+class _TwoLevel(_plan.Plan):
     """One kernel. Holds all that does not change from call to call."""
 
     kernel: Any
