@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Every wait, arrival, fence, store wait, flush and flag statement of the Hopper core is needed, in both ops."""
+from contextlib import ExitStack
 from importlib import import_module
 from unittest import mock
 
@@ -14,15 +15,16 @@ from triton_dist.checker import check_kernel
 
 ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
 NVIDIA = "triton_dist.backends.nvidia"
-PLACES = {"ag_gemm_ws": cores._AgGemm, "gemm_rs_ws": cores._GemmRs}
-KERNELS = {"ag_gemm_ws": "ag_gemm_ws_kernel", "gemm_rs_ws": "gemm_rs_ws_kernel"}
+# op: {what makes the arguments of a kernel: the kernel's name}
+KERNELS = {"ag_gemm_ws": {cores._AgGemm: "ag_gemm_ws_kernel", cores._AgGemmBySms: "ag_gemm_by_sms_ws_kernel"},
+           "gemm_rs_ws": {cores._GemmRs: "gemm_rs_ws_kernel"}}
 MODES = ("late", "random", "skew", "priority")
 
 # K above and below the three stages
 ABOVE, BELOW, EMPTY = ([RS(72, 40, k * BLOCK_K) for k in (8, 5, 8)], [RS(136, 40, k * BLOCK_K) for k in (1, 2, 3)],
                        [RS(72, 40, 0)] * 3)
 SCENARIOS = {
-    "ag_gemm_ws": [[AG(136, 40, 4 * BLOCK_K)] * 3, [AG(136, 40, BLOCK_K)] * 3],
+    "ag_gemm_ws": [[AG(136, 40, 4 * BLOCK_K)] * 3, [AG(136, 40, BLOCK_K)] * 3, [AG(136, 40, 4 * BLOCK_K, comm_sms=1)] * 3],
     "gemm_rs_ws": [ABOVE, BELOW, EMPTY],
 }
 # Mutants that are right, and why: (op, how they begin, which of those that read alike)
@@ -31,6 +33,7 @@ EQUIVALENT = {
     ("ag_gemm_ws", "deletion of mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)", 2): "K = 0 reaches the core in gemm_rs only",
     **{("ag_gemm_ws", f"{what} of dl.wait({flags}", 1): CLOSING for flags in ("last, index,", "last + index + 1,")
        for what in ("deletion", "another form (its semantic)", "another form (the epoch it waits for)")},
+    **{("ag_gemm_ws", f"{what} of dl.wait(last, pushers,", 1): CLOSING for what in ("deletion", "another form (its semantic)")},
 }
 
 
@@ -65,19 +68,21 @@ def tiles(monkeypatch):
         yield
 
 
-def kernel_of(op, file, source, folder):
-    """The kernel of an op with another source of one file: its own, or of the core under it."""
+def kernels_of(op, file, source, folder):
+    """The module of an op's kernels with another source of one file: its own, or of the core under it."""
     module = load(file, source, folder)
     if file == "gemm_ws":
         own, line = source_of(f"{NVIDIA}.{op}"), f"from {NVIDIA}.gemm_ws import"
         assert own.count(line) == 1
         module = load(op, own.replace(line, f"from {module.__name__} import"), folder)
-    return getattr(module, KERNELS[op])
+    return module
 
 
-def check_core(op, kernel, schedules=8):
+def check_core(op, module, schedules=8):
     """The first report that is not clean, else the last."""
-    with mock.patch.object(PLACES[op], "kernel", kernel):
+    with ExitStack() as patches:
+        for maker, name in KERNELS[op].items():
+            patches.enter_context(mock.patch.object(maker, "kernel", getattr(module, name)))
         for calls in SCENARIOS[op]:
             report = check_kernel(lambda: back_to_back(calls), 2, schedules, modes=MODES, num_sms=2)
             if not report.clean:
@@ -86,7 +91,7 @@ def check_core(op, kernel, schedules=8):
 
 
 def assert_reported(op, file, mutant, folder):
-    report = check_core(op, kernel_of(op, file, mutant.source, folder))
+    report = check_core(op, kernels_of(op, file, mutant.source, folder))
     assert not report.clean, f"survived: {mutant}"
     refused = "CompilationError" in report.faults[0].text              # Triton itself says no
     assert report.faults[0].kind in ("race", "deadlock", "barrier-misuse", "uninitialized-read") or refused, str(report)
@@ -106,13 +111,13 @@ def test_every_mutant_is_reported(op, file, mutant, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("op, file, mutant", EQUALS, ids=names(EQUALS))
 def test_a_mutant_that_is_right_is_clean(op, file, mutant, tmp_path):
-    report = check_core(op, kernel_of(op, file, mutant.source, tmp_path))
+    report = check_core(op, kernels_of(op, file, mutant.source, tmp_path))
     assert report.clean, str(report)
 
 
 @pytest.mark.parametrize("op", KERNELS)
 def test_the_core_itself_is_clean(op, tmp_path):
-    report = check_core(op, kernel_of(op, op, source_of(f"{NVIDIA}.{op}"), tmp_path), schedules=4)
+    report = check_core(op, kernels_of(op, op, source_of(f"{NVIDIA}.{op}"), tmp_path), schedules=4)
     assert report.clean and report.accesses, str(report)
 
 

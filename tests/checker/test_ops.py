@@ -21,8 +21,11 @@ class CoreRS(RS):
 
 CALLS = {
     "ag_gemm": [AG(70, 40, 96, bias=True), AG(9, 41, 50), AG(20, lambda r: 24 * (r == 1), 40), AG(40, 72, 64, dtype=F32)],
+    "ag_gemm by SMs": [AG(70, 40, 96, bias=True, comm_sms=3), AG(9, 41, 50, comm_sms=1), AG(40, 72, 64, dtype=F32, comm_sms=2),
+                       AG(20, lambda r: 24 * (r == 1), 40, comm_sms=16)],
     "gemm_rs": [RS(70, 40, 96, bias=True), RS(9, 41, 50), RS(20, 24, lambda r: 40 * (r == 1)), RS(40, 72, 64, hop_dtype=F32)],
     "ag_gemm, core": [CoreAG(136, 40, 64), CoreAG(16, 72, 160, bias=True), CoreAG(70, 40, 96)],
+    "ag_gemm by SMs, core": [CoreAG(136, 40, 64, comm_sms=3), CoreAG(16, 72, 160, bias=True, comm_sms=1), CoreAG(70, 40, 96)],
     "gemm_rs, core": [CoreRS(72, 40, 128), CoreRS(136, 40, 32, bias=True), CoreRS(20, 72, 160, hop_dtype=F32)],
     "all_reduce": [AR(n, method, in_place=in_place) for method in ("one_shot", "two_shot", "push") for n in (515, 40)
                    for in_place in (False, True)],
@@ -61,12 +64,16 @@ def test_ops_together_are_clean(script):
 
 
 def test_the_ops_move_what_their_formula_says():
-    """ag_gemm: its shard and a flag to every peer. gemm_rs: W - 1 chunks, and a flag for each tile, to the next rank."""
+    """ag_gemm: its shard and a flag, or one of each SM that pushes, to every peer. gemm_rs: W - 1 chunks, and a flag for
+    each tile, to the next rank."""
     world, m, n, k, calls, runs = 4, 64, 256, 128, 3, 2
     report = check_kernel(lambda: back_to_back([AG(m, n, k)] * calls), world, runs)
     assert report.links == {(a, b): runs * calls * (2 * m * k + 4) for a in range(world) for b in range(world) if a != b}
     assert report.formula == {link: nbytes - runs * calls * 4 for link, nbytes in report.links.items()}
     assert f"{calls * (2 * m * k + 4)} bytes on 0->1, " in report.traffic() and f": {calls * 2 * m * k})" in report.traffic()
+    report = check_kernel(lambda: back_to_back([AG(m, n, k, comm_sms=3)] * calls), world, runs)
+    assert report.links == {link: nbytes + runs * calls * 3 * 4 for link, nbytes in report.formula.items()} and report.clean
+    assert report.formula == {(a, b): runs * calls * 2 * m * k for a in range(world) for b in range(world) if a != b}
     report = check_kernel(lambda: back_to_back([RS(m, n, k)] * calls), world, runs)
     tiles = n // 64
     assert report.links == {(r, (r + 1) % world): runs * calls * (world - 1) * (2 * m * n + 4 * tiles) for r in range(world)}

@@ -9,7 +9,7 @@ from compile_util import compile_kernel, instructions, position
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon import language as gl
 
-from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_ws_kernel
+from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
 from triton_dist.backends.nvidia.cores import BOX_BYTES, BOX_ROWS
 from triton_dist.backends.nvidia.gemm_rs_ws import gemm_rs_ws_kernel
 
@@ -35,10 +35,12 @@ def compiled(kernel, dtype: str = "bf16", hop: str | None = None, narrow: bool =
     types.update({name: descriptor(hop, m, n) for name in ("slots_even", "slots_odd")})
     box = min(m, BOX_ROWS), min(n, BOX_BYTES * 8 // _DTYPES[hop].primitive_bitwidth)
     types.update({name: descriptor(hop, *box) for name in ("next_even", "next_odd")})
-    if kernel is ag_gemm_ws_kernel:
+    if kernel is not gemm_rs_ws_kernel:
         types["out_desc"], types["out_narrow_desc"] = descriptor(dtype, 1, m, n), descriptor(dtype, 1, m, n // 2)
         types["w_narrow_desc"] = descriptor(dtype, n // 2, k)
         constants.update(STAGING=layout(dtype, m, n), NARROW=True)
+    if kernel is ag_gemm_by_sms_ws_kernel:
+        constants.update(MOST=32)
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     return compile_kernel(kernel, signature, constants, "sm_90", num_warps=8)
 
@@ -53,7 +55,12 @@ def gather():
     return instructions(compiled(ag_gemm_ws_kernel))
 
 
-@pytest.mark.parametrize("which", ["ring", "gather"])
+@pytest.fixture(scope="module")
+def gather_by_sms():
+    return instructions(compiled(ag_gemm_by_sms_ws_kernel))
+
+
+@pytest.mark.parametrize("which", ["ring", "gather", "gather_by_sms"])
 def test_a_peers_data_is_loaded_behind_acquire_and_proxy_fence(which, request):
     """Protocol rule 2, in the loader warp: poll, acquire at system scope, async-proxy fence, TMA load."""
     lines = request.getfixturevalue(which)
@@ -80,7 +87,7 @@ def test_a_tile_is_signalled_behind_its_completed_store(ring):
     assert free < wait, "the staging buffer is freed after the read, before the write is complete"
 
 
-@pytest.mark.parametrize("which", ["ring", "gather"])
+@pytest.mark.parametrize("which", ["ring", "gather", "gather_by_sms"])
 def test_roles_keep_their_registers_and_tensor_cores(which, request):
     text = "\n".join(request.getfixturevalue(which))
     assert "wgmma.mma_async.sync.aligned.m64n256k16" in text
@@ -88,7 +95,8 @@ def test_roles_keep_their_registers_and_tensor_cores(which, request):
     assert "bar.sync 0" not in text.split("fence.proxy.async.global")[1], "a CTA barrier inside a role"
 
 
-@pytest.mark.parametrize("kernel, narrow", [(ag_gemm_ws_kernel, False), (gemm_rs_ws_kernel, False), (gemm_rs_ws_kernel, True)])
+@pytest.mark.parametrize("kernel, narrow", [(ag_gemm_ws_kernel, False), (ag_gemm_by_sms_ws_kernel, False),
+                                            (gemm_rs_ws_kernel, False), (gemm_rs_ws_kernel, True)])
 def test_the_assembler_keeps_wgmma_asynchronous(kernel, narrow, tmp_path):
     """Where it cannot, it says so and waits behind every wgmma: 25 % slower, measured on H100."""
     built = compiled(kernel, narrow=narrow)

@@ -6,9 +6,11 @@ import re
 import pytest
 from compile_util import PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
+from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 
+KERNELS = [ag_gemm_kernel, ag_gemm_by_sms_kernel, gemm_rs_kernel]
 CONSTEXPRS = dict(HAS_BIAS=True, PRECISION="ieee", BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8)
 _POINTERS = {"flags": "*i32", "control": "*i32", "team": "*i32"}
 
@@ -20,12 +22,13 @@ def compiled(kernel, target: str, even_k: bool = True, dtype: str = "bf16"):
     types.update({name: "constexpr" for name in kernel.arg_names if name.isupper()})
     attrs = ("x", "gathered", "weight", "bias", "out", "slots", "flags", "control", "team", "half", "m", "n", "k", "stride_x",
              "stride_w")
-    return compile_kernel(kernel, types, dict(CONSTEXPRS, EVEN_K=even_k), target, divisible=attrs, num_warps=8,
+    constants = dict(CONSTEXPRS, EVEN_K=even_k, **({"MOST": 32} if kernel is ag_gemm_by_sms_kernel else {}))
+    return compile_kernel(kernel, types, constants, target, divisible=attrs, num_warps=8,
                           num_stages=2 if target.startswith("gfx") else 3)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kernel", [ag_gemm_kernel, gemm_rs_kernel], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
 def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):
     lines = instructions(compiled(kernel, target))
     if target.startswith("gfx"):
@@ -40,7 +43,7 @@ def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):
 
 @pytest.mark.parametrize("even_k", [True, False])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("kernel", [ag_gemm_kernel, gemm_rs_kernel], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
 def test_main_loop_stays_pipelined_with_wide_copies(kernel, target, even_k):
     text = "\n".join(instructions(compiled(kernel, target, even_k)))
     copies = re.findall(r"cp\.async\.\S+.*?0x([0-9a-f]+)", text)
@@ -58,3 +61,30 @@ def test_ring_signals_after_a_barrier_and_a_release(target):
     assert store < barrier < release
     if PLAIN_RELEASE:
         position(lines, r"st\.relaxed\.sys", release)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_push_moves_16_bytes_at_a_time_and_signals_after_a_barrier_and_a_release(target):
+    pointers = {"x": "*bf16", "gathered": "*bf16", "flags": "*i32", "control": "*i32", "team": "*i32"}
+    types = {name: "constexpr" if name.isupper() else pointers.get(name, "i32") for name in push_kernel.arg_names}
+    block = 16 * 64 * 8 if target.startswith("gfx") else 16 * 32 * 8
+    divisible = [name for name, ty in types.items() if ty != "constexpr" and name != "pieces"]
+    built = compile_kernel(push_kernel, types, dict(BLOCK=block, MOST=32), target, divisible=divisible, num_warps=16)
+    lines = instructions(built)
+    if target.startswith("gfx"):
+        wide, narrow = r"_{}_dwordx4", r"_{}_(ushort|short)"
+        barrier, release = r"s_barrier", r"atomic_swap|flat_store_dword |global_store_dword .* sc0 sc1"
+    else:
+        wide, narrow = r"{}\.global\.v4\.b32", r"{}\.global\S*\.b16"
+        barrier, release = r"bar\.sync", r"st\.relaxed\.sys" if PLAIN_RELEASE else r"atom\.global\.sys\.release\.exch"
+    short = ("load", "store") if target.startswith("gfx") else ("ld", "st")
+    for how in short:
+        position(lines, wide.format(how))
+        assert not any(re.search(narrow.format(how), line) for line in lines)
+    at = position(lines, release)              # code of a loop may lie behind what follows it: look between barrier and release
+    before = lines[max(i for i in range(at) if re.search(barrier, lines[i])):at]
+    assert not any(re.search(wide.format(short[1]), line) for line in before)
+    if target.startswith("gfx"):
+        position(before, r"buffer_wbl2 sc0 sc1")
+    elif PLAIN_RELEASE:
+        position(before, r"fence\.(release|acq_rel)\.sys")

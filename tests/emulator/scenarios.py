@@ -14,6 +14,7 @@ import torch
 import triton_dist
 from triton_dist import ops
 from triton_dist.backends.emulator.backend import EmulatorBackend
+from triton_dist.backends.emulator.streams import Stream
 from triton_dist.ops import ag_gemm, all_reduce, all_reduce_rmsnorm, gemm_ar, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -28,8 +29,8 @@ class AG:
     """One ag_gemm call: n may be a function of the rank's index."""
     kind, method, dtype = "ag_gemm", "portable", F16
 
-    def __init__(self, m, n, k, dtype=None, bias=False):
-        self.m, self.n, self.k, self.dtype, self.bias = m, n, k, dtype or self.dtype, bias
+    def __init__(self, m, n, k, dtype=None, bias=False, comm_sms=None):
+        self.m, self.n, self.k, self.dtype, self.bias, self.comm_sms = m, n, k, dtype or self.dtype, bias, comm_sms
 
     def __call__(self, seed, group, **kwargs):
         n = self.n(group.rank) if callable(self.n) else self.n
@@ -37,7 +38,7 @@ class AG:
         w = random_tensor(n, self.k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
         b = random_tensor(n, dtype=self.dtype, seed=1000 * seed + 200 + group.rank) if self.bias else None
         out = poisoned(self.m * group.size, n, dtype=self.dtype)
-        got = ag_gemm(x, w, group=group, bias=b, out=out, method=self.method, **kwargs)
+        got = ag_gemm(x, w, group=group, bias=b, out=out, method=self.method, comm_sms=self.comm_sms, **kwargs)
 
         def verify():
             gathered = got[1] if kwargs.get("return_gathered") else None
@@ -245,10 +246,44 @@ def side_stream(calls):
     return [verify() for verify in pending]
 
 
+class Graph:
+    """Launches and waits of streams that were captured, to be done by each replay, on the stream that is current then."""
+
+    def __init__(self):
+        self._origin, self._steps = triton_dist.current_stream(), []
+
+    def add(self, stream, step):
+        """step(at): done on `stream`; at(stream) tells where what was captured on a stream is replayed."""
+        self._steps.append((stream, step))
+
+    def replay(self):
+        here = triton_dist.current_stream()
+
+        def at(stream):
+            return here if stream is self._origin else stream
+        for stream, step in self._steps:
+            with triton_dist.use_stream(at(stream)):
+                step(at)
+
+
 @pytest.fixture
 def captures_by_rank():
-    """Whether a stream is captured is told by `capturing` of each rank."""
-    with mock.patch.object(EmulatorBackend, "is_capturing", lambda self: hasattr(state(), "captures")):
+    """Each rank tells by `capturing` or `graph` whether it captures."""
+    launch, wait = EmulatorBackend.launch, Stream.wait_stream
+
+    def launch_or_note(self, *args):
+        if isinstance(made := getattr(state(), "captures", None), Graph):
+            made.add(self.current_stream(), lambda at: launch(self, *args))
+        else:
+            launch(self, *args)
+
+    def wait_or_note(self, other):
+        if isinstance(made := getattr(state(), "captures", None), Graph):
+            made.add(self, lambda at: wait(at(self), at(other)))
+        else:
+            wait(self, other)
+    with mock.patch.object(EmulatorBackend, "is_capturing", lambda self: hasattr(state(), "captures")), \
+            mock.patch.object(EmulatorBackend, "launch", launch_or_note), mock.patch.object(Stream, "wait_stream", wait_or_note):
         yield
 
 
@@ -257,4 +292,12 @@ def capturing():
     """A stream that is captured, as far as the host can see; kernels still run. With captures_by_rank."""
     state().captures = True
     yield
+    del state().captures
+
+
+@contextmanager
+def graph():
+    """Captures the kernels of fused ops into a Graph: none runs before its replay. With captures_by_rank."""
+    state().captures = made = Graph()
+    yield made
     del state().captures

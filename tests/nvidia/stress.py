@@ -1,14 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Thousands of calls with nothing between them, each compared bit by bit with the first of its kind.
+"""Thousands of calls with nothing between them, eager and in graphs, each compared bit by bit with the first of its kind.
 
     bash launch.sh tests/nvidia/stress.py --calls 2000 --seed 1 --log-file stress.txt
     bash launch.sh --nproc_per_node 2 tests/nvidia/stress.py --memcheck      # one small call of each kernel
 
-Calls of ag_gemm and gemm_rs in random order: many shapes, two dtypes, every fused method, on the world and on pairs of
-ranks (both pairs at once, at different shapes), on two streams in turn, with a collective of torch.distributed now and
-then and one rank after another late, on the host or on the device. No barrier and no host synchronisation between
-calls: a counter on the device collects what differs. Set TRITON_DIST_WAIT_TIMEOUT to turn a hang into a report.
+Calls of ag_gemm and gemm_rs in random order: many shapes, two dtypes, every fused method, x pushed by the copy engine and by SMs,
+on the world and on pairs of ranks (both pairs at once, at different shapes), on two streams in turn, with a collective of
+torch.distributed now and then and one rank after another late, on the host or on the device. On GPUs replays of graphs of
+1, 3 and 5 calls come between. No barrier and no host synchronisation between calls: a counter on the device collects what
+differs. Set TRITON_DIST_WAIT_TIMEOUT to turn a hang into a report.
 """
 import argparse
 import os
@@ -46,9 +47,11 @@ class Case:
     dtype: torch.dtype = BF16
     bias: bool = False
     idle: bool = False
+    comm_sms: int | None = None
 
     def label(self) -> str:
-        notes = "".join(f" {note}" for note, on in (("bias", self.bias), ("idle rank", self.idle)) if on)
+        marks = ("bias", self.bias), ("idle rank", self.idle), (f"{self.comm_sms} SMs", self.comm_sms)
+        notes = "".join(f" {note}" for note, on in marks if on)
         return f"{self.op} {self.m}x{self.n}x{self.k} {str(self.dtype).removeprefix('torch.')}{notes}"
 
 
@@ -60,6 +63,9 @@ GPU_CASES = (
     Case("ag_gemm", 128, 256, 64),
     Case("ag_gemm", 1, 8, 8, F16),
     Case("ag_gemm", 64, 512, 264, idle=True),
+    Case("ag_gemm", 200, 1000, 200, F16, bias=True, comm_sms=1),
+    Case("ag_gemm", 512, 2048, 512, comm_sms=16),
+    Case("ag_gemm", 64, 512, 264, idle=True, comm_sms=3),
     Case("gemm_rs", 200, 1000, 1848),
     Case("gemm_rs", 200, 1000, 72, F16, bias=True),
     Case("gemm_rs", 1024, 2048, 1024),
@@ -73,6 +79,8 @@ EMULATOR_CASES = (
     Case("ag_gemm", 20, 24, 200, F16, bias=True),
     Case("ag_gemm", 1, 8, 8, F16),
     Case("ag_gemm", 5, 16, 24, idle=True),
+    Case("ag_gemm", 9, 40, 56, comm_sms=3),
+    Case("ag_gemm", 5, 16, 24, F16, idle=True, comm_sms=1),
     Case("gemm_rs", 9, 40, 56),
     Case("gemm_rs", 20, 24, 72, F16, bias=True),
     Case("gemm_rs", 1, 8, 8, F16),
@@ -85,6 +93,7 @@ class Job:
 
     def __init__(self, case: Case, method: str, group: Group, streams: int, seed: int):
         self.case, self.method, self.group = case, method, group
+        self.options = dict(group=group, method=method, **({"comm_sms": case.comm_sms} if case.op == "ag_gemm" else {}))
         idle = case.idle and group.rank == group.size - 1
         n, k, dtype = case.n, case.k, case.dtype
         if case.op == "ag_gemm":
@@ -105,7 +114,7 @@ class Job:
     def begin(self) -> None:
         """The first call: compared with float64, kept for the others. Collective over the group."""
         op, reference = (ag_gemm, ag_gemm_float64) if self.case.op == "ag_gemm" else (gemm_rs, gemm_rs_float64)
-        op(self.x, self.weight, group=self.group, bias=self.bias, out=self.outs[0], method=self.method)
+        op(self.x, self.weight, bias=self.bias, out=self.outs[0], **self.options)
         triton_dist.synchronize()
         expected = reference(self.x, self.weight, self.group, self.bias)
         roundings = 1 if self.case.op == "ag_gemm" else self.group.size
@@ -119,10 +128,33 @@ class Job:
         """One more call on the current stream, number `stream`; what differs is counted there, on the device."""
         out, op = self.outs[stream], ag_gemm if self.case.op == "ag_gemm" else gemm_rs
         out.fill_(float("nan"))
-        op(self.x, self.weight, group=self.group, bias=self.bias, out=out, method=self.method)
+        op(self.x, self.weight, bias=self.bias, out=out, **self.options)
         catch_up()
         self.different[stream] += torch.ne(out.view(BITS), self.first.view(BITS)).any()
         self.calls += 1
+
+
+class Replay:
+    """A graph of calls on the world, captured on stream 0."""
+
+    def __init__(self, jobs: list):
+        self.jobs, self.graph = jobs, torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()                        # the default one cannot be captured
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.graph(self.graph, stream=stream):
+            for job in jobs:
+                job.call(0)
+        for job in jobs:
+            job.calls -= 1                                  # captured, not made
+
+    def call(self, other: Any) -> None:
+        """Replays it on the current stream. Ops order their own calls only; here, those on stream `other` before and after."""
+        here = torch.cuda.current_stream()
+        here.wait_stream(other)
+        self.graph.replay()
+        other.wait_stream(here)
+        for job in self.jobs:
+            job.calls += 1
 
 
 class Collective:
@@ -188,7 +220,15 @@ def prepare(cases: tuple, groups: list, streams: int, seed: int, order: random.R
     return jobs
 
 
-def storm(jobs: list, collective: Collective, streams: list, calls: int, late_ms: float,
+def graphs(jobs: list, order: random.Random) -> list:
+    """Graphs of 1, 3 and 5 calls of the world's jobs, two of each; none in the emulator, which has no capture."""
+    if triton_dist.device().type != "cuda":
+        return []
+    small = [job for job in jobs[0] if job.case.m * job.case.k <= 1 << 22]      # larger gathers are captured with comm_sms only
+    return [Replay([order.choice(small) for _ in range(count)]) for count in (1, 1, 3, 3, 5, 5)]
+
+
+def storm(jobs: list, replays: list, collective: Collective, streams: list, calls: int, late_ms: float,
           order: random.Random) -> Counter:
     """The calls. Every rank draws the same numbers; only lateness, and which shape a pair takes, depend on the rank."""
     world, done = collective.world, Counter()
@@ -202,6 +242,9 @@ def storm(jobs: list, collective: Collective, streams: list, calls: int, late_ms
             if late and world.rank == number // LATE_EVERY % world.size:
                 be_late(on_device, delay)
             job.call(number % len(streams))
+            if replays and number % len(streams) == 0 and order.random() < 0.5:
+                order.choice(replays).call(streams[1])
+                done["replays"] += 1
             # Collectives follow the last op's stream, and the next op waits for that stream: one order on all ranks.
             if number % COLLECTIVE_EVERY == COLLECTIVE_EVERY - 1:
                 collective.call()
@@ -263,12 +306,13 @@ def main() -> None:
     collective.call()                                       # its communicator exists before the calls begin
     triton_dist.synchronize()
     world.barrier()
+    replays = graphs(jobs, order)
     ready = time.perf_counter()
-    done = storm(jobs, collective, streams, args.calls, args.late_ms, order)
+    done = storm(jobs, replays, collective, streams, args.calls, args.late_ms, order)
     seconds = time.perf_counter() - ready
     counts, wrong = report(jobs, collective, world)
     line = (f"{args.calls} calls, seed {args.seed}, {world.size} x {triton_dist.device().type}: "
-            + ", ".join(f"{done[name]} {name}" for name in "ag_gemm gemm_rs ws portable world pairs late".split())
+            + ", ".join(f"{done[name]} {name}" for name in "ag_gemm gemm_rs ws portable world pairs late replays".split())
             + f", {collective.calls} collectives; {seconds:.1f} s after {ready - start:.1f} s of first calls; "
             + f"{len(wrong)} kinds of calls differ")
     if world.rank == 0:

@@ -40,9 +40,9 @@ class AGGemm(Held):
         """From this rank's shard, an nn.Linear [N_local, K]. Shares its memory."""
         return cls(_linear(linear).weight, linear.bias, group)
 
-    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None, comm_sms: int | None = None) -> torch.Tensor:
         """x [M / W, K] -> [M, N_local]. See triton_dist.ops.ag_gemm."""
-        return ag_gemm(x, self.weight, group=self.group, bias=self.bias, out=out)
+        return ag_gemm(x, self.weight, group=self.group, bias=self.bias, out=out, comm_sms=comm_sms)
 
 
 class _RowParallel(Held):

@@ -24,16 +24,19 @@ _LOCK_SECONDS = 10.0            # a writer holds the lock for milliseconds
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to run an op: its method; of fused ones the tiling; and in how many pieces a shard is pushed at most, 0: the
-    op's own rule."""
+    """A way to run an op: its method; of fused ones the tiling; in how many pieces a shard is pushed at most, 0: the op's own
+    rule; and by how many SMs, 0: by the copy engine."""
     method: str
     config: GemmConfig | None = None
     pieces: int = 0
+    comm_sms: int = 0
 
     def __str__(self) -> str:
         c = self.config
         tiling = f" {c.block_m}x{c.block_n}x{c.block_k} groups of {c.group_m}, {c.num_stages} stages" if c else ""
-        return self.method + tiling + (f", {self.pieces} piece{'s' * (self.pieces > 1)}" if self.pieces else "")
+        pieces = f", {self.pieces} piece{'s' * (self.pieces > 1)}" if self.pieces else ""
+        pushed = f", pushed by {self.comm_sms} SM{'s' * (self.comm_sms > 1)}" if self.comm_sms else ""
+        return self.method + tiling + pieces + pushed
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,15 @@ def _choice_record(choice: Choice) -> dict:
     found = {"method": choice.method}
     if choice.config is not None:
         found["config"] = asdict(choice.config)
-    return {**found, "pieces": choice.pieces} if choice.pieces else found
+    return {**found, **{name: count for name, count in (("pieces", choice.pieces), ("comm_sms", choice.comm_sms)) if count}}
 
 
 def _entry(record: dict) -> Entry:
     entry = Entry(_made(Place, record), _made(Shape, record), str(record["date"]))
     for tried in record["tried"]:
         config = tried.get("config")
-        choice = Choice(str(tried["method"]), None if config is None else _made(GemmConfig, config), int(tried.get("pieces", 0)))
+        choice = Choice(str(tried["method"]), None if config is None else _made(GemmConfig, config), int(tried.get("pieces", 0)),
+                        int(tried.get("comm_sms", 0)))
         if "failed" in tried:
             entry.failed[choice] = str(tried["failed"])
         else:

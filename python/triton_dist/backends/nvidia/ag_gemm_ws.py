@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
 import triton_dist.language as dl
+from triton_dist.backends.nvidia.counting import count_call, this_epoch
 from triton_dist.backends.nvidia.gemm_ws import Tile, gemm_ws, grouped
 from triton_dist.backends.nvidia.hopper_prims import fence_proxy_async, reinterpret, tma_load, tma_store
 from triton_dist.runtime.jit import gluon_jit
@@ -16,11 +17,11 @@ from triton_dist.runtime.jit import gluon_jit
 class Gather:
     """Hooks: A comes from the own shard first, then from the gather buffer as peers' pieces land; tiles go to `out`."""
     x: tma.tensor_descriptor            # [m, k], this rank's shard
-    gathered: tma.tensor_descriptor     # [world * padded_m, k], this epoch's half
+    gathered: tma.tensor_descriptor     # [world * padded_m, k], this epoch's half from first_row on
     out: tma.tensor_descriptor          # [world, m, n]: a store never crosses a chunk
     out_narrow: tma.tensor_descriptor   # the same in blocks of narrow tiles
     bias: gl.tensor
-    flags: gl.tensor                    # int32 [pieces, world]
+    flags: gl.tensor                    # int32 [pieces, world]; by SMs [pieces, 2, world, MOST], from this epoch's half on
     epoch: gl.tensor
     index: gl.tensor
     world: gl.tensor
@@ -30,6 +31,9 @@ class Gather:
     total: gl.tensor
     wide: gl.tensor                     # tiles before the narrow ones
     piece_tiles: gl.tensor
+    first_row: gl.tensor
+    pushers: gl.tensor                  # flags that stand for a piece
+    MOST: gl.constexpr                  # 0: pushed by the copy engine
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     GROUP_M: gl.constexpr
@@ -38,7 +42,7 @@ class Gather:
 
     @gluon.constexpr_function
     def __init__(self, x, gathered, out, out_narrow, bias, flags, epoch, index, world, n, tiles_m, tiles_n, total, wide,
-                 piece_tiles, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW):
+                 piece_tiles, first_row, pushers, MOST, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW):
         self.x = x
         self.gathered = gathered
         self.out = out
@@ -54,6 +58,9 @@ class Gather:
         self.total = total
         self.wide = wide
         self.piece_tiles = piece_tiles
+        self.first_row = first_row
+        self.pushers = pushers
+        self.MOST = gl.constexpr(MOST)
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.GROUP_M = gl.constexpr(GROUP_M)
@@ -75,15 +82,19 @@ class Gather:
     @gluon.jit
     def acquire(self, tile):
         if tile.step > 0:
-            flag = self.flags + tile.m // self.piece_tiles * self.world + tile.chunk
-            fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))
+            if self.MOST > 0:
+                pushed = self.flags + (2 * (tile.m // self.piece_tiles) * self.world + tile.chunk) * self.MOST
+                fence_proxy_async(dl.wait(pushed, self.pushers, "sys", "acquire", self.epoch))
+            else:
+                flag = self.flags + tile.m // self.piece_tiles * self.world + tile.chunk
+                fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))
 
     @gluon.jit
     def load(self, tile, k, bar, a):
         if tile.step == 0:
             tma_load(self.x, [tile.m * self.BLOCK_M, k], bar, a)
         else:
-            tma_load(self.gathered, [(tile.chunk * self.tiles_m + tile.m) * self.BLOCK_M, k], bar, a)
+            tma_load(self.gathered, [self.first_row + (tile.chunk * self.tiles_m + tile.m) * self.BLOCK_M, k], bar, a)
 
     @gluon.jit
     def fetch_addend(self, tile, ready, staging):
@@ -129,10 +140,35 @@ def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, ou
     tiles_n = gl.cdiv(n, BLOCK_N)
     total = 2 * tiles_m * tiles_n * world - wide
     hooks = Gather(x_desc, gathered_desc, out_desc, out_narrow_desc, bias, flags, epoch, index, world, n, tiles_m, tiles_n,
-                   total, wide, piece_tiles, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW)
+                   total, wide, piece_tiles, gl.to_tensor(0), gl.to_tensor(1), 0, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW)
     dtype: gl.constexpr = out_desc.dtype
     gemm_ws(hooks, x_desc, w_desc, w_narrow_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
     if gl.program_id(0) == 0:           # what bounds the epoch: every peer has started this call
         last = flags + (pieces - 1) * world
         dl.wait(last, index, "sys", "acquire", epoch, "ge")
         dl.wait(last + index + 1, world - 1 - index, "sys", "acquire", epoch, "ge")
+
+
+@gluon_jit(do_not_specialize=["half", "pushers", "index", "world", "m", "n", "k", "pieces", "piece_tiles", "wide"])
+def ag_gemm_by_sms_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, out_narrow_desc, bias, flags, control, half,
+                             pushers, index, world, m, n, k, pieces, piece_tiles, wide, MOST: gl.constexpr,
+                             HAS_BIAS: gl.constexpr, NARROW: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr,
+                             BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGING: gl.constexpr):
+    """As ag_gemm_ws_kernel, beside a kernel that pushes; the protocol is ag_gemm_by_sms_kernel's.
+
+    gathered_desc: both halves of the gather buffer, that of odd epochs from row `half` on.
+    """
+    epoch = this_epoch(control)
+    flags += (epoch & 1) * world * MOST
+    tiles_m = gl.cdiv(m, BLOCK_M)
+    tiles_n = gl.cdiv(n, BLOCK_N)
+    total = 2 * tiles_m * tiles_n * world - wide
+    hooks = Gather(x_desc, gathered_desc, out_desc, out_narrow_desc, bias, flags, epoch, index, world, n, tiles_m, tiles_n,
+                   total, wide, piece_tiles, (epoch & 1) * half, pushers, MOST, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW)
+    dtype: gl.constexpr = out_desc.dtype
+    gemm_ws(hooks, x_desc, w_desc, w_narrow_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    if gl.program_id(0) == 0:
+        for hop in range(1, world):
+            last = flags + (2 * (pieces - 1) * world + (index + hop) % world) * MOST
+            dl.wait(last, pushers, "sys", "acquire", epoch)
+    count_call(control, epoch)

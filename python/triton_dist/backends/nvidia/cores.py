@@ -13,7 +13,7 @@ import torch
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_ws_kernel
+from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
 from triton_dist.backends.nvidia.gemm_rs_ws import gemm_rs_ws_kernel
 from triton_dist.runtime.backend import GemmConfig, backend
 from triton_dist.runtime.heap import peer_tensor
@@ -90,6 +90,7 @@ class _Core:
     """
 
     bind: type                          # (plan, has_bias) -> an object with kernel, options and args(...)
+    bind_by_sms: type                   # the same for an ag_gemm whose x SMs push
 
     def __init__(self, tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool):
         self.tiles, self.preferred = tiles, preferred
@@ -120,14 +121,18 @@ class _AgGemm(_Bound):
     def __init__(self, plan: Any, has_bias: bool):
         super().__init__(plan, has_bias)
         bm, bn, bk = self.blocks
-        self.gathered = [_descriptor(half.view(-1, plan.k), bm, bk) for half in plan.halves]
+        self.gathered = self._gathered(bm, bk)
         tiles = plan.pitch // bm * -(-plan.n // bn) * plan.group.size
         splits = bn >= 2 * _NARROWEST
-        self.wide, narrow = (_wide_tiles(tiles, backend().num_sms()), bn // 2) if splits else (tiles, bn)
+        sms = max(1, backend().num_sms() - plan.gather.programs)
+        self.wide, narrow = (_wide_tiles(tiles, sms), bn // 2) if splits else (tiles, bn)
         self.units = 2 * tiles - self.wide
         self.options.update(STAGING=_layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
         self.out, self.out_narrow = _Descriptors(1, bm, bn), _Descriptors(1, bm, narrow)
         self.weight_narrow = _Descriptors(narrow, bk)
+
+    def _gathered(self, *block: int) -> list:
+        return [_descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
@@ -135,6 +140,27 @@ class _AgGemm(_Bound):
         return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.weight_narrow(weight), self.out(chunks),
                 self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, epoch, p.group.rank, p.group.size,
                 p.m, p.n, p.k, p.pieces, p.piece_tiles, self.wide)
+
+
+class _AgGemmBySms(_AgGemm):
+    kernel = ag_gemm_by_sms_ws_kernel
+
+    def __init__(self, plan: Any, has_bias: bool):
+        super().__init__(plan, has_bias)
+        self.options.update(MOST=plan.gather.most)
+
+    def _gathered(self, *block: int) -> list:
+        p, gather = self.plan, self.plan.gather
+        rows = gather.half_rows + p.group.size * p.pitch
+        return [_descriptor(gather.data[:rows * p.k].view(rows, p.k), *block)]
+
+    def args(self, x, weight, bias, out, epoch) -> tuple:
+        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
+        p, gather = self.plan, self.plan.gather
+        chunks = out.view(p.group.size, p.m, p.n)
+        return (self.x(x), *self.gathered, self.weight(weight), self.weight_narrow(weight), self.out(chunks),
+                self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, gather.control, gather.half_rows,
+                gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, p.pieces, p.piece_tiles, self.wide)
 
 
 class _GemmRs(_Bound):
@@ -162,7 +188,7 @@ class _GemmRs(_Bound):
 class AgGemmCore(_Core):
     """AG-GEMM. Rows of the gather buffer have k elements."""
 
-    bind = _AgGemm
+    bind, bind_by_sms = _AgGemm, _AgGemmBySms
 
     def config(self, dtype: torch.dtype, m: int) -> GemmConfig:
         """Tiling for shards of m rows."""

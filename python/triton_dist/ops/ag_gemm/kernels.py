@@ -1,11 +1,25 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The portable AG-GEMM kernel."""
+import triton
 import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops._gemm import matmul_tile, tile_of
 from triton_dist.runtime.jit import jit
+
+
+@triton.jit
+def multiply(a, weight, bias, out, chunk, tile_m, tile_n, m, n, k, stride_w, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
+             PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """A tile of chunk `chunk` of out [world, m, n], whose rows of the gathered x are a [m, k]."""
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = matmul_tile(a, k, tl.minimum(rows, m - 1), weight, stride_w, tl.minimum(cols, n - 1), k, BLOCK_K, EVEN_K, PRECISION)
+    if HAS_BIAS:
+        acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
+    to = out + (chunk.to(tl.int64) * m + rows)[:, None] * n + cols[None, :]
+    tl.store(to, acc.to(out.dtype.element_ty), mask=(rows < m)[:, None] & (cols < n)[None, :])
 
 
 @jit(do_not_specialize=["epoch", "index"])
@@ -33,14 +47,8 @@ def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m
         if step > 0:
             token = dl.wait(flags + tile_m // piece_tiles * world + chunk, 1, "sys", "acquire", epoch, cmp="ge")
             a = dl.consume_token(gathered, token) + chunk.to(tl.int64) * pitch * k
-        rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        acc = matmul_tile(a, k, tl.minimum(rows, m - 1), weight, stride_w, tl.minimum(cols, n - 1), k,
-                          BLOCK_K, EVEN_K, PRECISION)
-        if HAS_BIAS:
-            acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
-        to = out + (chunk.to(tl.int64) * m + rows)[:, None] * n + cols[None, :]
-        tl.store(to, acc.to(out.dtype.element_ty), mask=(rows < m)[:, None] & (cols < n)[None, :])
+        multiply(a, weight, bias, out, chunk, tile_m, tile_n, m, n, k, stride_w, HAS_BIAS, EVEN_K, PRECISION, BLOCK_M, BLOCK_N,
+                 BLOCK_K)
     if tl.program_id(0) == 0:
         last = flags + (pieces - 1) * world
         dl.wait(last, index, "sys", "acquire", epoch, cmp="ge")

@@ -1,29 +1,36 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ag_gemm: plan and dispatch."""
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from triton_dist.ops import _check, _plan, _recent, _tune
 from triton_dist.ops._table import Choice, Shape
+from triton_dist.ops.ag_gemm import by_sms
+from triton_dist.ops.ag_gemm.by_sms import MAX_PIECES
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
 from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.runtime.backend import Transfer, backend
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import InvalidArgument, OutOfHeap
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.heap import peer_tensor
 from triton_dist.runtime.workspace import side_stream, workspace
 
 # A copy of this many bytes runs at the link's full rate; a shard is pushed in pieces no smaller.
 _PIECE_BYTES = 8 << 20
-_MAX_PIECES = 4
+# Bytes of a shard up to which a push by SMs is tried where calls are timed.
+_MOST_BY_SMS = 4 << 20
+# Inside graph capture SMs push, so many, and up to so many bytes of gathered x without being asked: that takes room of its own.
+_SMS_IN_GRAPHS, _MOST_IN_GRAPHS = 16, 64 << 20
 
 
 def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: torch.Tensor | None = None,
-            out: torch.Tensor | None = None, return_gathered: bool = False, method: str = "auto") -> Any:
+            out: torch.Tensor | None = None, return_gathered: bool = False, method: str = "auto",
+            comm_sms: int | None = None) -> Any:
     """all_gather(x) @ weight^T + bias, with the gather hidden behind the GEMM. Collective over `group`.
 
     Args:
@@ -35,15 +42,20 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         return_gathered: also return the gathered x [M, K], rows in group order.
         method: "auto", "ws" (fused, the device's warp-specialised core), "portable" (fused) or "unfused" (a collective,
             then a matmul). The same on all ranks.
+        comm_sms: None, or the number of SMs (1 to 32) that push x instead of the copy engine, and which the GEMM leaves to
+            them: for few rows, where a copy's start takes longest. The same on all ranks.
 
+    In CUDA graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. SMs push there,
+    16 where comm_sms does not say; calls that gather more than 64 MiB are captured fused only with comm_sms. Replays and eager
+    calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
 
     Returns out [M, N_local], rows in group order, or (out, gathered).
     Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch's allow_tf32 switch for matmuls.
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
-    how = "ag_gemm", method, bias is None, out is None
-    known = _recent.find(how, group, x, weight, bias, out) or _looked_at(how, group, x, weight, bias, out, method)
+    how = "ag_gemm", method, comm_sms, bias is None, out is None
+    known = _recent.find(how, group, x, weight, bias, out) or _looked_at(how, group, x, weight, bias, out, method, comm_sms)
     plan = known.plan
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
@@ -52,18 +64,18 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
 
 
 def _looked_at(how: tuple, group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-               out: torch.Tensor | None, method: str) -> _recent.Known:
+               out: torch.Tensor | None, method: str, comm_sms: int | None) -> _recent.Known:
     """A call that repeats none, checked and planned."""
     members = resolve(group)
-    key = (_plan.signature(x, weight, bias, out), str(method))
-    plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method),
+    key = (_plan.signature(x, weight, bias, out), str(method), repr(comm_sms))
+    plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method, comm_sms),
                          lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
                              x, weight, members, bias, out, agreed), x, weight, bias, out))
     return _recent.keep(how, group, plan, members, (x, weight, bias), out)
 
 
 def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-             method: str) -> dict:
+             method: str, comm_sms: int | None) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.matrix("x", x)
     _check.matrix("weight", weight, like=x)
@@ -76,27 +88,42 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
     _check.output("out", out, (m * group.size, n), like=x)
     _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
     _check.no_grad(x=x, weight=weight, bias=bias)
-    return agreement(m, k, x.dtype, method, group)
+    if comm_sms is not None:
+        if type(comm_sms) is not int or not 1 <= comm_sms <= by_sms.MOST:
+            raise InvalidArgument(f"comm_sms: expected None or a whole number from 1 to {by_sms.MOST}, found {comm_sms!r}; leave "
+                                  "it out for the copy engine")
+        if method == "unfused":
+            raise InvalidArgument(f"comm_sms: 'unfused' has no push, found {comm_sms}; leave it out, or use another method")
+    return agreement(m, k, x.dtype, method, group, comm_sms)
 
 
-def agreement(m: int, k: int, dtype: torch.dtype, method: str, group: Group) -> dict:
+def agreement(m: int, k: int, dtype: torch.dtype, method: str, group: Group, comm_sms: int | None = None) -> dict:
     """What all ranks must agree on. Raises InvalidArgument where `method` cannot run."""
-    apart = _plan.across_nodes(group)
-    method = _plan.possible("ag_gemm", method, group, _core(k, dtype) is not None, needs_stream_memory_ops=not apart)
+    apart, by_copies = _plan.across_nodes(group), comm_sms is None
+    uncaptured = _plan.BEFORE_CAPTURE
+    if by_copies and not _pays_in_graphs(m, k, dtype, group):
+        uncaptured = f"to capture a gather of more than {_MOST_IN_GRAPHS >> 20} MiB takes comm_sms"
+    method = _plan.possible("ag_gemm", method, group, _core(k, dtype) is not None, by_copies and not apart, uncaptured)
     agreed = dict(op="ag_gemm", m=m, k=k, dtype=dtype, method=method)
+    if not by_copies:
+        agreed["comm_sms"] = comm_sms
     return dict(agreed, sms=backend().num_sms()) if apart else agreed
 
 
-def candidates(m: int, k: int, dtype: torch.dtype) -> list[Choice]:
-    """Ways to run ag_gemm of x [m, k] a rank, the default of each method first."""
+def candidates(m: int, k: int, dtype: torch.dtype, comm_sms: int | None = None) -> list[Choice]:
+    """Ways to run ag_gemm of x [m, k] a rank, the default of each method first; with `comm_sms` those in which SMs push."""
     core, found = _core(k, dtype), []
     portable = backend().gemm_configs(dtype, m)
     for method, configs in (("ws", core.configs(dtype, m)), ("portable", portable[:1])) if core else (("portable", portable),):
         tiles = -(-m // configs[0].block_m)
-        usual, _ = _pieces(tiles, m * k * dtype.itemsize)
+        usual, _ = _pieces(tiles, m * k * dtype.itemsize, 0, comm_sms is not None)
         found += [Choice(method, config) for config in configs]
         if len(configs) > 1:
-            found += [Choice(method, configs[0], pieces) for pieces in (1, 2, _MAX_PIECES) if pieces != usual and pieces <= tiles]
+            found += [Choice(method, configs[0], pieces) for pieces in (1, 2, MAX_PIECES) if pieces != usual and pieces <= tiles]
+            if comm_sms is None and m * k * dtype.itemsize <= _MOST_BY_SMS:
+                found += [Choice(method, configs[0], comm_sms=sms) for sms in (4, _SMS_IN_GRAPHS)]
+    if comm_sms is not None:
+        return [replace(choice, comm_sms=comm_sms) for choice in found]
     return [*found, Choice("unfused")]
 
 
@@ -115,23 +142,35 @@ def _core(k: int, dtype: torch.dtype) -> Any:
     return core if core is not None and core.serves(dtype, k) else None
 
 
+def _pays_in_graphs(m: int, k: int, dtype: torch.dtype, group: Group) -> bool:
+    """Whether a call that pushes with the copy engine makes ready to be captured as well."""
+    return m * k * dtype.itemsize * group.size <= _MOST_IN_GRAPHS and not _plan.across_nodes(group)
+
+
 def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
                agreed: dict) -> _plan.Plan:
     """How calls like this one run."""
     if 0 in x.shape:                                    # the same on every rank: nothing to send
         return _Empty(x, weight.shape[0], group)
-    (m, k), n, dtype, method = x.shape, weight.shape[0], x.dtype, agreed["method"]
+    (m, k), n, dtype, method, comm_sms = x.shape, weight.shape[0], x.dtype, agreed["method"], agreed.get("comm_sms")
 
     def make(choice: Choice) -> _plan.Plan:
         return _Unfused(x, n, group) if choice.method == "unfused" else _Fused(x, weight, group, choice)
 
     if method == "unfused":
         return make(Choice(method))
-    ways = [choice for choice in candidates(m, k, dtype) if method in ("auto", choice.method)]
+    ways = [choice for choice in candidates(m, k, dtype, comm_sms) if method in ("auto", choice.method)]
     rule = _plan.rule("ag_gemm", ways, group, bytes_in(m, k, dtype, group.size))
     call = _tune.Call(tuple(agreed.items()), n, lambda total: shape(m, k, dtype, total, group.size), ways, rule,
                       lambda choice: _plan.Trial(lambda: make(choice), group, (x, weight, bias, out), False))
-    return make(_tune.decide(group, call).choice)
+    choice = _tune.decide(group, call).choice
+    plan = make(choice)
+    if choice.method != "unfused" and not choice.comm_sms and _pays_in_graphs(m, k, dtype, group):
+        try:
+            plan.in_graphs = make(replace(choice, pieces=0, comm_sms=_SMS_IN_GRAPHS))
+        except OutOfHeap:                               # on all ranks; the call itself has what it needs
+            pass
+    return plan
 
 
 class _Empty(_plan.Plan):
@@ -173,8 +212,11 @@ class _Fused(_plan.Plan):
     """A gather beside one kernel. Holds all that does not change from call to call.
 
     m, k, n: sizes of x [m, k] and weight [n, k]. pitch: rows from one chunk of the gather buffer to the next, whole tiles.
-    A shard is sent in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag.
+    A shard is sent in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag, or one of each program that
+    pushes. in_graphs: the plan by which such calls are captured; None where they cannot be.
     """
+
+    in_graphs: "_Fused | None" = None
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, choice: Choice):
         self.group, self.dtype, self.config = group, x.dtype, choice.config
@@ -182,8 +224,14 @@ class _Fused(_plan.Plan):
         self.core = backend().core("ag_gemm") if choice.method == "ws" else None
         tiles_m = -(-self.m // self.config.block_m)
         self.pitch, self.out_shape = tiles_m * self.config.block_m, (self.m * group.size, self.n)
-        self.space = space = workspace(group, "ag_gemm")
-        self.gather = (GatherOverNodes if _plan.across_nodes(group) else _Pushes)(self, tiles_m, choice.pieces)
+        apart = _plan.across_nodes(group)
+        self.by_sms = bool(choice.comm_sms) and not apart
+        self.space = space = by_sms.PushesBySms.workspace(group) if self.by_sms else workspace(group, "ag_gemm")
+        if self.by_sms:
+            pieces = _pieces(tiles_m, self.m * self.k * x.dtype.itemsize, choice.pieces, True)
+            self.gather, self.in_graphs = by_sms.PushesBySms(self, pieces, choice.comm_sms), self
+        else:
+            self.gather = (GatherOverNodes if apart else _Pushes)(self, tiles_m, choice.comm_sms or choice.pieces)
         self.pieces, self.piece_tiles = self.gather.pieces, self.gather.piece_tiles
         self.generation = space.generation
         self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
@@ -193,15 +241,25 @@ class _Fused(_plan.Plan):
         self.gather.prepare(x)
         out = x.new_empty(self.out_shape) if out is None else out
         accepted = self.core is not None and self.core.accepts(x, weight, out)      # by this rank; others may differ
-        self.call = (self.core.bind if accepted else _Portable)(self, bias is not None)
+        binds = (self.core.bind, self.core.bind_by_sms) if accepted else (_Portable, by_sms.Portable)
+        self.call = binds[self.by_sms](self, bias is not None)
         programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
         self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
                                         self.call.options)
+        if self.in_graphs not in (None, self):
+            self.in_graphs.compile(x, weight, bias, out)
 
     def valid(self) -> bool:
-        return self.generation == self.space.generation and not backend().is_capturing()
+        plan = self.in_graphs if backend().is_capturing() else self
+        return plan is not None and plan.generation == plan.space.generation
+
+    def moved(self) -> bool:
+        plans = (self, self.in_graphs) if self.in_graphs is not None else () if backend().is_capturing() else (self,)
+        return any(plan.generation != plan.space.generation for plan in plans)
 
     def run(self, group, x, weight, bias, out, return_gathered):
+        if self.in_graphs is not self and backend().is_capturing():
+            return self.in_graphs.run(group, x, weight, bias, out, return_gathered)
         x, weight = x.contiguous(), _check.rows_contiguous(weight)
         current, side = backend().current_stream(), side_stream()
         with self.space.call(current) as epoch:
@@ -211,11 +269,14 @@ class _Fused(_plan.Plan):
             current.wait_stream(side)
         return self._gathered(x, epoch) if return_gathered else None
 
-    def _gathered(self, x: torch.Tensor, epoch: int) -> torch.Tensor:
+    def _gathered(self, x: torch.Tensor, epoch: int | None) -> torch.Tensor:
         backend().before_torch()
-        size, chunks = self.group.size, self.halves[epoch & 1].view(self.group.size, self.pitch, self.k)
-        gathered = x.new_empty((size, self.m, self.k))
-        gathered.copy_(chunks[:, :self.m])
+        size = self.group.size
+        if self.by_sms:
+            gathered = self.gather.chunks()
+        else:
+            gathered = x.new_empty((size, self.m, self.k))
+            gathered.copy_(self.halves[epoch & 1].view(size, self.pitch, self.k)[:, :self.m])
         gathered[self.group.rank].copy_(x)              # the own shard never goes through the workspace
         return gathered.view(size * self.m, self.k)
 
@@ -229,7 +290,7 @@ class _Pushes:
         self.plan, size = plan, plan.group.size
         chunk = plan.pitch * plan.k * plan.dtype.itemsize
         self.pieces, self.piece_tiles = _pieces(tiles, plan.m * plan.k * plan.dtype.itemsize, most)
-        plan.space.reserve(size * chunk, size * _MAX_PIECES, writer=lambda flag: flag % size)
+        plan.space.reserve(size * chunk, size * MAX_PIECES, writer=lambda flag: flag % size)
 
     def prepare(self, x: torch.Tensor) -> None:
         """Collects the pushes to both halves."""
@@ -271,8 +332,9 @@ class _Portable:
                 p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), p.pieces, p.piece_tiles)
 
 
-def _pieces(tiles: int, nbytes: int, asked: int = 0) -> tuple[int, int]:
+def _pieces(tiles: int, nbytes: int, asked: int = 0, pushed_by_sms: bool = False) -> tuple[int, int]:
     """(pieces of a shard of `tiles` tiles and `nbytes`, tiles in each); `asked`: how many are wanted, 0: by size."""
-    wanted = min(_MAX_PIECES, asked or max(1, nbytes // _PIECE_BYTES), tiles)
+    least = by_sms.PIECE_BYTES if pushed_by_sms else _PIECE_BYTES
+    wanted = min(MAX_PIECES, asked or max(1, nbytes // least), tiles)
     piece_tiles = -(-tiles // wanted)
     return -(-tiles // piece_tiles), piece_tiles

@@ -1,0 +1,329 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""ag_gemm and gemm_rs in graphs, and ag_gemm whose x SMs push, in graphs and outside, on virtual worlds."""
+from contextlib import contextmanager
+from importlib import import_module
+from unittest import mock
+
+import pytest
+import torch
+from gluon_core import small_tiles
+from scenarios import AG, BF16, F16, F32, RS, back_to_back, captures_by_rank, capturing, dawdle, graph, near_the_wrap, overtaking
+from scenarios import side_stream, two_groups
+
+import triton_dist
+from triton_dist.backends.emulator.backend import EmulatorBackend
+from triton_dist.backends.emulator.order import MODES
+from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.layers import AGGemm
+from triton_dist.ops import _plan, ag_gemm, gemm_rs
+from triton_dist.ops.ag_gemm import by_sms
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.heap import heap
+from triton_dist.runtime.state import state
+from triton_dist.runtime.workspace import MAX_PROGRAMS, workspace
+from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, random_tensor
+
+pytestmark = pytest.mark.usefixtures("captures_by_rank")
+op = import_module("triton_dist.ops.ag_gemm.op")           # triton_dist.ops.ag_gemm is the function
+KINDS = {"ag_gemm": "ag_gemm by SMs", "gemm_rs": "gemm_rs"}
+METHODS = ["portable", "ws"]
+WAYS = [("ag_gemm", None), ("ag_gemm", 1), ("ag_gemm", 3), ("gemm_rs", None)]
+
+
+class Static:
+    """A call on tensors that stay. m rows a rank; n of ag_gemm and k of gemm_rs may be functions of the rank's index."""
+
+    def __init__(self, name, m, n, k, seed, group, method="portable", comm_sms=None, dtype=F16):
+        n, k = (size(group.rank) if callable(size) else size for size in (n, k))
+        gather = name == "ag_gemm"
+        self.group, self.method, self.roundings, self.k = group, method, 1 if gather else group.size, k
+        self.x = random_tensor(m if gather else m * group.size, k, dtype=dtype, seed=1000 * seed + group.rank)
+        self.weight = random_tensor(n, k, dtype=dtype, seed=1000 * seed + 100 + group.rank)
+        self.out = torch.full((m * group.size if gather else m, n), float("nan"), dtype=dtype)
+        self.op, self.reference = (ag_gemm, ag_gemm_float64) if gather else (gemm_rs, gemm_rs_float64)
+        self.options = dict(method=method, group=group, out=self.out, **({"comm_sms": comm_sms} if gather else {}))
+
+    def __call__(self):
+        self.op(self.x, self.weight, **self.options)
+
+    def verify(self):
+        expected = self.reference(self.x, self.weight, self.group, None)
+        assert_matches(self.out, expected, k=max(1, self.k) * self.group.size, roundings=self.roundings)
+
+
+def statics(name, comm_sms, method, group, shapes=((40, 24, 64), (9, 40, 64), (40, 24, 64), (70, 40, 96))):
+    """Calls of these shapes, two of which are the same, with other content."""
+    return [Static(name, *shape, seed, group, method, comm_sms) for seed, shape in enumerate(shapes)]
+
+
+def captured(calls):
+    """A graph of calls that have run before."""
+    with graph() as made:
+        for call in calls:
+            call()
+    return made
+
+
+def finish(calls):
+    triton_dist.synchronize()
+    for call in calls:
+        call.verify()
+
+
+def replayed(name, comm_sms, method, slow=None):
+    """Replays of graphs of three calls and of one, eager calls between, nothing else between; twice with other content."""
+    group = resolve()
+    a, b, c, d = calls = statics(name, comm_sms, method, group)
+    for call in calls:
+        call()
+    finish(calls)
+    odd, single = captured([a, b, c]), captured([c])
+    for content in range(2):
+        for call in calls:
+            call.x.mul_(-1 - content)
+            call.out.fill_(float("nan"))
+        group.barrier()
+        for step in (odd, odd, d, single, a, odd, single, single, b, c, odd):
+            if group.rank == slow:
+                dawdle()
+            step() if isinstance(step, Static) else step.replay()
+        finish(calls)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name, comm_sms", WAYS)
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_replay_after_replay_with_eager_calls_between(world, name, comm_sms, method):
+    for mode in ("late", "random"):
+        run_ranks(lambda: replayed(name, comm_sms, method), world, mode=mode, seed=world)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name, comm_sms", WAYS)
+def test_replays_and_a_rank_that_is_overtaken(name, comm_sms, mode):
+    run_ranks(lambda: replayed(name, comm_sms, "portable", slow=1), 3, mode=mode, seed=5)
+
+
+@pytest.mark.parametrize("start", [2**31 - 6, -6, -2**31 + 9])
+@pytest.mark.parametrize("name", KINDS)
+def test_replays_pass_the_wrap_and_zero(name, start):
+    def script():
+        group = resolve()
+        calls = statics(name, None, "portable", group)
+        for call in calls:
+            call()
+        made = captured(calls[:3])
+        workspace(group, KINDS[name]).set_epoch(start)
+        for call in calls:
+            call.out.fill_(float("nan"))
+        group.barrier()
+        for _ in range(4):
+            made.replay()
+        triton_dist.synchronize()
+        for call in calls[:3]:
+            call.verify()
+        return workspace(group, KINDS[name]).calls_begun()
+    after = {2**31 - 6: -2**31 + 6, -6: 8, -2**31 + 9: -2**31 + 21}[start]         # twelve calls on; 2 follows -1
+    assert run_ranks(script, 3, mode="late") == [after] * 3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ranks_without_tiles_or_terms(name):
+    def script():
+        group, some = resolve(), lambda rank: 24 * (rank == 1)
+        shape = (20, some, 40) if name == "ag_gemm" else (20, 24, some)
+        calls = [Static(name, *shape, 1, group), Static(name, 20, 24, 40, 2, group)]
+        for call in calls:
+            call()
+        made = captured([*calls, calls[0]])
+        for _ in range(3):
+            if group.rank == 1:
+                dawdle()
+            made.replay()
+        finish(calls)
+    for mode in ("late", "skew", "random"):
+        run_ranks(script, 3, mode=mode)
+
+
+def test_two_groups_and_a_replay_on_another_stream():
+    def script():
+        world = resolve()
+        halves = [world.new_group([0, 1]), world.new_group([2, 3])]
+        calls = [Static(name, 20, 24, 64, seed, group, comm_sms=sms) for seed, (name, sms) in enumerate(WAYS)
+                 for group in (world, halves[world.rank // 2])]
+        for call in calls:
+            call()
+        made, stream = captured(calls), triton_dist.new_stream()
+        stream.wait_stream(triton_dist.current_stream())
+        with triton_dist.use_stream(stream):
+            for _ in range(3):
+                made.replay()
+        triton_dist.current_stream().wait_stream(stream)
+        made.replay()
+        finish(calls)
+    run_ranks(script, 4, mode="late")
+
+
+# -- what capture needs ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("call", [AG, RS])
+def test_what_has_not_run_is_captured_unfused_or_refused(call):
+    """And a later call makes a plan of its own."""
+    kinds = {"ag_gemm": ("ag_gemm", "ag_gemm by SMs"), "gemm_rs": ("gemm_rs",)}[call.kind]
+
+    class Auto(call):
+        method = "auto"
+
+    def script():
+        with capturing():
+            with pytest.warns(RuntimeWarning, match="runs unfused: it has not run with these arguments before"):
+                back_to_back([Auto(9, 40, 64)])
+            with pytest.raises(InvalidArgument, match="'portable' is not possible here: it has not run with these arguments"):
+                call(9, 40, 64)(0, resolve())
+        assert not any((resolve().key, kind) in state().workspaces for kind in kinds)
+        back_to_back([Auto(9, 40, 64)])
+        with capturing():
+            back_to_back([Auto(9, 40, 64)] * 2)
+        return [workspace(resolve(), kind).calls_begun() for kind in kinds]
+    assert run_ranks(script, 1) == [[1, 2] if call is AG else [3]]
+
+
+@pytest.mark.parametrize("call", [AG, RS])
+def test_a_larger_call_between_does_not_keep_one_from_being_captured(call):
+    """Buffers have moved; what a graph uses is never freed."""
+    def script():
+        small, large = call(9, 40, 64), call(200, 300, 600)
+        back_to_back([small])
+        with capturing():
+            back_to_back([small])
+        before = workspace(resolve(), KINDS[call.kind]).data
+        back_to_back([large])
+        assert workspace(resolve(), KINDS[call.kind]).data is not before and before.tdist_allocation.live
+        live = set(heap()._live)
+        with capturing():
+            back_to_back([small, large, small])
+        assert set(heap()._live) == live
+    run_ranks(script, 2)
+
+
+def test_large_gathers_are_captured_with_comm_sms_only(monkeypatch):
+    monkeypatch.setattr(op, "_MOST_IN_GRAPHS", 1 << 20)
+
+    def script():
+        call, by_three = AG(2048, 8, 256), AG(2048, 8, 256, comm_sms=3)
+        back_to_back([call])
+        assert (resolve().key, "ag_gemm by SMs") not in state().workspaces
+        back_to_back([by_three])
+        with capturing():
+            back_to_back([by_three])
+            with pytest.raises(InvalidArgument, match="not possible here: to capture a gather of more than 1 MiB takes comm_sms"):
+                call(0, resolve())
+        back_to_back([AG(4096, 8, 256)])                    # the buffers move
+        with capturing(), pytest.raises(InvalidArgument, match="takes comm_sms"):
+            call(0, resolve())
+        back_to_back([call])
+    run_ranks(script, 2)
+
+
+def test_where_the_heap_has_no_room_for_captures_calls_still_run(monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "4M")
+
+    def script():
+        back_to_back([AG(128, 8, 1024, dtype=F32)], repeat=2)
+        with capturing(), pytest.raises(InvalidArgument, match="'portable' is not possible here"):
+            AG(128, 8, 1024, dtype=F32)(0, resolve())
+    run_ranks(script, 2)
+
+
+def test_over_nodes_nothing_is_captured():
+    def script():
+        with capturing():
+            for call in (AG(9, 40, 64), RS(9, 40, 64)):
+                with pytest.raises(InvalidArgument, match="not possible here: it cannot be captured over nodes"):
+                    call(0, resolve())
+    with mock.patch.object(_plan, "across_nodes", lambda group: True):
+        run_ranks(script, 2)
+
+
+# -- SMs that push, outside of graphs ----------------------------------------------------------------------------------
+@contextmanager
+def small_pieces():
+    with mock.patch.object(by_sms, "PIECE_BYTES", 4096), mock.patch.object(by_sms, "_LEAST_BLOCK", 512):
+        yield
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_ragged_shapes_back_to_back(world, dtype):
+    calls = [AG(*shape, dtype=dtype, bias=True, comm_sms=sms) for shape in ((64, 64, 64), (1, 1, 1), (9, 10, 50), (70, 33, 130))
+             for sms in (1, 3)]
+    with small_pieces():
+        run_ranks(lambda: back_to_back(calls), world, seed=world)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pieces_programs_and_shapes_change_between_calls(mode):
+    """A flag belongs to one writer for good, however many programs push and pieces a call has (rule 7)."""
+    calls = [AG(256, 24, 64, comm_sms=3), AG(64, 24, 8, comm_sms=1), AG(128, 24, 64, comm_sms=32), AG(20, 24, 64),
+             AG(40, lambda r: 24 * (r == 1), 40, comm_sms=2)]
+    with small_pieces():
+        for slow in (0, 2):
+            run_ranks(lambda: overtaking(calls, slow=slow), 3, mode=mode, seed=slow)
+
+
+def test_the_core_and_tiles_split_for_the_sms_that_are_left():
+    """6 tiles on 8 SMs of which 4 push: the last two are split."""
+    class Core(AG):
+        method = "ws"
+    with small_tiles(), small_pieces():
+        calls = [Core(136, 24, 64, comm_sms=4), Core(40, 40, 48, bias=True, comm_sms=2), Core(136, 24, 64)]
+        for mode in ("late", "random", "skew"):
+            run_ranks(lambda: back_to_back(calls, repeat=2), 2, mode=mode)
+
+
+def test_as_many_sms_as_the_device_has():
+    """Then the GEMM waits for the push, which waits for nobody."""
+    run_ranks(lambda: back_to_back([AG(40, 24, 64, comm_sms=2), AG(9, 40, 64, comm_sms=3)], repeat=2), 2, num_sms=2)
+
+
+def test_groups_streams_and_epochs():
+    calls = [AG(20, 40, 64, comm_sms=3), AG(33, 17, 64, comm_sms=1)]
+    run_ranks(lambda: two_groups(calls), 4, seed=3)
+    run_ranks(lambda: side_stream(calls), 3, seed=5)
+    run_ranks(lambda: near_the_wrap(calls, ["ag_gemm by SMs"]), 3, mode="late")
+
+
+def test_gathered_input_is_returned():
+    def script():
+        for call in (AG(20, 30, 40, comm_sms=3), AG(70, 30, 56, comm_sms=1)):
+            for verify in [call(seed, resolve(), return_gathered=True) for seed in range(3)]:
+                verify()
+    run_ranks(script, 3)
+
+
+def test_what_is_left_between_calls():
+    """Every copy of the epoch is the same, whatever the grids were (rule 9); the second call allocates nothing."""
+    def script():
+        calls = [AG(70, 200, 64, comm_sms=3), AG(9, 10, 50, comm_sms=1), AG(20, 30, 40, comm_sms=8)]
+        back_to_back(calls)
+        space, live = workspace(resolve(), "ag_gemm by SMs"), set(heap()._live)
+        assert space.control.tolist() == [3] * 2 * MAX_PROGRAMS
+        back_to_back(calls)
+        assert set(heap()._live) == live
+    run_ranks(script, 2)
+
+
+def test_no_stream_memory_operations_are_needed():
+    with mock.patch.object(EmulatorBackend, "has_stream_memory_ops", lambda self: False):
+        run_ranks(lambda: back_to_back([AG(20, 24, 40, comm_sms=2)]), 2)
+
+
+def test_layer():
+    def script():
+        group = resolve()
+        full, x = torch.nn.Linear(64, 24).requires_grad_(False), torch.randn(5, 64)
+        out = AGGemm.from_full(full)(x, comm_sms=2)
+        assert (group.key, "ag_gemm by SMs") in state().workspaces
+        assert_matches(out, ag_gemm_float64(x, full.weight, group, full.bias), k=64)
+    run_ranks(script, 1)
