@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Races on global memory: one kernel that is right, and what is reported when one thing of it is taken away."""
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import triton.language as tl
 import triton_dist
 import triton_dist.language as dl
 from triton_dist.checker import check_kernel
+from triton_dist.checker.host_memory import HostOperations
 
 
 @triton_dist.jit
@@ -108,3 +110,12 @@ def test_a_replay_is_the_same_run():
 def rank_of_caller():
     from triton_dist.runtime.state import state
     return state().world.rank
+
+
+def test_numbers_are_written_where_memory_had_been_left_unwritten():
+    """torch.tensor may take the place of a torch.empty that has gone: the place is forgotten, as with any new tensor."""
+    forgotten = []
+    memory = SimpleNamespace(unwritten=SimpleNamespace(add=lambda place: None, discard=forgotten.append), at=lambda place: None)
+    with HostOperations(memory):
+        numbers, zeros, scratch = torch.tensor([1.0, 2.0]), torch.zeros(2), torch.empty(2)
+    assert [t.untyped_storage().data_ptr() in forgotten for t in (numbers, zeros, scratch)] == [True, True, False]

@@ -4,7 +4,7 @@
 import time
 
 import pytest
-from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, back_to_back, overtaking, side_stream, two_groups
+from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, V, back_to_back, overtaking, side_stream, two_groups
 
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.checker import check_kernel
@@ -35,6 +35,7 @@ CALLS = {
                 GAR(40, 72, 64, dtype=F32, residual="apart")],
     "all_reduce_rmsnorm": [ARN(m, n, method, bias=True, residual=residual) for method in ("one_shot", "two_shot")
                            for m, n, residual in ((5, 70, "in place"), (2, 600, "apart"))],
+    "all_to_all_vdev": [V(20, 70), V(16, 33, capacity=13), V(3, 24, splits=lambda rank, seed, world: [0] * world), V(64, 300)],
     "gemm_ar, other methods": [GAR(24, 40, 64, method, bias=True, residual="in place") for method in ("ring", "unfused")],
 }
 

@@ -15,7 +15,7 @@ import triton_dist
 from triton_dist import ops
 from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.streams import Stream
-from triton_dist.ops import ag_gemm, all_reduce, all_reduce_rmsnorm, gemm_ar, gemm_rs
+from triton_dist.ops import ag_gemm, all_reduce, all_reduce_rmsnorm, all_to_all_vdev, gemm_ar, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import workspace
@@ -183,6 +183,43 @@ class ARN:
             assert_matches(total, summed, k=group.size, roundings=roundings)
             assert_matches(out, norm, k=self.n, roundings=roundings + 3)
             return torch.stack([out, total])
+        return verify
+
+
+class V:
+    """One all_to_all_vdev of x [m, row] with random splits, or splits(rank, seed); a capacity of None is that of all rows."""
+    kind = "rows by splits"
+
+    def __init__(self, m, row, method="push", dtype=BF16, capacity=None, splits=None, kept=torch.int64):
+        self.m, self.row, self.method, self.dtype, self.capacity = m, row, method, dtype, capacity
+        self.splits, self.kept = splits or self.random_splits, kept
+
+    def random_splits(self, rank, seed, world):
+        """Some rows go to nobody, and now and then a rank gets none."""
+        chosen = torch.randint(world + 1, (self.m,), generator=torch.Generator().manual_seed(1000 * seed + rank))
+        return chosen[chosen != seed % (world + 1)].bincount(minlength=world + 1)[:world].tolist()
+
+    def __call__(self, seed, group):
+        def of(index):
+            return random_tensor(self.m, self.row, dtype=self.dtype, seed=1000 * seed + index)
+        capacity = group.size * self.m if self.capacity is None else self.capacity
+        every = [self.splits(index, seed, group.size) for index in range(group.size)]
+        out, told = poisoned(capacity, self.row, dtype=self.dtype), torch.full((2, group.size), -7, dtype=self.kept)
+        got = all_to_all_vdev(of(group.rank), torch.tensor(every[group.rank], dtype=self.kept), out=out, out_splits_offsets=told,
+                              group=group, method=self.method)
+        assert got[0] is out and got[1] is told
+
+        def verify():
+            rows, splits = [], []
+            for index, wanted in enumerate(every):
+                begins = [min(self.m, sum(min(max(w, 0), self.m) for w in wanted[:j])) for j in range(group.size)]
+                splits.append(min(max(wanted[group.rank], 0), self.m - begins[group.rank]))
+                rows.append(of(index)[begins[group.rank]:][:splits[-1]])
+            expected = torch.cat(rows)[:capacity]
+            assert told.tolist() == [splits, [sum(splits[:index]) for index in range(group.size)]]
+            assert torch.equal(out[:len(expected)], expected), "rows differ"
+            assert bool(out[len(expected):].isnan().all()), "rows behind the last one were written"
+            return out[:len(expected)]
         return verify
 
 

@@ -9,7 +9,7 @@ from bad_input import Row, refused, small_heap, table  # noqa: F401
 from torch import nn
 
 from triton_dist.layers import AllReduceRMSNorm
-from triton_dist.ops import all_gather, all_reduce, all_reduce_rmsnorm, all_to_all_single, reduce_scatter
+from triton_dist.ops import all_gather, all_reduce, all_reduce_rmsnorm, all_to_all_single, all_to_all_vdev, reduce_scatter
 from triton_dist.runtime.errors import OutOfHeap
 from triton_dist.runtime.groups import resolve
 
@@ -25,6 +25,12 @@ def norm(*, x=None, weight=None, **given):
     """all_reduce_rmsnorm of X() with an argument that is wrong."""
     return lambda: all_reduce_rmsnorm(X() if x is None else x(), X(K) if weight is None else weight(),
                                       **{name: make() for name, make in given.items()})
+
+
+def vdev(*, x=None, in_splits=None, **given):
+    """all_to_all_vdev of X() with an argument that is wrong."""
+    return lambda: all_to_all_vdev(X() if x is None else x(), torch.tensor([3, 4]) if in_splits is None else in_splits(),
+                                   **{name: make() for name, make in given.items()})
 
 
 def over_parts(**given):
@@ -98,6 +104,36 @@ ROWS = [
                                           method=lambda: "two_shot"), "method:", f"at most {64 << 20} bytes", "use 'unfused'"),
     ("norm: out of heap", norm(x=lambda: X(1 << 12, 1 << 10), weight=lambda: X(1 << 10), method=lambda: "one_shot"),
      "packets halves", "bytes needed", "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
+    ("vdev x: a scalar", vdev(x=lambda: torch.tensor(1.0)), "x:", "found a scalar", "pass x.view(1)"),
+    ("vdev x: int32", vdev(x=lambda: X(dtype=I32)), "x:", "found torch.int32", "convert it"),
+    ("vdev x: requires grad", vdev(x=lambda: X(requires_grad=True)), "x:", "requires grad", "torch.no_grad()"),
+    ("vdev x: 2^31 rows of all", vdev(x=lambda: X(1).expand(2**30)), "x:", f"found {2**30}", "split the call"),
+    ("vdev in_splits: a list", vdev(in_splits=lambda: [3, 4]), "in_splits:", "found list", "triton_dist.device()"),
+    ("vdev in_splits: of three", vdev(in_splits=lambda: torch.tensor([1, 2, 3])), "in_splits:", "of shape [3]", "of shape [2]"),
+    ("vdev in_splits: floats", vdev(in_splits=lambda: torch.tensor([1.0, 2.0])), "in_splits:", "found torch.float32",
+     "torch.int32 or torch.int64"),
+    ("vdev in_splits: strided", vdev(in_splits=lambda: torch.tensor([1, 2, 3, 4])[::2]), "in_splits:", "found strides [2]",
+     "pass one that is"),
+    ("vdev in_splits: meta", vdev(in_splits=lambda: torch.zeros(2, dtype=I32, device="meta")), "in_splits:", "found meta",
+     "triton_dist.device()"),
+    ("vdev capacity: negative", vdev(capacity=lambda: -1), "capacity:", "found -1", "at least 0"),
+    ("vdev capacity: a fraction", vdev(capacity=lambda: 2.5), "capacity:", "found 2.5", "a whole number"),
+    ("vdev out: of another capacity", vdev(capacity=lambda: M, out=lambda: X(M + 1, K)), "out:", f"expected shape [{M}, {K}]",
+     f"found [{M + 1}, {K}]"),
+    ("vdev out: other rows", vdev(out=lambda: X(M, K + 1)), "out:", f"expected shape [{M}, {K}]", "pass None"),
+    ("vdev out: a number", vdev(out=lambda: 1.0), "out:", "found float", "None or a torch.Tensor"),
+    ("vdev out: over x", lambda: (lambda t: all_to_all_vdev(t[:M], torch.tensor([1, 2]), out=t[1:]))(X(M + 1, K)), "out:",
+     "overlap x", "a tensor of its own"),
+    ("vdev out_splits_offsets: another dtype", vdev(out_splits_offsets=lambda: torch.zeros(2, 2, dtype=I32)),
+     "out_splits_offsets:", "found torch.int32", "expected torch.int64"),
+    ("vdev out_splits_offsets: a row", vdev(out_splits_offsets=lambda: torch.zeros(2, dtype=torch.int64)), "out_splits_offsets:",
+     "of shape [2]", "of shape [2, 2]"),
+    ("vdev out_splits_offsets: over in_splits", lambda: (lambda t: all_to_all_vdev(X(), t[0], out_splits_offsets=t))(
+        torch.ones(2, 2, dtype=I32)), "out_splits_offsets:", "overlap in_splits", "a tensor of its own"),
+    ("vdev method: of another op", vdev(method=lambda: "one_shot"), "method:", "found 'one_shot'",
+     "expected one of auto, push, nccl"),
+    ("vdev: out of heap", vdev(x=lambda: X(1 << 12, 1 << 10), capacity=lambda: 1 << 13), "rows by splits halves", "bytes needed",
+     "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
     ("AllReduceRMSNorm.from_norm: a layer norm", lambda: AllReduceRMSNorm.from_norm(nn.LayerNorm(K)), "norm:", "found LayerNorm",
      "an nn.RMSNorm"),
     ("AllReduceRMSNorm.from_norm: two dimensions", lambda: AllReduceRMSNorm.from_norm(nn.RMSNorm((M, K))), "norm:",
@@ -114,7 +150,7 @@ def test_refused_on_all_ranks(row):
 
 
 @pytest.mark.parametrize("what", ["rows", "columns", "eps", "method"])
-def test_ranks_that_differ_are_named(what):
+def test_ranks_that_differ_in_a_norm_are_named(what):
     def call():
         other = min(resolve().rank, 1)
         changes = {"rows": dict(x=X(M + other, K)), "columns": dict(x=X(M, K + other), weight=X(K + other)),
@@ -123,3 +159,12 @@ def test_ranks_that_differ_are_named(what):
     names = {"rows": (f"m={M}", f"m={M + 1}"), "columns": (f"n={K}", f"n={K + 1}"), "eps": ("eps=1e-06", "eps=1e-05"),
              "method": ("method=one_shot", "method=two_shot")}[what]
     assert refused(Row(what, call, "call", *names)) == 2
+
+
+@pytest.mark.parametrize("what", ["m", "row", "capacity"])
+def test_ranks_that_differ_in_rows_by_splits_are_named(what):
+    def call():
+        more = {name: min(resolve().rank, 1) * (name == what) for name in ("m", "row", "capacity")}
+        all_to_all_vdev(X(M + more["m"], K + more["row"]), torch.tensor([1, 2]), capacity=M + more["capacity"])
+    first = K if what == "row" else M
+    assert refused(Row(what, call, "call", f"{what}={first}", f"{what}={first + 1}")) == 2

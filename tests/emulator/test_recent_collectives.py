@@ -161,6 +161,21 @@ def test_what_a_norm_is_given_is_told_apart(method, long_ways):
     assert long_ways.count("all_reduce_rmsnorm") == 2 * 2 * len(NORMED)
 
 
+def test_splits_are_no_part_of_a_call(long_ways):
+    def script():
+        group, x = resolve(), random_tensor(8, N, dtype=BF16, seed=resolve().rank)
+        for splits in ([3, 4], [0, 8], [1, 1]):
+            kept = torch.tensor(splits)
+            for given in (dict(), dict(capacity=17), dict(out=poisoned(16, N, dtype=BF16)),
+                          dict(out_splits_offsets=torch.zeros(2, 2, dtype=torch.int64))):
+                out, told = ops.all_to_all_vdev(x, kept, **given)
+                assert told.tolist() == [[splits[group.rank]] * 2, [0, splits[group.rank]]]
+                count, begin = splits[group.rank], sum(splits[:group.rank])
+                assert torch.equal(out[told[1, group.rank]:][:count], x[begin:begin + count])
+    run_ranks(script, 2)
+    assert long_ways.count("all_to_all_vdev") == 4 * 2, "what was given, once on each rank"
+
+
 def test_ranks_that_repeat_different_collectives_are_told():
     def script():
         group, x = resolve(), random_tensor(2, N, dtype=BF16, seed=1)

@@ -15,6 +15,7 @@ from triton_dist.checker.global_memory import CheckedMemory
 
 _EMPTY = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted")
 _READ_NOTHING = ("_like", "detach", "alias")
+_MADE_BEFORE = "lift_fresh"         # all that is seen of torch.tensor(numbers)
 _READ_BACK = ("_local_scalar_dense", "equal", "is_nonzero", "item")      # on a GPU the host waits for the stream
 
 
@@ -33,7 +34,7 @@ class HostOperations(TorchDispatchMode):
             for tensor in _tensors(value):
                 self._access(tensor, write)
         out = func(*args, **kwargs)
-        if makes:
+        if makes or name == _MADE_BEFORE:
             change = self.memory.unwritten.add if name in _EMPTY else self.memory.unwritten.discard
             for tensor in _tensors(out):
                 change(tensor.untyped_storage().data_ptr())

@@ -6,6 +6,7 @@ from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.all_reduce_rmsnorm.op import all_reduce_rmsnorm
 from triton_dist.ops.all_to_all_single.op import all_to_all_single
+from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
 from triton_dist.ops.explain import explain
 from triton_dist.ops.gemm_ar.op import gemm_ar
 from triton_dist.ops.gemm_rs.op import gemm_rs
@@ -13,6 +14,6 @@ from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
 from triton_dist.ops.reduce_scatter.op import reduce_scatter
 
 __all__ = [
-    "ag_gemm", "all_gather", "all_gather_2d", "all_reduce", "all_reduce_rmsnorm", "all_to_all_single", "explain", "gemm_ar",
-    "gemm_rs", "reduce_scatter", "reduce_scatter_2d",
+    "ag_gemm", "all_gather", "all_gather_2d", "all_reduce", "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev",
+    "explain", "gemm_ar", "gemm_rs", "reduce_scatter", "reduce_scatter_2d",
 ]

@@ -63,6 +63,21 @@ def vector(name: str, t: torch.Tensor | None, size: int, like: torch.Tensor) -> 
     _placed(name, t)
 
 
+def counts(name: str, t: torch.Tensor, shape: tuple, like: torch.Tensor | None = None) -> None:
+    """A contiguous int32 or int64 tensor of `shape` on this rank's device, of the dtype of `like`."""
+    if not isinstance(t, torch.Tensor):
+        raise InvalidArgument(f"{name}: expected a torch.Tensor of shape {list(shape)}, found {type(t).__name__}; make one on "
+                              "triton_dist.device()")
+    _strided(name, t)
+    wanted = (torch.int32, torch.int64) if like is None else (like.dtype,)
+    if tuple(t.shape) != shape or t.dtype not in wanted:
+        raise InvalidArgument(f"{name}: expected {' or '.join(map(str, wanted))} of shape {list(shape)}, found {t.dtype} of "
+                              f"shape {list(t.shape)}")
+    if not t.is_contiguous():
+        raise InvalidArgument(f"{name}: expected a contiguous tensor, found strides {list(t.stride())}; pass one that is")
+    _placed(name, t)
+
+
 def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor) -> None:
     """None, or a contiguous tensor of `shape` to write to."""
     if t is None:

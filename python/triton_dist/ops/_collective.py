@@ -26,6 +26,7 @@ STEPS = {
     "all_gather": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
     "reduce_scatter": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
     "all_to_all_single": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
+    "all_to_all_vdev": {64: ((1 << 62, "push"),)},
     "all_reduce_rmsnorm": {             # not measured yet: what all_reduce takes, as far as packets go
         2: ((512 * KIB, "one_shot"),),
         4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot")),

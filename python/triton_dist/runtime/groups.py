@@ -83,8 +83,9 @@ class Group(ABC):
         """x, of any shape, becomes the sum over members of their x."""
 
     @abstractmethod
-    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        """out [size * rows, ...] receives rows of this member's index of every member's x [size * rows, ...], by index."""
+    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: list | None = None,
+                          in_splits: list | None = None) -> None:
+        """out receives every member's rows of x for this member, by index: equally many, or as many as the splits say."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank {self.rank} of {self.size}, world ranks {list(self.world_ranks)})"
@@ -113,7 +114,8 @@ class SoloGroup(Group):
     def all_reduce_tensor(self, x: torch.Tensor) -> None:
         pass
 
-    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: list | None = None,
+                          in_splits: list | None = None) -> None:
         out.copy_(x)
 
 
@@ -158,8 +160,9 @@ class TorchGroup(Group):
     def all_reduce_tensor(self, x: torch.Tensor) -> None:
         backend().blocking(lambda: self._dist.all_reduce(x, group=self._pg))
 
-    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        backend().blocking(lambda: self._dist.all_to_all_single(out, x, group=self._pg))
+    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: list | None = None,
+                          in_splits: list | None = None) -> None:
+        backend().blocking(lambda: self._dist.all_to_all_single(out, x, out_splits, in_splits, group=self._pg))
 
 
 def resolve(group: Any = None) -> Group:

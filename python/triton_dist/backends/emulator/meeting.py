@@ -91,12 +91,13 @@ class VirtualGroup(Group):
         with torch.no_grad():
             x.copy_(_sum(parts))
 
-    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+    def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: Optional[list] = None,
+                          in_splits: Optional[list] = None) -> None:
         self.finish_stream()
-        rows = x.shape[0] // self.size
-        parts = self._meet("all_to_all_tensor", x.detach().clone())
+        rows = x.detach().clone().split(in_splits or [x.shape[0] // self.size] * self.size)
+        parts = self._meet("all_to_all_tensor", rows)
         with torch.no_grad():
-            out.copy_(torch.cat([part[self.rank * rows:(self.rank + 1) * rows] for part in parts]))
+            out.copy_(torch.cat([part[self.rank] for part in parts]))
 
     def finish_stream(self) -> None:
         """A tensor collective follows the current stream, as it does on a GPU."""

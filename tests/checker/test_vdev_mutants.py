@@ -1,0 +1,54 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What keeps all_to_all_vdev right is needed: with one statement deleted or weakened, the checker reports it."""
+from importlib import import_module
+from unittest import mock
+
+import pytest
+from mutants import edited, load, source_of
+from scenarios import V, overtaking
+
+from triton_dist.checker import check_kernel
+
+op = import_module("triton_dist.ops.all_to_all_vdev.op")        # triton_dist.ops.all_to_all_vdev is the function
+KERNELS = "triton_dist.ops.all_to_all_vdev.kernels"
+MATRIX = "dl.ll_load_pair(matrix + 2 * cell, epoch, valid)"
+WAIT = 'dl.wait(arrived + (t - 1) * programs * WORLD + (index + i) % WORLD, 1, "sys", "acquire", epoch)'
+RELEASE = "        release(everyone + t * programs * WORLD, epoch, (rank < WORLD) & (rank != index) & (first < going * width))\n"
+
+MUTANTS = {  # name: (old, new)
+    "it does not wait for the matrix": (MATRIX, "tl.load(matrix + 2 * cell, mask=valid, other=0)"),
+    "packets keep to one half": ("matrix = slots + (epoch & 1) * slots_half", "matrix = slots"),
+    "rows keep to one half": ("inbox = data + (epoch & 1).to(tl.int64) * half", "inbox = data"),
+    "it does not wait for rows": (f"token = {WAIT}", "token = 0"),
+    "a relaxed wait": (WAIT, WAIT.replace("acquire", "relaxed")),
+    "a wait of this device": (WAIT, WAIT.replace('"sys"', '"gpu"')),
+    "nothing is released": (RELEASE, ""),
+    "flags of all rounds are one": (RELEASE + "        for", RELEASE.replace(" + t * programs * WORLD", "") + "        for"),
+    "rows lie where the first rank's do": ("of(place, peer) * width", "0 * of(place, peer)"),
+    "capacity is what comes": ("tl.minimum(tl.maximum(capacity - places, 0), counts)", "counts"),
+    "more than x has": ("tl.minimum(ends, m) - begins", "wanted"),
+}
+
+
+def calls():
+    """A slow rank, shapes that change, more rows than fit, more splits than rows, and several rounds."""
+    much = V(64, 300, splits=lambda rank, seed, world: [20, 30, 10])
+    return overtaking([V(16, 40), V(9, 24, capacity=5), much, V(16, 40, splits=lambda rank, seed, world: [9] * world), much],
+                      slow=1, repeat=2)
+
+
+def check(kernels, schedules=12):
+    with mock.patch.object(op, "all_to_all_vdev_kernel", kernels.all_to_all_vdev_kernel):
+        return check_kernel(calls, 3, schedules, modes=("late", "random", "skew", "priority"), num_sms=1)
+
+
+def test_unchanged_it_is_clean(tmp_path):
+    report = check(load("vdev_kernels", source_of(KERNELS), tmp_path), 4)
+    assert report.clean, str(report)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_reported(name, tmp_path):
+    kernels = load("vdev_kernels", edited(source_of(KERNELS), [MUTANTS[name]]), tmp_path)
+    assert not check(kernels).clean
