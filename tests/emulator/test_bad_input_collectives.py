@@ -27,6 +27,10 @@ def norm(*, x=None, weight=None, **given):
                                       **{name: make() for name, make in given.items()})
 
 
+def by_lists(output, given, x=None, **options):
+    all_to_all_single(X() if x is None else x, output_split_sizes=output, input_split_sizes=given, **options)
+
+
 def vdev(*, x=None, in_splits=None, **given):
     """all_to_all_vdev of X() with an argument that is wrong."""
     return lambda: all_to_all_vdev(X() if x is None else x(), torch.tensor([3, 4]) if in_splits is None else in_splits(),
@@ -104,6 +108,23 @@ ROWS = [
                                           method=lambda: "two_shot"), "method:", f"at most {64 << 20} bytes", "use 'unfused'"),
     ("norm: out of heap", norm(x=lambda: X(1 << 12, 1 << 10), weight=lambda: X(1 << 10), method=lambda: "one_shot"),
      "packets halves", "bytes needed", "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
+    ("all_to_all_single by lists: one of them", lambda: all_to_all_single(X(), input_split_sizes=[4, 4]), "output_split_sizes:",
+     "found None", "give both lists or none"),
+    ("all_to_all_single by lists: of three", lambda: by_lists([1, 2, 5], [4, 4]), "output_split_sizes:", "found [1, 2, 5]",
+     "a list of 2"),
+    ("all_to_all_single by lists: a fraction", lambda: by_lists([4, 4], [4, 4.0]), "input_split_sizes:", "found 4.0",
+     "a whole number"),
+    ("all_to_all_single by lists: negative", lambda: by_lists([4, 4], [-1, 9]), "input_split_sizes:", "found -1", "at least 0"),
+    ("all_to_all_single by lists: tensors", lambda: by_lists(torch.tensor([4, 4]), torch.tensor([4, 4])), "output_split_sizes:",
+     "found tensor", "a list of 2"),
+    ("all_to_all_single by lists: rows of x", lambda: by_lists([4, 4], [4, 3]), "input_split_sizes:", "found 7",
+     f"expected {M} rows"),
+    ("all_to_all_single by lists: out", lambda: by_lists([4, 5], [4, 4], out=X()), "out:", f"expected shape [9, {K}]",
+     "pass None"),
+    ("all_to_all_single by lists: in place", lambda: (lambda x: by_lists([4, 4], [4, 4], x=x, out=x))(X()), "out:", "overlap x",
+     "a tensor of its own"),
+    ("all_to_all_single by lists: method", lambda: by_lists([4, 4], [4, 4], method="push"), "method:", "found 'push'",
+     "all_to_all_vdev"),
     ("vdev x: a scalar", vdev(x=lambda: torch.tensor(1.0)), "x:", "found a scalar", "pass x.view(1)"),
     ("vdev x: int32", vdev(x=lambda: X(dtype=I32)), "x:", "found torch.int32", "convert it"),
     ("vdev x: requires grad", vdev(x=lambda: X(requires_grad=True)), "x:", "requires grad", "torch.no_grad()"),

@@ -9,9 +9,11 @@ import triton_dist
 from triton_dist import ops
 from triton_dist.backends.emulator.order import MODES
 from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import CountedWorkspace
+from triton_dist.testing import poisoned, random_tensor
 
 OPS = ["all_gather", "reduce_scatter", "all_to_all_single"]
 OURS = ["one_shot", "push"]
@@ -81,4 +83,35 @@ def test_no_rows_touch_nothing(op):
         out = getattr(ops, op)(torch.empty(0, 4), method="push")
         assert list(out.shape) == [0, 4]
         assert not any(isinstance(space, CountedWorkspace) for space in state().workspaces.values())
+    run_ranks(script, 2)
+
+
+# -- all_to_all_single by lists ----------------------------------------------------------------------------------------
+def rows_for(sender, receiver):
+    return (3 * sender + receiver) % 4 * (sender != 2)              # rank 2 sends nothing
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_unequal_parts_that_hosts_know(world):
+    def script():
+        group = resolve()
+        ranks = range(group.size)
+        every = [random_tensor(sum(rows_for(sender, to) for to in ranks), 2, 5, dtype=BF16, seed=sender) for sender in ranks]
+        given, expected = ([rows_for(group.rank, to) for to in ranks], [rows_for(sender, group.rank) for sender in ranks])
+        for out in (None, poisoned(sum(expected), 2, 5, dtype=BF16)):
+            got = ops.all_to_all_single(every[group.rank], output_split_sizes=expected, input_split_sizes=given, out=out)
+            assert out is None or got is out
+            parts = [x.split([rows_for(sender, to) for to in ranks])[group.rank] for sender, x in enumerate(every)]
+            assert torch.equal(got, torch.cat(parts))
+    run_ranks(script, world)
+
+
+def test_debug_mode_compares_what_is_sent_with_what_is_expected(monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_DEBUG", "1")
+
+    def script():
+        expected = [2, 3] if resolve().rank == 0 else [2, 2]
+        with pytest.raises(InvalidArgument, match="rank 0 expects 3 rows of rank 1, whose input_split_sizes have 2 for it"):
+            ops.all_to_all_single(torch.ones(4, 8), output_split_sizes=expected, input_split_sizes=[2, 2])
+        ops.all_to_all_single(torch.ones(4, 8), output_split_sizes=[2, 2], input_split_sizes=[2, 2])
     run_ranks(script, 2)

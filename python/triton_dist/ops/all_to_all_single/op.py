@@ -6,23 +6,31 @@ from typing import Any
 import torch
 
 from triton_dist.ops._exchange import Collective, call
+from triton_dist.ops.all_to_all_single.by_lists import all_to_all_by_lists
 from triton_dist.ops.all_to_all_single.reference import all_to_all_single_reference
 
 
-def all_to_all_single(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None,
-                      method: str = "auto") -> torch.Tensor:
+def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None, input_split_sizes: list | None = None,
+                      group: Any = None, out: torch.Tensor | None = None, method: str = "auto") -> torch.Tensor:
     """Rows of x for every rank: out has those that each rank had for this one. Collective over `group`.
 
     Args:
         x: fp16, bf16 or fp32 [W * rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
+        output_split_sizes, input_split_sizes: numbers of rows from each rank and for each rank, as torch's all_to_all_single
+            takes them; then rows may differ between ranks, and the group's own collective serves the call. None: all equal.
+            What a rank expects must be what its peer has for it: TRITON_DIST_DEBUG=1 compares. Splits that only the device
+            knows: all_to_all_vdev.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
-        out: contiguous, of x's shape and dtype, or None to allocate. `out=x` exchanges in place; else they must not overlap.
+        out: contiguous, of x's shape and dtype (with split sizes: of their sum of rows), or None to allocate. `out=x` exchanges
+            in place, without split sizes; else they must not overlap.
         method: "one_shot" (packets that carry their own flag: the lowest latency), "push" (plain stores and flags, for large
             tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all ranks.
 
     Returns out, rows in the order of the ranks that sent them.
     In CUDA graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
+    if output_split_sizes is not None or input_split_sizes is not None:
+        return all_to_all_by_lists(x, output_split_sizes, input_split_sizes, group, out, method)
     return call(_ALL_TO_ALL_SINGLE, x, group, out, method)
 
 

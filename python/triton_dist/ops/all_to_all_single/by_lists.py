@@ -1,0 +1,76 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""all_to_all_single of unequal parts that the hosts know, by the group's own collective.
+
+No kernel of our own: the room that a rank needs is known to its host alone, and buffers that peers store into are agreed on.
+"""
+from typing import Any
+
+import torch
+
+from triton_dist.ops import _check, _plan
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.state import state
+
+
+def all_to_all_by_lists(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Any, out: torch.Tensor | None,
+                        method: str) -> torch.Tensor:
+    """One call. Returns out. Raises InvalidArgument before anything is sent."""
+    members = resolve(group)
+    key = (_plan.signature(x, None, None, out), repr(output_split_sizes), repr(input_split_sizes), str(method))
+    _plan.planned("all_to_all_single by lists", members, key,
+                  lambda: _checked(x, output_split_sizes, input_split_sizes, members, out, method),
+                  lambda agreed: _Agreed(members, agreed))
+    if state().debug:
+        _must_match(members, output_split_sizes, input_split_sizes)
+    if out is None:
+        out = torch.empty((sum(output_split_sizes), *x.shape[1:]), dtype=x.dtype, device=x.device)
+    backend().before_torch()
+    members.all_to_all_tensor(out, x.contiguous(), list(output_split_sizes), list(input_split_sizes))
+    return out
+
+
+class _Agreed:
+    """All there is to a plan: that ranks agree on dtype and size of a row. Collective at the first use of these."""
+
+    def __init__(self, group: Group, agreed: dict):
+        _plan.agree_once(group, agreed)
+
+    def valid(self) -> bool:
+        return True
+
+
+def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Group, out: torch.Tensor | None,
+             method: str) -> dict:
+    """Refuses bad arguments; of good ones, what all ranks must agree on."""
+    _check.tensor("x", x)
+    if x.ndim == 0:
+        raise InvalidArgument("x: expected at least 1 dimension, the first of which is split, found a scalar; pass x.view(1)")
+    if method not in ("auto", "nccl"):
+        raise InvalidArgument(f"method: expected 'auto' or 'nccl' where there are split sizes, found {method!r}; all_to_all_vdev "
+                              "takes splits on the device")
+    for name, sizes in (("output_split_sizes", output_split_sizes), ("input_split_sizes", input_split_sizes)):
+        if not isinstance(sizes, (list, tuple)) or len(sizes) != group.size:
+            raise InvalidArgument(f"{name}: expected a list of {group.size} numbers of rows, found {sizes!r}; give both lists or "
+                                  "none")
+        for size in sizes:
+            _check.size(name, size)
+    if sum(input_split_sizes) != x.shape[0]:
+        raise InvalidArgument(f"input_split_sizes: expected {x.shape[0]} rows together, as x has, found {sum(input_split_sizes)}")
+    _check.output("out", out, (sum(output_split_sizes), *x.shape[1:]), like=x)
+    _check.no_overlap("out", out, x=x)
+    _check.no_grad(x=x)
+    return dict(op="all_to_all_single by lists", row=x.shape[1:].numel(), dtype=x.dtype, method="nccl")
+
+
+def _must_match(group: Group, output_split_sizes: Any, input_split_sizes: Any) -> None:
+    """Collective: raises on all ranks where one expects other rows than its peer has for it."""
+    every = group.all_gather_object((list(output_split_sizes), list(input_split_sizes)))
+    for receiver, (expected, _) in enumerate(every):
+        for sender, (_, given) in enumerate(every):
+            if expected[sender] != given[receiver]:
+                raise InvalidArgument(
+                    f"output_split_sizes: rank {group.world_ranks[receiver]} expects {expected[sender]} rows of rank "
+                    f"{group.world_ranks[sender]}, whose input_split_sizes have {given[receiver]} for it")
