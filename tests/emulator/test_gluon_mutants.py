@@ -25,6 +25,7 @@ DEEP = [RS(72, 40, 8 * BLOCK_K), RS(72, 40, 5 * BLOCK_K), RS(72, 40, 8 * BLOCK_K
 SHALLOW = [RS(136, 40, steps * BLOCK_K) for steps in (1, 2, 3)]
 GATHER = [AG(136, 40, 4 * BLOCK_K)] * 3
 SPLIT = [AG(136, 24, 4 * BLOCK_K)] * 2                # 6 tiles on 4 SMs: the last two are split
+GRIDS = [RS(8, 8, 8), RS(136, 64, 8)] * 3             # two programs, then four
 FETCH = "        mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)\n        hooks.fetch_addend"
 INNER = FETCH.replace("        m", "            m").replace("        h", "            h")
 PROTOTYPE = [
@@ -75,21 +76,21 @@ MUTANTS = {
     "storer does not free the buffer": ("gemm_ws", [("mbarrier.arrive(s.free.index(0), count=1)", "pass")], DEEP),
     "barriers are not initialised": ("gemm_ws", [("    mbarrier.init(free.index(0), count=1)\n", "")], DEEP),
     "gemm_rs does not wait for the tile of the previous rank": ("gemm_rs_ws", [
-        ('fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))', "pass")], DEEP),
+        ('fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch))', "pass")], DEEP),
     "gemm_rs expects half an addend": ("gemm_rs_ws", [("staging.dtype.primitive_bitwidth // 8)",
                                                        "staging.dtype.primitive_bitwidth // 16)")], DEEP),
     "gemm_rs signals before the tile has landed": ("gemm_rs_ws", [("            flush_tma_stores()\n", "")], DEEP),
     "gemm_rs does not signal": (
         "gemm_rs_ws", [("            dl.notify_warp(flag, self.epoch)", "            pass")], DEEP),
     "gemm_rs signals the flag of another tile": ("gemm_rs_ws", [
-        ("tile.number\n            dl.notify", "0 * tile.number\n            dl.notify")], DEEP),
+        ("tile.number)\n            dl.notify", "0 * tile.number)\n            dl.notify")], DEEP),
     "gemm_rs reads the other half": ("gemm_rs_ws", [
         ("            if (self.epoch & 1) == 0:\n                tma_load", "            if (self.epoch & 1) == 1:\n"
          "                tma_load")], DEEP),
     "gemm_rs adds the addend at the first step": ("gemm_rs_ws", [
         ("        if tile.step > 0:\n            acc +=", "        if tile.step >= 0:\n            acc +=")], DEEP),
-    "gemm_rs goes on before it is told the epoch": ("gemm_rs_ws", [("== gl.num_programs(0) - 1:", "== 0:")],
-                                                      [RS(8, 64, 8)] * 6),
+    "gemm_rs has an epoch for each program": ("gemm_rs_ws", [
+        ("    count_call(control, epoch)", "    gl.store(control + gl.program_id(0), epoch)")], GRIDS),
     "ag_gemm does not wait for a piece": ("ag_gemm_ws", [
         ('fence_proxy_async(dl.wait(flag, 1, "sys", "acquire", self.epoch, "ge"))', "pass")], GATHER),
     "ag_gemm waits for the first piece only": ("ag_gemm_ws", [
@@ -117,7 +118,7 @@ def outcomes(calls, attempts):
     """How each schedule ends: 'right', or the name of the error."""
     for mode, seed in attempts:
         try:
-            run_ranks(back_to_back, 2, calls, mode=mode, seed=seed, num_sms=4 if calls is SPLIT else 2)
+            run_ranks(back_to_back, 2, calls, mode=mode, seed=seed, num_sms=4 if calls is SPLIT or calls is GRIDS else 2)
         except (AssertionError, TritonDistError) as error:
             yield type(error).__name__
         else:
@@ -143,7 +144,7 @@ def test_mutant_is_caught(name, tmp_path):
         assert any(end != "right" for end in outcomes(calls, ATTEMPTS)), f"survived: {name}"
 
 
-@pytest.mark.parametrize("calls", [DEEP, SHALLOW, GATHER, SPLIT])
+@pytest.mark.parametrize("calls", [DEEP, SHALLOW, GATHER, SPLIT, GRIDS])
 def test_the_core_itself_is_right(calls, tmp_path):
     """The same harness over unchanged source."""
     shown_by = {AG: "ag_gemm_ws", RS: "gemm_rs_ws"}[type(calls[0])]

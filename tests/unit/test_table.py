@@ -16,8 +16,9 @@ from triton_dist.runtime.backend import BACKENDS, GemmConfig, backend
 PLACE = Place("Some GPU", 4, "4", "3.6.0", "abc")
 SHAPE = Shape("ag_gemm", "bfloat16", 2048, 4096, 1024)
 WS, WIDE = Choice("ws", GemmConfig(128, 128, 64, 8, 8, 5), 2), Choice("ws", GemmConfig(128, 256, 64, 8, 8, 3))
+BY_SMS = Choice("ws", GemmConfig(128, 256, 64, 8, 8, 3), comm_sms=4)
 UNFUSED = Choice("unfused")
-ENTRY = Entry(PLACE, SHAPE, "2026-01-31", {WS: 0.25, UNFUSED: 0.5}, {WIDE: "rank 1: OutOfResources"})
+ENTRY = Entry(PLACE, SHAPE, "2026-01-31", {WS: 0.25, BY_SMS: 0.3, UNFUSED: 0.5}, {WIDE: "rank 1: OutOfResources"})
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -125,7 +126,8 @@ def test_the_fastest_is_taken_and_of_equals_the_first():
 
 def test_newer_figures_go_over_older_ones():
     newer = Entry(PLACE, SHAPE, "2026-02-01", {WIDE: 0.2}, {WS: "rank 0: no"})
-    assert ENTRY.with_more(newer) == Entry(PLACE, SHAPE, "2026-02-01", {UNFUSED: 0.5, WIDE: 0.2}, {WS: "rank 0: no"})
+    assert ENTRY.with_more(newer) == Entry(PLACE, SHAPE, "2026-02-01", {UNFUSED: 0.5, BY_SMS: 0.3, WIDE: 0.2},
+                                            {WS: "rank 0: no"})
 
 
 def test_shipped_tables_can_be_read():

@@ -178,7 +178,7 @@ def rule(op: str, candidates: Sequence[Choice], group: Group, bytes_in: int) -> 
     usual = {choice.method: choice for choice in reversed(candidates)}          # the first of each method
     if len(usual) == 1:
         return candidates[0], "it is what this method does without figures"
-    if not pays(op, group.size, bytes_in):
+    if "unfused" in usual and not pays(op, group.size, bytes_in):
         return usual["unfused"], f"the collective brings only {bytes_in / 1e6:.1f} MB to a rank"
     reason = (f"the collective's {bytes_in / 1e6:.1f} MB a rank hide behind the GEMM" if backend().machine_model() else
               "the device has not been measured, and fusing is what it usually gains by")
