@@ -51,7 +51,8 @@ def measure(group: Group, title: str, candidates: Sequence, build: Callable[[Any
         if not runs:
             return {}, failed
         first = _times(group, runs, 1, dict.fromkeys(runs, _FIRST), step)
-        trial = _times(group, runs, 1, {c: max(_FIRST, min(_MOST_TRIAL, math.ceil(_TRIAL_MS / ms))) for c, ms in first.items()}, step)
+        calls = {candidate: max(_FIRST, min(_MOST_TRIAL, math.ceil(_TRIAL_MS / ms))) for candidate, ms in first.items()}
+        trial = _times(group, runs, 1, calls, step)
         best = min(trial, key=trial.get)
         finalists = {candidate: run for candidate, run in runs.items() if trial[candidate] <= _NEAR * trial[best]}
         calls = {candidate: max(1, min(_MOST, math.ceil(_BATCH_MS / trial[candidate]))) for candidate in finalists}
