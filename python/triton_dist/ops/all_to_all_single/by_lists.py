@@ -32,14 +32,11 @@ def all_to_all_by_lists(x: torch.Tensor, output_split_sizes: Any, input_split_si
     return out
 
 
-class _Agreed:
+class _Agreed(_plan.Plan):
     """All there is to a plan: that ranks agree on dtype and size of a row. Collective at the first use of these."""
 
     def __init__(self, group: Group, agreed: dict):
         _plan.agree_once(group, agreed)
-
-    def valid(self) -> bool:
-        return True
 
 
 def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Group, out: torch.Tensor | None,

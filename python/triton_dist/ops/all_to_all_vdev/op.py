@@ -120,18 +120,15 @@ def _make_plan(x: torch.Tensor, in_splits: torch.Tensor, group: Group, out: torc
     return plan
 
 
-class _Empty:
+class _Empty(_plan.Plan):
     """No rows on any rank."""
-
-    def valid(self) -> bool:
-        return True
 
     def run(self, group, x, in_splits, out, out_splits_offsets):
         backend().before_torch()
         out_splits_offsets.zero_()
 
 
-class _Library:
+class _Library(_plan.Plan):
     """The group's own collective."""
 
     def valid(self) -> bool:
@@ -142,7 +139,7 @@ class _Library:
         all_to_all_vdev_reference(x, in_splits, group, out, out_splits_offsets)
 
 
-class _Push:
+class _Push(_plan.Plan):
     """One kernel. Holds all that does not change from call to call."""
 
     def __init__(self, x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor, out_splits_offsets: torch.Tensor,
@@ -161,8 +158,8 @@ class _Push:
                                         dict(options, num_stages=1), varying=4)
         meet()
 
-    def valid(self) -> bool:
-        return self.generation == self.space.generation
+    def moved(self) -> bool:
+        return self.generation != self.space.generation
 
     def run(self, group, x, in_splits, out, out_splits_offsets):
         with self.space.call(backend().current_stream()):
