@@ -187,6 +187,23 @@ def test_what_has_not_run_is_captured_unfused_or_refused(call):
     assert run_ranks(script, 1) == [[1, 2] if call is AG else [3]]
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_a_call_like_it_that_has_run_is_enough(name):
+    """With another weight, and after a capture that came too early."""
+    def script():
+        group = resolve()
+        one, other = (Static(name, 16, 64, 64, seed, group, "auto") for seed in range(2))
+        with capturing(), pytest.warns(RuntimeWarning, match="runs unfused"):
+            one()
+        other()
+        finish([one, other])
+        before = workspace(group, KINDS[name]).calls_begun()
+        with capturing():
+            one()
+        return workspace(group, KINDS[name]).calls_begun() - before
+    assert run_ranks(script, 1) == [1]
+
+
 @pytest.mark.parametrize("call", [AG, RS])
 def test_a_larger_call_between_does_not_keep_one_from_being_captured(call):
     """Buffers have moved; what a graph uses is never freed."""

@@ -136,7 +136,8 @@ def keep(how: tuple, group: Any, plan: Any, members: Group, inputs: tuple, *outp
     """A call that has been looked at in full, remembered: what `find` was asked, with `outputs` the last of its tensors."""
     known, recent, (x, weight, *_) = Known(plan, members), state().recent, inputs
     given = list({id(t): t for t in (*inputs, *outputs) if t is not None}.values())
-    if _TRUSTED and not any(t.data_ptr() & _ALIGNED for t in given):
+    # Not what is captured: a plan made there is one for want of a better one, which may be made before the next capture.
+    if _TRUSTED and not backend().is_capturing() and not any(t.data_ptr() & _ALIGNED for t in given):
         if len(recent) >= _MOST:
             recent.clear()
         known.learn(group, given, [i for i, t in enumerate(given) if any(t is o for o in outputs)])
