@@ -24,8 +24,8 @@ from triton_dist.runtime.workspace import side_stream, workspace
 _PIECE_BYTES = 8 << 20
 # Bytes of a shard up to which a push by SMs is tried where calls are timed.
 _MOST_BY_SMS = 4 << 20
-# Inside graph capture SMs push, so many, and up to so many bytes of gathered x without being asked: that takes room of its own.
-_SMS_IN_GRAPHS, _MOST_IN_GRAPHS = 16, 64 << 20
+# Inside graph capture SMs push, of a gather of up to so many bytes without being asked: it takes room of its own.
+_MOST_IN_GRAPHS = 64 << 20
 
 
 def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: torch.Tensor | None = None,
@@ -46,8 +46,8 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
             them: for few rows, where a copy's start takes longest. The same on all ranks.
 
     In CUDA graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. SMs push there,
-    16 where comm_sms does not say; calls that gather more than 64 MiB are captured fused only with comm_sms. Replays and eager
-    calls may follow each other in any order, all on one stream or on streams that wait for each other.
+    4 where comm_sms does not say, 16 for shards of up to 512 KiB; calls that gather more than 64 MiB are captured fused only with
+    comm_sms. Replays and eager calls may follow each other in any order, all on one stream or on ones that wait for each other.
     Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
 
     Returns out [M, N_local], rows in group order, or (out, gathered).
@@ -121,7 +121,7 @@ def candidates(m: int, k: int, dtype: torch.dtype, comm_sms: int | None = None) 
         if len(configs) > 1:
             found += [Choice(method, configs[0], pieces) for pieces in (1, 2, MAX_PIECES) if pieces != usual and pieces <= tiles]
             if comm_sms is None and m * k * dtype.itemsize <= _MOST_BY_SMS:
-                found += [Choice(method, configs[0], comm_sms=sms) for sms in (4, _SMS_IN_GRAPHS)]
+                found += [Choice(method, configs[0], comm_sms=sms) for sms in (by_sms.FEW_SMS, by_sms.MORE_SMS)]
     if comm_sms is not None:
         return [replace(choice, comm_sms=comm_sms) for choice in found]
     return [*found, Choice("unfused")]
@@ -167,7 +167,7 @@ def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.
     plan = make(choice)
     if choice.method != "unfused" and not choice.comm_sms and _pays_in_graphs(m, k, dtype, group):
         try:
-            plan.in_graphs = make(replace(choice, pieces=0, comm_sms=_SMS_IN_GRAPHS))
+            plan.in_graphs = make(replace(choice, pieces=0, comm_sms=by_sms.usual_sms(m * k * dtype.itemsize)))
         except OutOfHeap:                               # on all ranks; the call itself has what it needs
             pass
     return plan
