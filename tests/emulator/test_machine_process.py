@@ -95,6 +95,22 @@ def wait_forever(rank, size):
     launch(lambda *_: wait_flag(flags.data_ptr() + 4, 2), name="stuck")
 
 
+def again(rank, size):
+    """Worlds whose process group is the package's own, one after the other, with a group and ops in each."""
+    import torch
+    import torch.distributed as dist
+
+    import triton_dist
+    from triton_dist.ops import all_reduce
+    for world in range(3):
+        triton_dist.initialize_distributed()
+        for group in (None, dist.new_group([0, 1])):
+            assert all_reduce(torch.full((8,), float(world + rank)), group=group).tolist() == [2 * world + 1] * 8
+        triton_dist.finalize_distributed()
+        assert not dist.is_initialized()
+    print("three worlds", flush=True)
+
+
 def apart(rank, size):
     """The ranks wait in collectives of two groups."""
     import torch.distributed as dist
@@ -135,6 +151,14 @@ def test_ping_pong(tmp_path):
         assert code == 0, err
         assert out.count("round trip") == 2
     assert not left_over()
+
+
+def test_a_world_after_another():
+    """Under torchrun, whose store outlives a world and keeps what its ranks have left there."""
+    from triton_dist.cli import launch
+    run = subprocess.run([sys.executable, launch.__file__, "--nproc_per_node=2", __file__, "again"], text=True, timeout=100,
+                         capture_output=True, env=dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_HEAP_SIZE="4M"))
+    assert run.returncode == 0 and run.stdout.count("three worlds") == 2, run.stderr
 
 
 def test_heap_files_without_memfd(tmp_path):
@@ -198,11 +222,13 @@ def test_bounded_wait(tmp_path):
 if __name__ == "__main__":
     import torch.distributed as dist
     my_rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=my_rank, world_size=world_size)
+    if sys.argv[1] != "again":
+        dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=my_rank, world_size=world_size)
     scenario = {"killed": wait_forever, "hung": wait_forever, "ping_pong": ping_pong, "fallback": fallback,
-                "apart": apart}[sys.argv[1]]
+                "again": again, "apart": apart}[sys.argv[1]]
     scenario(my_rank, world_size)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 else:
     pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="reads /proc")
 

@@ -5,6 +5,8 @@ import atexit
 import gc
 import os
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, nodes_by_reach, require_agreement
 from triton_dist.runtime.heap import SymmetricHeap
 from triton_dist.runtime.state import RankState, state
+
+_TIMEOUT = timedelta(seconds=1800)
+_worlds = count()               # process groups that this process has made: as many on every rank
 
 
 def initialize_distributed(seed: int | None = None, initialize_shmem: bool = True) -> Any:
@@ -50,12 +55,22 @@ def _join(me: RankState) -> None:
         if "RANK" not in os.environ:
             me.world = SoloGroup()
             return
-        device = backend().device()
-        dist.init_process_group(backend().torch_backend(), timeout=timedelta(seconds=1800),
+        device, (store, rank, size) = backend().device(), _rendezvous()
+        own = dist.PrefixStore(f"triton_dist/{next(_worlds)}", store)       # an earlier world's addresses are in the store
+        dist.init_process_group(backend().torch_backend(), store=own, rank=rank, world_size=size, timeout=_TIMEOUT,
                                 device_id=device if device.type != "cpu" else None)
         me.owns_process_group = True
         atexit.register(_leave)
     me.world = TorchGroup(dist.group.WORLD)
+
+
+@cache
+def _rendezvous() -> tuple:
+    """(store, rank, world size) of the processes that a launcher started. The store serves all worlds of this process."""
+    import torch.distributed as dist
+    found = next(dist.rendezvous("env://", timeout=_TIMEOUT))
+    found[0].set_timeout(_TIMEOUT)
+    return found
 
 
 def attach_heap(me: RankState) -> None:
