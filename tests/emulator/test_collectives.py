@@ -106,6 +106,19 @@ def test_unequal_parts_that_hosts_know(world):
     run_ranks(script, world)
 
 
+def test_parts_that_differ_from_call_to_call_push_no_plan_out():
+    """Each call of a router has its own lists."""
+    def script():
+        x = torch.ones(8, 4, dtype=BF16)
+        ops.all_reduce(x)
+        kept = dict(state().plans)
+        for rows in range(5):
+            parts = [8 - rows, rows][::-1 if resolve().rank else 1]         # the own part stays, the other one is exchanged
+            ops.all_to_all_single(x, output_split_sizes=parts, input_split_sizes=parts)
+        assert state().plans == kept
+    run_ranks(script, 2)
+
+
 def test_debug_mode_compares_what_is_sent_with_what_is_expected(monkeypatch):
     monkeypatch.setenv("TRITON_DIST_DEBUG", "1")
 

@@ -46,14 +46,14 @@ def rows(name: str, total: int) -> None:
         raise InvalidArgument(f"{name}: expected fewer than 2^31 rows over all ranks, found {total}; split the call")
 
 
-def vector(name: str, t: torch.Tensor | None, size: int, like: torch.Tensor) -> None:
-    """None, or a contiguous 1-D tensor [size] of the dtype of `like`."""
-    if t is None:
+def vector(name: str, t: torch.Tensor | None, size: int, like: torch.Tensor, optional: bool = True) -> None:
+    """A contiguous 1-D tensor [size] of the dtype of `like`, or None where it is optional."""
+    if optional and t is None:
         return
     if not isinstance(t, torch.Tensor) or list(t.shape) != [size]:
         found = f"shape {list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
-        raise InvalidArgument(f"{name}: expected None or a tensor of shape [{size}], found {found}; it has an element for "
-                              "each row of weight")
+        raise InvalidArgument(f"{name}: expected {'None or ' * optional}a tensor of shape [{size}], found {found}; it has an "
+                              "element for each column of the output")
     _strided(name, t)
     if t.dtype != like.dtype:
         raise InvalidArgument(f"{name}: expected {like.dtype} like the operands, found {t.dtype}; convert it with .to()")

@@ -43,11 +43,7 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
     plan = plans.get(where)
     if plan is None or not plan.valid():
         moved = plan is not None and plan.moved()
-        try:
-            agreed, plan = plan.agreed if moved else check(), None
-        except InvalidArgument as error:
-            same_call(group, f"{op}, refused: {error}", refused=True)
-            raise
+        agreed, plan = plan.agreed if moved else checked(op, group, check), None
     same_call(group, plan.agreed if plan else agreed)
     if plan is None:
         plan = make(agreed)
@@ -55,6 +51,15 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
             plans.clear()
         plan.agreed, plans[where] = agreed, plan
     return plan
+
+
+def checked(op: str, group: Group, check: Callable[[], dict]) -> dict:
+    """What `check()` gives; if it refuses a call, peers can know."""
+    try:
+        return check()
+    except InvalidArgument as error:
+        same_call(group, f"{op}, refused: {error}", refused=True)
+        raise
 
 
 class Plan:

@@ -80,17 +80,17 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
     if x.ndim == 0:
         raise InvalidArgument("x: expected at least 1 dimension, the last of which is normalised, found a scalar")
     n = x.shape[-1]
-    if not isinstance(weight, torch.Tensor):
-        raise InvalidArgument(f"weight: expected a torch.Tensor of shape [{n}], found {type(weight).__name__}; pass ones for a "
-                              "norm without a weight")
-    _check.vector("weight", weight, n, like=x)
+    if weight is None:
+        raise InvalidArgument(f"weight: expected a torch.Tensor of shape [{n}], found NoneType; pass ones for a norm without a "
+                              "weight")
+    _check.vector("weight", weight, n, like=x, optional=False)
     _check.vector("bias", bias, n, like=x)
     if residual is not None:
         _check.tensor("residual", residual, like=x)
         if residual.shape != x.shape:
             raise InvalidArgument(f"residual: expected None or a tensor of shape {list(x.shape)}, found {list(residual.shape)}; "
                                   "it is added to the sum")
-    if eps is not None and not (isinstance(eps, (int, float)) and math.isfinite(eps) and eps >= 0):
+    if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf):
         raise InvalidArgument(f"eps: expected None or a number of at least 0, found {eps!r}; 1e-6 is usual")
     _check.output("out", out, tuple(x.shape), like=x)
     _check.output("residual_out", residual_out, tuple(x.shape), like=x)

@@ -14,15 +14,16 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.state import state
 
+_NAME = "all_to_all_single by lists"
+
 
 def all_to_all_by_lists(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Any, out: torch.Tensor | None,
                         method: str) -> torch.Tensor:
     """One call. Returns out. Raises InvalidArgument before anything is sent."""
     members = resolve(group)
-    key = (_plan.signature(x, None, None, out), repr(output_split_sizes), repr(input_split_sizes), str(method))
-    _plan.planned("all_to_all_single by lists", members, key,
-                  lambda: _checked(x, output_split_sizes, input_split_sizes, members, out, method),
-                  lambda agreed: _Agreed(members, agreed))
+    agreed = _plan.checked(_NAME, members, lambda: _checked(x, output_split_sizes, input_split_sizes, members, out, method))
+    _plan.same_call(members, agreed)                    # no plan is kept: lists differ from call to call
+    _plan.agree_once(members, agreed)
     if state().debug:
         _must_match(members, output_split_sizes, input_split_sizes)
     if out is None:
@@ -30,13 +31,6 @@ def all_to_all_by_lists(x: torch.Tensor, output_split_sizes: Any, input_split_si
     backend().before_torch()
     members.all_to_all_tensor(out, x.contiguous(), list(output_split_sizes), list(input_split_sizes))
     return out
-
-
-class _Agreed(_plan.Plan):
-    """All there is to a plan: that ranks agree on dtype and size of a row. Collective at the first use of these."""
-
-    def __init__(self, group: Group, agreed: dict):
-        _plan.agree_once(group, agreed)
 
 
 def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Group, out: torch.Tensor | None,
@@ -59,7 +53,7 @@ def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, g
     _check.output("out", out, (sum(output_split_sizes), *x.shape[1:]), like=x)
     _check.no_overlap("out", out, x=x)
     _check.no_grad(x=x)
-    return dict(op="all_to_all_single by lists", row=x.shape[1:].numel(), dtype=x.dtype, method="nccl")
+    return dict(op=_NAME, row=x.shape[1:].numel(), dtype=x.dtype, method="nccl")
 
 
 def _must_match(group: Group, output_split_sizes: Any, input_split_sizes: Any) -> None:
