@@ -43,7 +43,8 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         method: "auto", "ws" (fused, the device's warp-specialised core), "portable" (fused) or "unfused" (a collective,
             then a matmul). The same on all ranks.
         comm_sms: None, or the number of SMs (1 to 32) that push x instead of the copy engine, and which the GEMM leaves to
-            them: for few rows, where a copy's start takes longest. The same on all ranks.
+            them: for few rows, where a copy's start takes longest. Over nodes, how many programs send at most. The same on
+            all ranks.
 
     In CUDA graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. SMs push there,
     4 where comm_sms does not say, 16 for shards of up to 512 KiB; calls that gather more than 64 MiB are captured fused only with
