@@ -119,3 +119,26 @@ def test_numbers_are_written_where_memory_had_been_left_unwritten():
     with HostOperations(memory):
         numbers, zeros, scratch = torch.tensor([1.0, 2.0]), torch.zeros(2), torch.empty(2)
     assert [t.untyped_storage().data_ptr() in forgotten for t in (numbers, zeros, scratch)] == [True, True, False]
+
+
+@triton_dist.jit
+def read(x, out):
+    offsets = tl.arange(0, 64)
+    tl.store(out + offsets, tl.load(x + offsets))
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_torch_operation_follows_what_its_stream_waits_for(joins):
+    """As x may be overwritten behind an op that has pushed it on a side stream; also where that stream has ended already."""
+    def host():
+        x, out, other = torch.zeros(64), torch.zeros(64), torch.zeros(64)
+        side, current = triton_dist.new_stream(), triton_dist.current_stream()
+        side.wait_stream(current)
+        with triton_dist.use_stream(side):
+            read[(1,)](x, out)
+        read[(1,)](other, other)
+        if joins:
+            current.wait_stream(side)
+        x.fill_(1.0)
+    report = check_kernel(host, world_size=1)
+    assert report.clean == joins and (joins or report.faults[0].kind == "race"), str(report)

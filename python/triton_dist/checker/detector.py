@@ -209,17 +209,20 @@ class Detector(Observer):
         self._of_stream(stream)
         stream.follows.append((other, ticket))
 
-    def current_work(self) -> tuple:
-        """(current stream of the acting rank, its last operation that is over)."""
+    def follow_current_stream(self) -> None:
+        """The acting host may rely on what is over on its current stream, and on other streams that this one waits for."""
         stream = self.scheduler.machine.device().current
-        return stream, stream.finished
+        self.synchronized(stream, stream.finished)
+        for other, ticket in stream.follows:                        # nothing has been put on it since
+            if other.passed(ticket):
+                self._follow(self.thread(), other, ticket)
 
     def synchronized(self, stream: Any, ticket: int) -> None:
         self._follow(self.thread(), stream, ticket)
 
     def arrived(self, meeting: Any, source: bool) -> None:
         host = self.thread()
-        self.synchronized(*self.current_work())      # as a collective on the current stream, which the host waits for
+        self.follow_current_stream()                 # as a collective on the current stream, which the host waits for
         if source:
             meeting.hb = joined(meeting.__dict__.get("hb"), host.released())
 

@@ -72,7 +72,7 @@ class CheckedMemory(Memory):
         thread.C = own.copy()
         thread.stack = stack
         try:
-            detector.synchronized(*detector.current_work())
+            detector.follow_current_stream()
             event = Event(thread, thread.tid, thread.clk, write, 0, stack)
             self._touch(thread, event, segment, shadow, address, shadow.block(address - segment.base, shape, steps, size), None)
         finally:

@@ -39,8 +39,7 @@ class HostOperations(TorchDispatchMode):
             for tensor in _tensors(out):
                 change(tensor.untyped_storage().data_ptr())
         if name in _READ_BACK:
-            detector = self.memory.detector
-            detector.synchronized(*detector.current_work())
+            self.memory.detector.follow_current_stream()
         return out
 
     def _access(self, tensor: torch.Tensor, write: bool) -> None:
