@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: MIT
 """The NVIDIA launcher with bound arguments: what reaches the driver, without a driver."""
 import ctypes
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from triton_dist.backends.nvidia import launch as module
 from triton_dist.backends.nvidia.launch import _Config, BoundLaunch
 
 
@@ -84,6 +87,23 @@ def test_what_does_not_vary_stays_and_a_launch_can_be_made_again():
     launch(9, z)
     launch.again()
     assert [values for *_, values in driver.launches] == [[z.data_ptr(), y.data_ptr(), 5, 0, 0]] * 2
+
+
+def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
+    """The driver reads it from host memory at every launch."""
+    made = []
+
+    class Watched(module.TensorMaps):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(weakref.ref(self))
+    monkeypatch.setattr(module, "TensorMaps", Watched)
+    meta = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[128, 64])
+    view = SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero")
+    described = compiled({name: "tensordesc<bf16[128, 64],layout>" for name in "ab"}, tensordesc_meta=[meta] * 2)
+    launch = BoundLaunch(Driver(), described, (1,), (view, view), 1)
+    gc.collect()
+    assert launch and [maps() is not None for maps in made] == [True, True]
 
 
 def test_a_refused_launch_raises():

@@ -84,9 +84,9 @@ class BoundLaunch:
                                ctypes.pointer(self._attribute), int(bool(meta.launch_cooperative_grid)))
         self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params)
         self._set(args)
+        self._kept = args[varying:], self._maps                                # the memory of what stays
         self._setters = [setter for setter in self._setters if setter[0] < varying]
         self._maps = [entry for entry in self._maps if entry[0] < varying]
-        self._kept = args[varying:]         # their memory
 
     def _add(self, position: int, arg: Any, kind: str, metas: Any) -> None:
         if kind == "constexpr":
