@@ -129,17 +129,14 @@ class Library(_plan.Plan):
         self.library(x.contiguous(), group, out)
 
 
-class Kernel(_plan.Plan):
+class Kernel(_plan.OnWorkspace):
     """One kernel on a workspace. Holds all that does not change from call to call."""
 
     def __init__(self, space: CountedWorkspace, kernel: Any, programs: int, x: torch.Tensor, out: torch.Tensor, rest: tuple,
                  options: dict, meet: Callable[[], None]):
-        self.space, self.generation = space, space.generation
+        super().__init__(space)
         self.launch = backend().prepare(kernel, (programs,), (x, out, *rest), dict(options, num_stages=1), varying=2)
         meet()
-
-    def moved(self) -> bool:
-        return self.generation != self.space.generation
 
     def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
         with self.space.call(backend().current_stream()):

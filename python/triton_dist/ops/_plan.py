@@ -13,7 +13,7 @@ from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.heap import heap
 from triton_dist.runtime.state import state
-from triton_dist.runtime.workspace import restart
+from triton_dist.runtime.workspace import Workspace, restart
 
 _MAX_PLANS = 4096
 
@@ -75,6 +75,26 @@ class Plan:
     def moved(self) -> bool:
         """Whether all that it lacks is that buffers have moved: then it is made again as it was, inside graph capture as well."""
         return False
+
+
+class Unfused(Plan):
+    """Runs anywhere. Made inside graph capture, which may be why it was chosen, it holds there only."""
+
+    def __init__(self):
+        self.capturing = backend().is_capturing()
+
+    def valid(self) -> bool:
+        return not self.capturing or backend().is_capturing()
+
+
+class OnWorkspace(Plan):
+    """Points into buffers of a workspace, as they were when it was made."""
+
+    def __init__(self, space: Workspace):
+        self.space, self.generation = space, space.generation
+
+    def moved(self) -> bool:
+        return self.generation != self.space.generation
 
 
 class Trial:

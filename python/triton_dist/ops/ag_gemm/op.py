@@ -189,15 +189,12 @@ class _Empty(_plan.Plan):
         return x.new_empty((self.rows, x.shape[1])) if return_gathered else None
 
 
-class _Unfused(_plan.Plan):
+class _Unfused(_plan.Unfused):
     """A collective, then a matmul."""
 
     def __init__(self, x: torch.Tensor, n: int, group: Group):
+        super().__init__()
         self.out_shape = (x.shape[0] * group.size, n)
-        self.capturing = backend().is_capturing()
-
-    def valid(self) -> bool:
-        return not self.capturing or backend().is_capturing()    # capture is a reason to be unfused
 
     def run(self, group, x, weight, bias, out, return_gathered):
         backend().before_torch()

@@ -126,14 +126,12 @@ class _Empty(_plan.Plan):
         pass
 
 
-class _Unfused(_plan.Plan):
+class _Unfused(_plan.Unfused):
     """all_reduce, then torch."""
 
     def __init__(self, eps: float):
-        self.eps, self.capturing = eps, backend().is_capturing()
-
-    def valid(self) -> bool:
-        return not self.capturing or backend().is_capturing()       # capture may be why it was chosen
+        super().__init__()
+        self.eps = eps
 
     def run(self, group, x, weight, bias, residual, out, residual_out):
         def reduce(part: torch.Tensor, total: torch.Tensor) -> None:
@@ -143,7 +141,7 @@ class _Unfused(_plan.Plan):
         all_reduce_rmsnorm_reference(x, weight, reduce, out, residual_out, self.eps, bias, residual)
 
 
-class _Packets(_plan.Plan):
+class _Packets(_plan.OnWorkspace):
     """One kernel on the workspace of packets. Holds all that does not change from call to call."""
 
     def __init__(self, group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
@@ -155,22 +153,19 @@ class _Packets(_plan.Plan):
             threads *= 2
         programs = min(max(m, -(-m * row_words * ranks // threads)), backend().num_sms(), MAX_PROGRAMS)
         terms = group.size * (-(-m // group.size) if two_shot else m)
-        self.space, slots, half = _collective.packets(group, (terms + m * two_shot) * row_words)
-        self.generation = self.space.generation
+        space, slots, half = _collective.packets(group, (terms + m * two_shot) * row_words)
+        super().__init__(space)
         args = self._arguments(x, weight, bias, residual, out, residual_out)
         whole = _collective.whole_words(n, *(t for t in (args[0], *args[2:]) if t is not None))
         options = dict(EPS=agreed["eps"], TWO_SHOT=two_shot, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
                        WORLD=group.size, RANKS=ranks, THREADS=threads, WHOLE=whole, num_warps=threads // backend().warp_size,
                        num_stages=1)
         self.launch = backend().prepare(all_reduce_rmsnorm_kernel, (programs,),
-                                        (*args, slots, half, self.space.control, team(group), m, n), options, varying=len(args))
+                                        (*args, slots, half, space.control, team(group), m, n), options, varying=len(args))
 
     def _arguments(self, x, weight, bias, residual, out, residual_out) -> tuple:
         return (x.contiguous(), weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out,
                 residual_out)
-
-    def moved(self) -> bool:
-        return self.generation != self.space.generation
 
     def run(self, group, x, weight, bias, residual, out, residual_out):
         with self.space.call(backend().current_stream()):

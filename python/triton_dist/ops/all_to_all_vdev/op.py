@@ -139,7 +139,7 @@ class _Library(_plan.Plan):
         all_to_all_vdev_reference(x, in_splits, group, out, out_splits_offsets)
 
 
-class _Push(_plan.Plan):
+class _Push(_plan.OnWorkspace):
     """One kernel. Holds all that does not change from call to call."""
 
     def __init__(self, x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor, out_splits_offsets: torch.Tensor,
@@ -147,19 +147,16 @@ class _Push(_plan.Plan):
         m, row, capacity = agreed["m"], agreed["row"], agreed["capacity"]
         _, programs, rounds, options = _collective.grid_of_blocks(max(1, min(m, capacity) * row), x.dtype, group.size)
         head = -(-_PAIR * options["RANKS"] ** 2 // _GRAIN) * _GRAIN           # bytes of packets, which begin a half
-        self.space = space = workspace(group, "rows by splits", CountedWorkspace)
+        space = workspace(group, "rows by splits", CountedWorkspace)
         space.reserve(head + capacity * row * x.element_size(), rounds * programs * group.size,
                       writer=lambda flag: flag % group.size)
-        self.generation = space.generation
+        super().__init__(space)
         slots, data = space.data.view(torch.int64), space.data.view(x.dtype)
         rest = (slots, slots.numel() // 2, data[head // x.element_size():], data.numel() // 2, space.flags,
                 space.control, team(group), m, row, capacity)
         self.launch = backend().prepare(all_to_all_vdev_kernel, (programs,), (x, in_splits, out, out_splits_offsets, *rest),
                                         dict(options, num_stages=1), varying=4)
         meet()
-
-    def moved(self) -> bool:
-        return self.generation != self.space.generation
 
     def run(self, group, x, in_splits, out, out_splits_offsets):
         with self.space.call(backend().current_stream()):

@@ -173,14 +173,8 @@ class _Empty(_plan.Plan):
         pass
 
 
-class _Unfused(_plan.Plan):
+class _Unfused(_plan.Unfused):
     """A matmul, then all_reduce."""
-
-    def __init__(self):
-        self.capturing = backend().is_capturing()
-
-    def valid(self) -> bool:
-        return not self.capturing or backend().is_capturing()       # capture may be why it was chosen
 
     def run(self, group, x, weight, bias, residual, out):
         def reduce(total: torch.Tensor) -> None:
@@ -201,7 +195,7 @@ class _Ring(_plan.Plan):
         all_gather(rows, group=group, out=out)
 
 
-class Packets(_plan.Plan):
+class Packets(_plan.OnWorkspace):
     """One kernel on the workspace of packets. Holds all that does not change from call to call."""
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, cut: Tiling):
@@ -212,8 +206,8 @@ class Packets(_plan.Plan):
         terms = group.size * cut.split
         pairs = (terms + group.size) * -(-share // group.size) if cut.two_shot else terms * share
         self.programs = min(pieces, backend().num_sms(), MAX_PROGRAMS)
-        self.space, self.slots, self.half = _collective.packets(group, pieces * pairs)
-        self.generation = self.space.generation
+        space, self.slots, self.half = _collective.packets(group, pieces * pairs)
+        super().__init__(space)
 
     def compile(self, x, weight, bias, residual, out):
         """Makes ready what the first call would have to wait for."""
@@ -235,9 +229,6 @@ class Packets(_plan.Plan):
         if self.boxes is not None:
             x, weight = (described(t) for described, t in zip(self.boxes, (x, weight)))
         return x, weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out
-
-    def moved(self) -> bool:
-        return self.generation != self.space.generation
 
     def run(self, group, x, weight, bias, residual, out):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)

@@ -138,15 +138,12 @@ class _Empty(_plan.Plan):
         pass
 
 
-class _Unfused(_plan.Plan):
+class _Unfused(_plan.Unfused):
     """A matmul, then a collective."""
 
     def __init__(self, out_shape: tuple, hop_dtype: torch.dtype):
+        super().__init__()
         self.out_shape, self.hop_dtype = out_shape, hop_dtype
-        self.capturing = backend().is_capturing()
-
-    def valid(self) -> bool:
-        return not self.capturing or backend().is_capturing()    # capture is a reason to be unfused
 
     def run(self, group, x, weight, bias, out):
         backend().before_torch()
