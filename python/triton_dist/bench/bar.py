@@ -71,7 +71,8 @@ class ShapeBar(Bar):
 
     def counts(self, row: dict) -> bool:
         """"Best peer" means more than the unfused path: a fused peer must have been tried. "Seq" is a bar for "auto"."""
-        return not row["graph"] and {"vs best_peer": bool(row["ms_peers"]), "vs seq": "auto" in row["ours"]}.get(self.figure, True)
+        fit = {"vs best_peer": bool(row["ms_peers"]), "vs seq": "auto" in row["ours"]}
+        return not row["graph"] and fit.get(self.figure, True)
 
     def estimate(self, row: dict) -> Estimate:
         return Estimate(row["efficiency"], *row["ci95"]) if self.figure == "T*/T" else super().estimate(row)
