@@ -11,7 +11,7 @@ import torch
 import triton_dist
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.ops import _plan, _recent, ag_gemm, gemm_rs
+from triton_dist.ops import _recent, ag_gemm, gemm_rs
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -23,18 +23,6 @@ BF16 = torch.bfloat16
 
 def tensor(*shape, seed=0, dtype=BF16):
     return random_tensor(*shape, dtype=dtype, seed=seed)
-
-
-@pytest.fixture
-def long_ways(monkeypatch):
-    """Counts the calls, of all ranks, that were looked at in full."""
-    taken, real = [], _plan.planned
-
-    def planned(*args):
-        taken.append(args[0])
-        return real(*args)
-    monkeypatch.setattr(_plan, "planned", planned)
-    return taken
 
 
 @pytest.mark.parametrize("method", ["portable", "unfused"])

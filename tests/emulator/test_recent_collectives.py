@@ -6,7 +6,6 @@ import torch
 
 from triton_dist import ops
 from triton_dist.backends.emulator import run_ranks
-from triton_dist.ops import _plan
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64, poisoned, random_tensor
@@ -14,18 +13,6 @@ from triton_dist.testing import all_reduce_rmsnorm_float64, assert_matches, gemm
 BF16 = torch.bfloat16
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all_single"]
 N = 64                      # elements of a row: an aligned one follows another
-
-
-@pytest.fixture
-def long_ways(monkeypatch):
-    """Counts the calls, of all ranks, that were looked at in full."""
-    taken, real = [], _plan.planned
-
-    def planned(*args):
-        taken.append(args[0])
-        return real(*args)
-    monkeypatch.setattr(_plan, "planned", planned)
-    return taken
 
 
 def collective_float64(op, x, group):
