@@ -56,18 +56,23 @@ class Bar(ABC):
         return Estimate(value, min(ends), max(ends))
 
 
-@dataclass(frozen=True)
-class ShapeBar(Bar):
-    """A bar over a set of shapes (shapes.py), of eager calls. figure: "T*/T", "vs best_peer" or "vs seq"."""
+class OverShapes:
+    """Of a bar: its problems are a set of shapes (shapes.py)."""
 
     plural = "shapes"
-    option = "--shapes"
 
     def needed(self, world: int) -> dict:
         return {(s.m, s.n, s.k): s.name for s in parse([self.problems], self.op, world, emulated=False)}
 
     def cell(self, row: dict) -> tuple:
         return row["m"], row["n"], row["k"]
+
+
+@dataclass(frozen=True)
+class ShapeBar(OverShapes, Bar):
+    """A bar over a set of shapes, of eager calls. figure: "T*/T", "vs best_peer" or "vs seq"."""
+
+    option = "--shapes"
 
     def counts(self, row: dict) -> bool:
         """"Best peer" means more than the unfused path: a fused peer must have been tried. "Seq" is a bar for "auto"."""

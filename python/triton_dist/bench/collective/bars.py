@@ -3,9 +3,8 @@
 """The bars of the collectives and of gemm_ar."""
 from dataclasses import dataclass
 
-from triton_dist.bench.bar import Bar
+from triton_dist.bench.bar import Bar, OverShapes
 from triton_dist.bench.collective import sizes
-from triton_dist.bench.shapes import parse
 from triton_dist.bench.stats import Estimate
 
 _PEERS = {"vs best_peer": sizes.PEERS, "vs nccl": ("nccl",)}       # figure: which must have been tried
@@ -21,17 +20,10 @@ class PeerBar(Bar):
 
 
 @dataclass(frozen=True)
-class GemmArBar(PeerBar):
-    """A bar over a set of shapes (shapes.py). figure: "vs best_peer", of which each is a matmul and an all-reduce."""
+class GemmArBar(OverShapes, PeerBar):
+    """A bar over a set of shapes. figure: "vs best_peer", of which each is a matmul and an all-reduce."""
 
-    plural = "shapes"
     option = "--graph --shapes"
-
-    def needed(self, world: int) -> dict:
-        return {(s.m, s.n, s.k): s.name for s in parse([self.problems], self.op, world, emulated=False)}
-
-    def cell(self, row: dict) -> tuple:
-        return row["m"], row["n"], row["k"]
 
 
 @dataclass(frozen=True)
