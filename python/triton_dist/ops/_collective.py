@@ -49,11 +49,7 @@ def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int) -> s
     anywhere = methods[-1]
     if not isinstance(method, str) or method not in ("auto", *methods):
         raise InvalidArgument(f"method: expected one of auto, {', '.join(methods)}, found {method!r}; leave it out for 'auto'")
-    reason = None
-    if _plan.across_nodes(group):
-        reason = _plan.unreachable(group)
-    elif backend().is_capturing():
-        reason = _plan.BEFORE_CAPTURE
+    reason = _plan.no_kernel(group)
     if reason is not None and method not in ("auto", anywhere):
         raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or {anywhere!r}")
     if method == "auto":

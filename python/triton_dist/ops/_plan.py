@@ -238,9 +238,11 @@ def across_nodes(group: Group) -> bool:
     return group.size > 1 and not heap().reachable(group)
 
 
-def unreachable(group: Group) -> str:
-    """What to say where they do not."""
-    return f"not all of ranks {list(group.world_ranks)} can load and store each other's memory"
+def no_kernel(group: Group) -> str | None:
+    """Why no kernel that loads and stores peers' memory can serve a call that has no plan yet; None where one can."""
+    if across_nodes(group):
+        return f"not all of ranks {list(group.world_ranks)} can load and store each other's memory"
+    return BEFORE_CAPTURE if backend().is_capturing() else None
 
 
 def agree_once(group: Group, agreed: dict) -> Callable[[], None]:

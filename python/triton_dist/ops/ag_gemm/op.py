@@ -46,7 +46,7 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
             them: for few rows, where a copy's start takes longest. Over nodes, how many programs send at most. The same on
             all ranks.
 
-    In CUDA graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. SMs push there,
+    In graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. SMs push there,
     4 where comm_sms does not say, 16 for shards of up to 512 KiB; calls that gather more than 64 MiB are captured fused only with
     comm_sms. Replays and eager calls may follow each other in any order, all on one stream or on ones that wait for each other.
     Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.

@@ -21,7 +21,7 @@ def all_gather(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
             tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all ranks.
 
     Returns out, rows in the order of the group's ranks.
-    In CUDA graphs: as all_reduce. Raises InvalidArgument before anything is sent.
+    In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
     return call(_ALL_GATHER, x, group, out, method)
 

@@ -26,7 +26,7 @@ def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
 
     Returns out. Sums are in fp32 in an order that depends on the number of ranks and the method only, with one rounding to the
     dtype: the same inputs give the same bits, the same on every rank. That does not hold for "nccl".
-    In CUDA graphs: run the same call once before capture, else auto captures "nccl" and the other methods refuse. Replays and
+    In graphs: run the same call once before capture, else auto captures "nccl" and the other methods refuse. Replays and
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Raises InvalidArgument before anything is sent.
     """

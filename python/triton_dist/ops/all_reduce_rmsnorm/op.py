@@ -42,7 +42,7 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
     Returns (out, residual_out), both equal on every rank. The sum, bias and residual are added in fp32 in an order that all
     ranks share, with one rounding to the dtype; the norm is in fp32, of the rounded sum, with another rounding: the same inputs
     give the same bits. "unfused" rounds after each step.
-    In CUDA graphs: as all_reduce; without a call before capture auto captures "unfused".
+    In graphs: as all_reduce; without a call before capture auto captures "unfused".
     Raises InvalidArgument before anything is sent.
     """
     how = ("all_reduce_rmsnorm", method, eps, bias is None, residual is None, out is None, residual_out is None,

@@ -27,7 +27,7 @@ def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None
             tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all ranks.
 
     Returns out, rows in the order of the ranks that sent them.
-    In CUDA graphs: as all_reduce. Raises InvalidArgument before anything is sent.
+    In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
     if output_split_sizes is not None or input_split_sizes is not None:
         return all_to_all_by_lists(x, output_split_sizes, input_split_sizes, group, out, method)

@@ -38,7 +38,7 @@ def all_to_all_vdev(x: torch.Tensor, in_splits: torch.Tensor, *, capacity: int |
     Returns (out, out_splits_offsets). Row 0 of out_splits_offsets has the rows that each rank has sent, row 1 where they begin in
     out. What does not fit is not written: rank r's rows were cut off where offset + split > capacity; under TRITON_DIST_DEBUG=1
     the call then raises. Rows of out behind the last one that came are left as they were.
-    In CUDA graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
+    In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
     """
     how = "all_to_all_vdev", method, capacity, out is None, out_splits_offsets is None
     known = _recent.find(how, group, x, None, in_splits, out, out_splits_offsets) or _looked_at(

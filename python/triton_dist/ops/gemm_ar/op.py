@@ -44,7 +44,7 @@ def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None 
     Returns out [M, N], equal on every rank. Products accumulate in fp32. "packets" rounds each rank's product to the dtype, and
     sums these, bias and residual in fp32 with one rounding, in an order that depends on shapes and group only: the same inputs
     give the same bits. The others round after each step.
-    In CUDA graphs: run the same call once before capture, else auto captures "unfused" and "packets" refuses. Replays and eager
+    In graphs: run the same call once before capture, else auto captures "unfused" and "packets" refuses. Replays and eager
     calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Raises InvalidArgument before anything is sent.
     """
@@ -124,11 +124,7 @@ def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tup
     """(the method of a call that has no plan yet, why). Every argument is equal on all ranks, so the answer is."""
     if not isinstance(method, str) or method not in METHODS:
         raise InvalidArgument(f"method: expected one of {', '.join(METHODS)}, found {method!r}; leave it out for 'auto'")
-    nbytes, reason = m * n * dtype.itemsize, None
-    if _plan.across_nodes(group):
-        reason = _plan.unreachable(group)
-    elif backend().is_capturing():
-        reason = _plan.BEFORE_CAPTURE
+    nbytes, reason = m * n * dtype.itemsize, _plan.no_kernel(group)
     if method == "packets":
         if reason is not None:
             raise InvalidArgument(f"method: 'packets' is not possible here: {reason}; use 'auto' or 'unfused'")

@@ -35,7 +35,7 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; over nodes so in each
     node, then the own node's sum and those of the nodes after it), so the same inputs give the same bits. fp16 may overflow at
     a hop unless hop_dtype is float32.
-    In CUDA graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. Replays and
+    In graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. Replays and
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Raises InvalidArgument before anything is sent.
     """

@@ -22,7 +22,7 @@ def reduce_scatter(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | No
 
     Returns out. Sums are in fp32 in an order that depends on the number of ranks and the method only, with one rounding to the
     dtype: the same inputs give the same bits. That does not hold for "nccl".
-    In CUDA graphs: as all_reduce. Raises InvalidArgument before anything is sent.
+    In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
     return call(_REDUCE_SCATTER, x, group, out, method)
 
