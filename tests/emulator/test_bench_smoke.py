@@ -112,9 +112,10 @@ def test_bench_as_a_script_of_the_launcher_with_a_late_rank(tmp_path):
 
 def test_stress_as_a_script_of_the_launcher(tmp_path):
     log = tmp_path / "stress.txt"
-    printed = started("bash", "launch.sh", "--nproc_per_node", "2", "tests/nvidia/stress.py", "--calls", "40", "--seed",
-                      "5", "--log-file", str(log))
-    assert "✅ stress passed" in printed and "40 calls, seed 5" in printed
+    printed = started("bash", "launch.sh", "--nproc_per_node", "2", "tests/nvidia/stress.py", "--calls", "80", "--seed",
+                      "5", "--wrap", "--log-file", str(log))
+    assert "✅ stress passed" in printed and "80 calls, seed 5" in printed
+    assert re.search(r"; [1-9]\d* of \d+ epochs passed 2\^31, [1-9]\d* 0; 0 kinds of calls differ", printed)
     assert log.read_text().rstrip().endswith("passed")
 
 

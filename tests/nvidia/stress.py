@@ -3,134 +3,72 @@
 """Thousands of calls with nothing between them, eager and in graphs, each compared bit by bit with the first of its kind.
 
     bash launch.sh tests/nvidia/stress.py --calls 2000 --seed 1 --log-file stress.txt
-    bash launch.sh --nproc_per_node 2 tests/nvidia/stress.py --memcheck      # one small call of each kernel
+    bash launch.sh --nproc_per_node 2 tests/nvidia/stress.py --ops all_reduce gemm_ar --wrap
+    bash launch.sh --nproc_per_node 2 tests/nvidia/stress.py --memcheck      # one call of each kind that is small
 
-Calls of ag_gemm and gemm_rs in random order: many shapes, two dtypes, every fused method, x pushed by the copy engine and by SMs,
-on the world and on pairs of ranks (both pairs at once, at different shapes), on two streams in turn, with a collective of
-torch.distributed now and then and one rank after another late, on the host or on the device. On GPUs replays of graphs of
-1, 3 and 5 calls come between. No barrier and no host synchronisation between calls: a counter on the device collects what
-differs. Set TRITON_DIST_WAIT_TIMEOUT to turn a hang into a report.
+Calls of all ops, or of some, in random order: the kinds in stress_cases.py, on the world and on pairs of ranks (both pairs at
+once, at different shapes), on two streams in turn, with a collective of torch.distributed now and then and one rank after
+another late, on the host or on the device. On GPUs replays of graphs of 1, 3 and 5 calls come between. No barrier and no host
+synchronisation between calls: a counter on the device collects what differs. With --wrap all epochs pass 2^31 in the first half
+of the calls and 0 in the second. Set TRITON_DIST_WAIT_TIMEOUT to turn a hang into a report.
 """
 import argparse
 import os
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import torch
+from stress_cases import OPS, Case, emulator_cases, gpu_cases, make, placed
 
 import triton_dist
 from triton_dist.bench.host import commit, device_name
-from triton_dist.ops import ag_gemm, gemm_rs
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group, TorchGroup, resolve
-from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, poisoned, random_tensor
+from triton_dist.runtime.state import state
+from triton_dist.testing import random_tensor
 
-F16, BF16 = torch.float16, torch.bfloat16
 COLLECTIVE_EVERY, LATE_EVERY = 16, 8
 BITS = torch.int16                          # results are compared as bits: NaN differs from NaN's absence
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kind of call, per rank: ag_gemm x [m, k], weight [n, k]; gemm_rs x [m * size, k], weight [n, k].
-
-    `idle`: the last rank has no tiles (n = 0), or no terms (k = 0).
-    """
-    op: str
-    m: int
-    n: int
-    k: int
-    dtype: torch.dtype = BF16
-    bias: bool = False
-    idle: bool = False
-    comm_sms: int | None = None
-
-    def label(self) -> str:
-        marks = ("bias", self.bias), ("idle rank", self.idle), (f"{self.comm_sms} SMs", self.comm_sms)
-        notes = "".join(f" {note}" for note, on in marks if on)
-        return f"{self.op} {self.m}x{self.n}x{self.k} {str(self.dtype).removeprefix('torch.')}{notes}"
-
-
-GPU_CASES = (
-    Case("ag_gemm", 200, 1000, 7392),
-    Case("ag_gemm", 200, 1000, 200, F16, bias=True),
-    Case("ag_gemm", 2048, 256, 4096),
-    Case("ag_gemm", 512, 2048, 512),
-    Case("ag_gemm", 128, 256, 64),
-    Case("ag_gemm", 1, 8, 8, F16),
-    Case("ag_gemm", 64, 512, 264, idle=True),
-    Case("ag_gemm", 200, 1000, 200, F16, bias=True, comm_sms=1),
-    Case("ag_gemm", 512, 2048, 512, comm_sms=16),
-    Case("ag_gemm", 64, 512, 264, idle=True, comm_sms=3),
-    Case("gemm_rs", 200, 1000, 1848),
-    Case("gemm_rs", 200, 1000, 72, F16, bias=True),
-    Case("gemm_rs", 1024, 2048, 1024),
-    Case("gemm_rs", 512, 4096, 512),
-    Case("gemm_rs", 128, 256, 64),
-    Case("gemm_rs", 1, 8, 8, F16),
-    Case("gemm_rs", 64, 512, 264, idle=True),
-)
-EMULATOR_CASES = (
-    Case("ag_gemm", 9, 40, 56),
-    Case("ag_gemm", 20, 24, 200, F16, bias=True),
-    Case("ag_gemm", 1, 8, 8, F16),
-    Case("ag_gemm", 5, 16, 24, idle=True),
-    Case("ag_gemm", 9, 40, 56, comm_sms=3),
-    Case("ag_gemm", 5, 16, 24, F16, idle=True, comm_sms=1),
-    Case("gemm_rs", 9, 40, 56),
-    Case("gemm_rs", 20, 24, 72, F16, bias=True),
-    Case("gemm_rs", 1, 8, 8, F16),
-    Case("gemm_rs", 5, 16, 24, idle=True),
-)
+WRAPS = 2**31 - 2, -2                       # epochs before the first and the second half of the calls
 
 
 class Job:
-    """A case by one method on one group: inputs, an output a stream, the first result, and counters of differences."""
+    """A case on one group: tensors for each stream that it writes to, what the first call left there, and counters of
+    differences.
+    """
 
-    def __init__(self, case: Case, method: str, group: Group, streams: int, seed: int):
-        self.case, self.method, self.group = case, method, group
-        self.options = dict(group=group, method=method, **({"comm_sms": case.comm_sms} if case.op == "ag_gemm" else {}))
-        idle = case.idle and group.rank == group.size - 1
-        n, k, dtype = case.n, case.k, case.dtype
-        if case.op == "ag_gemm":
-            n, rows, out = 0 if idle else n, case.m, (case.m * group.size, 0 if idle else n)
-        else:
-            k, rows, out = 0 if idle else k, case.m * group.size, (case.m, n)
-        self.x = random_tensor(rows, k, dtype=dtype, seed=seed + group.rank)
-        self.weight = random_tensor(n, k, dtype=dtype, seed=seed + 100 + group.rank)
-        self.bias = random_tensor(n, dtype=dtype, seed=seed + 200) if case.bias else None
-        self.outs = [poisoned(*out, dtype=dtype) for _ in range(streams)]
+    def __init__(self, case: Case, group: Group, streams: int, seed: int):
+        self.case, self.group, self.kind = case, group, make(case, group, seed)
+        self.written = [[placed(start, case.odd) for start in self.kind.starts] for _ in range(streams)]
         self.different = torch.zeros(streams, dtype=torch.int64, device=triton_dist.device())
         self.first: Any = None
         self.calls = 0
 
     def label(self) -> str:
-        return f"{self.case.label()} {self.method} on {self.group.size} ranks"
+        return f"{self.case.label()} on {self.group.size} ranks"
 
     def begin(self) -> None:
         """The first call: compared with float64, kept for the others. Collective over the group."""
-        op, reference = (ag_gemm, ag_gemm_float64) if self.case.op == "ag_gemm" else (gemm_rs, gemm_rs_float64)
-        op(self.x, self.weight, bias=self.bias, out=self.outs[0], **self.options)
+        results = self.kind.run(*self.written[0])
         triton_dist.synchronize()
-        expected = reference(self.x, self.weight, self.group, self.bias)
-        roundings = 1 if self.case.op == "ag_gemm" else self.group.size
         try:
-            assert_matches(self.outs[0], expected, k=self.case.k * self.group.size, roundings=roundings)
+            self.kind.check(*(results if isinstance(results, tuple) else (results,)))
         except AssertionError as error:
             raise AssertionError(f"{self.label()}: {error}") from None
-        self.first = self.outs[0].clone()
+        self.first = [t.clone() for t in self.written[0]]
 
     def call(self, stream: int) -> None:
         """One more call on the current stream, number `stream`; what differs is counted there, on the device."""
-        out, op = self.outs[stream], ag_gemm if self.case.op == "ag_gemm" else gemm_rs
-        out.fill_(float("nan"))
-        op(self.x, self.weight, bias=self.bias, out=out, **self.options)
+        for t, start in zip(self.written[stream], self.kind.starts):
+            t.copy_(start)
+        self.kind.run(*self.written[stream])
         catch_up()
-        self.different[stream] += torch.ne(out.view(BITS), self.first.view(BITS)).any()
+        for t, first in zip(self.written[stream], self.first):
+            self.different[stream] += torch.ne(t.view(BITS), first.view(BITS)).any()
         self.calls += 1
 
 
@@ -147,12 +85,9 @@ class Replay:
         for job in jobs:
             job.calls -= 1                                  # captured, not made
 
-    def call(self, other: Any) -> None:
-        """Replays it on the current stream. Ops order their own calls only; here, those on stream `other` before and after."""
-        here = torch.cuda.current_stream()
-        here.wait_stream(other)
+    def call(self) -> None:
+        """Replays it on the current stream."""
         self.graph.replay()
-        other.wait_stream(here)
         for job in self.jobs:
             job.calls += 1
 
@@ -175,13 +110,6 @@ class Collective:
         self.world.all_gather_tensor(self.out, self.x)
         self.different[0] += torch.ne(self.out, self.first).any()
         self.calls += 1
-
-
-def methods(case: Case) -> list:
-    """The fused methods that this device has for a case."""
-    core = backend().core(case.op)
-    row = case.k if case.op == "ag_gemm" else case.n
-    return ["portable"] + (["ws"] if core is not None and core.serves(case.dtype, row) else [])
 
 
 def pair_of(world: Group) -> Group | None:
@@ -207,48 +135,80 @@ def be_late(on_device: bool, milliseconds: float) -> None:
         time.sleep(milliseconds / 1e3)
 
 
-def prepare(cases: tuple, groups: list, streams: int, seed: int, order: random.Random) -> list:
-    """Jobs by group: [[(case, method) on group 0, ...], ...], each with its first result, in an order that is the same
-    on all ranks. Workspaces grow here, from small to large and not sorted.
+@contextmanager
+def between(stream: Any) -> Iterator[None]:
+    """What is done on the current stream comes behind, and before, what is on `stream`. Ops order their own calls only."""
+    here = triton_dist.current_stream()
+    here.wait_stream(stream)
+    yield
+    stream.wait_stream(here)
+
+
+def prepare(cases: list, groups: list, streams: int, seed: int, order: random.Random) -> tuple[list, Counter]:
+    """(jobs by group: [[the first case on group 0, ...], ...], each with its first result; seconds of first calls by op).
+
+    Workspaces grow here, from small to large and not sorted. Pairs come before the world, each beginning with other cases: what
+    one has compiled, the others find on the disk.
     """
-    kinds = [(i, case, method) for i, case in enumerate(cases) for method in methods(case)]
-    jobs = [[Job(case, method, group, streams, seed + 1000 * i) for i, case, method in kinds] for group in groups]
-    everything = [(g, j) for g, of_group in enumerate(jobs) for j in range(len(of_group))]
-    order.shuffle(everything)
-    for g, j in everything:
-        jobs[g][j].begin()
-    return jobs
+    jobs, seconds = [[Job(case, group, streams, seed + 1000 * i) for i, case in enumerate(cases)] for group in groups], Counter()
+    for group, of_group in reversed(list(zip(groups, jobs))):
+        turn = group.world_ranks[0] * len(cases) // groups[0].size
+        mixed = order.sample(of_group, len(of_group))
+        for job in mixed[turn:] + mixed[:turn]:
+            start = time.perf_counter()
+            job.begin()
+            seconds[job.case.op] += time.perf_counter() - start
+    return jobs, seconds
 
 
 def graphs(jobs: list, order: random.Random) -> list:
-    """Graphs of 1, 3 and 5 calls of the world's jobs, two of each; none in the emulator, which has no capture."""
+    """Graphs of 1, 3 and 5 calls of the world's jobs, four of each; none in the emulator, which has no capture."""
     if triton_dist.device().type != "cuda":
         return []
-    small = [job for job in jobs[0] if job.case.m * job.case.k <= 1 << 22]      # larger gathers are captured with comm_sms only
-    return [Replay([order.choice(small) for _ in range(count)]) for count in (1, 1, 3, 3, 5, 5)]
+    capturable = [job for job in jobs[0] if job.case.capturable]
+    return [Replay([order.choice(capturable) for _ in range(count)]) for count in (1, 3, 5) * 4 if capturable]
 
 
-def storm(jobs: list, replays: list, collective: Collective, streams: list, calls: int, late_ms: float,
+def spaces(groups: list) -> list:
+    """The workspaces of these groups, in an order that all their ranks share."""
+    return [state().workspaces[key, kind] for group in groups for key, kind in sorted(state().workspaces) if key == group.key]
+
+
+def restart(groups: list, epoch: int) -> None:
+    """Collective: every count continues from `epoch`, in memory as fresh as if nothing had ever had the numbers to come."""
+    triton_dist.synchronize()
+    groups[0].barrier()
+    for space in spaces(groups):
+        for part in (space.data, space.flags):
+            if part is not None:
+                part.zero_()
+        space.set_epoch(epoch)
+
+
+def storm(jobs: list, replays: list, collective: Collective, streams: list, numbers: range, late_ms: float,
           order: random.Random) -> Counter:
     """The calls. Every rank draws the same numbers; only lateness, and which shape a pair takes, depend on the rank."""
     world, done = collective.world, Counter()
-    for number in range(calls):
+    for number in numbers:
         g, j = order.randrange(len(jobs)), order.randrange(len(jobs[0]))
         late, on_device, delay = order.randrange(LATE_EVERY) == 0, order.random() < 0.5, late_ms * order.random()
         if g > 0:
             j = (j + world.rank // 2) % len(jobs[g])        # the pairs run different shapes at the same time
-        job = jobs[g][j]
-        with triton_dist.use_stream(streams[number % len(streams)]):
+        job, turn = jobs[g][j], number % len(streams)
+        other = streams[1 - turn]
+        with triton_dist.use_stream(streams[turn]):
             if late and world.rank == number // LATE_EVERY % world.size:
                 be_late(on_device, delay)
-            job.call(number % len(streams))
-            if replays and number % len(streams) == 0 and order.random() < 0.5:
-                order.choice(replays).call(streams[1])
+            with between(other) if job.case.by_library else nullcontext():
+                job.call(turn)
+            if replays and turn == 0 and order.random() < 0.5:
+                with between(other):
+                    order.choice(replays).call()
                 done["replays"] += 1
             # Collectives follow the last op's stream, and the next op waits for that stream: one order on all ranks.
             if number % COLLECTIVE_EVERY == COLLECTIVE_EVERY - 1:
                 collective.call()
-        done.update([job.case.op, job.method, "pairs" if g else "world", *(["late"] if late else [])])
+        done.update([job.case.op, "pairs" if g else "world", *(["late"] if late else [])])
     triton_dist.synchronize()
     return done
 
@@ -271,54 +231,58 @@ def write_log(path: Path, line: str, counts: list, wrong: list) -> None:
         file.write("\n".join([line, facts, *counts, *wrong, "failed" if wrong else "passed"]) + "\n\n")
 
 
-def memcheck(cases: tuple, world: Group) -> int:
-    """One call of each kernel at the smallest ragged shapes, for a tool that watches memory."""
-    small = [case for case in cases if case.bias or case.m == 1]
-    jobs = [Job(case, method, world, 1, 0) for case in small for method in methods(case)]
-    for job in jobs:
-        job.begin()
-    return len(jobs)
-
-
 def main() -> None:
     on_gpu = triton_dist.device().type == "cuda"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS, metavar="OP", help=f"of {', '.join(OPS)}; default all")
     parser.add_argument("--calls", type=int, default=2000 if on_gpu else 40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wrap", action="store_true", help="all epochs pass 2^31, then 0, in the calls")
     parser.add_argument("--late-ms", type=float, default=4.0, help="a late rank is late by up to this")
     parser.add_argument("--log-file", "--log", type=Path, help="append to a text file what was run")
-    parser.add_argument("--memcheck", action="store_true", help="only one small call of each kernel")
+    parser.add_argument("--memcheck", action="store_true", help="only one call of each kind that is small, for a tool that "
+                        "watches memory")
     args = parser.parse_args()
     start = time.perf_counter()
     triton_dist.initialize_distributed()
-    world, cases = resolve(), GPU_CASES if on_gpu else EMULATOR_CASES
-    if args.memcheck:
-        count = memcheck(cases, world)
-        if world.rank == 0:
-            print(f"{count} kinds of calls on {world.size} x {device_name()} match float64\n✅ memcheck calls passed")
-        triton_dist.finalize_distributed()
-        return
-    order = random.Random(args.seed)
-    pair = pair_of(world)
+    world, order = resolve(), random.Random(args.seed)
+    cases = [case for case in (gpu_cases() if on_gpu else emulator_cases())
+             if case.op in args.ops and (case.small or not args.memcheck)]
+    pair = None if args.memcheck else pair_of(world)
     groups = [world] + ([pair] if pair is not None else [])
     streams = [triton_dist.current_stream(), triton_dist.new_stream()]
-    jobs, collective = prepare(cases, groups, len(streams), args.seed, order), Collective(world)
+    jobs, seconds = prepare(cases, groups, len(streams), args.seed, order)
+    firsts = "first calls: " + ", ".join(f"{op} {took:.1f} s" for op, took in seconds.most_common())
+    if world.rank == 0:
+        print(firsts, flush=True)
+    if args.memcheck:
+        if world.rank == 0:
+            print(f"{len(cases)} kinds of calls on {world.size} x {device_name()} match float64\n✅ memcheck calls passed")
+        triton_dist.finalize_distributed()
+        return
+    collective = Collective(world)
     collective.call()                                       # its communicator exists before the calls begin
+    replays = graphs(jobs, order)
     triton_dist.synchronize()
     world.barrier()
-    replays = graphs(jobs, order)
-    ready = time.perf_counter()
-    done = storm(jobs, replays, collective, streams, args.calls, args.late_ms, order)
+    ready, done, passed = time.perf_counter(), Counter(), []
+    middle = args.calls // 2 if args.wrap else args.calls
+    for epoch, numbers in zip(WRAPS, (range(middle), range(middle, args.calls))):
+        if args.wrap:
+            restart(groups, epoch)
+        done += storm(jobs, replays, collective, streams, numbers, args.late_ms, order)
+        passed.append(sum(space.calls_begun() < 0 if epoch > 0 else space.calls_begun() > 0 for space in spaces(groups)))
     seconds = time.perf_counter() - ready
     counts, wrong = report(jobs, collective, world)
     line = (f"{args.calls} calls, seed {args.seed}, {world.size} x {triton_dist.device().type}: "
-            + ", ".join(f"{done[name]} {name}" for name in "ag_gemm gemm_rs ws portable world pairs late replays".split())
+            + ", ".join(f"{done[name]} {name}" for name in [*args.ops, "world", "pairs", "late", "replays"])
             + f", {collective.calls} collectives; {seconds:.1f} s after {ready - start:.1f} s of first calls; "
+            + (f"{passed[0]} of {len(spaces(groups))} epochs passed 2^31, {passed[1]} 0; " if args.wrap else "")
             + f"{len(wrong)} kinds of calls differ")
     if world.rank == 0:
         print("\n".join([line, *wrong[:40]]), flush=True)
         if args.log_file:
-            write_log(args.log_file, line, counts, wrong)
+            write_log(args.log_file, f"{line}\n{firsts}", counts, wrong)
     if wrong:
         raise SystemExit(1)
     if world.rank == 0:
