@@ -31,22 +31,20 @@ from triton_dist.runtime.groups import Group, TorchGroup, resolve
 from triton_dist.runtime.state import state
 from triton_dist.testing import random_tensor
 
-COLLECTIVE_EVERY, LATE_EVERY = 16, 8
+COLLECTIVE_EVERY, LATE_EVERY, MOST_LINES = 16, 8, 40
 BITS = torch.int16                          # results are compared as bits: NaN differs from NaN's absence
 WRAPS = 2**31 - 2, -2                       # epochs before the first and the second half of the calls
 
 
 class Job:
-    """A case on one group: tensors for each stream that it writes to, what the first call left there, and counters of
-    differences.
-    """
+    """A case on one group: what it writes to on each stream, what the first call left there, and what was wrong."""
 
     def __init__(self, case: Case, group: Group, streams: int, seed: int):
         self.case, self.group, self.kind = case, group, make(case, group, seed)
         self.written = [[placed(start, case.odd) for start in self.kind.starts] for _ in range(streams)]
         self.different = torch.zeros(streams, dtype=torch.int64, device=triton_dist.device())
         self.first: Any = None
-        self.calls = 0
+        self.wrong, self.calls = "", 0
 
     def label(self) -> str:
         return f"{self.case.label()} on {self.group.size} ranks"
@@ -58,7 +56,7 @@ class Job:
         try:
             self.kind.check(*(results if isinstance(results, tuple) else (results,)))
         except AssertionError as error:
-            raise AssertionError(f"{self.label()}: {error}") from None
+            self.wrong = f"first call of {self.label()}: {error}"
         self.first = [t.clone() for t in self.written[0]]
 
     def call(self, stream: int) -> None:
@@ -152,9 +150,9 @@ def prepare(cases: list, groups: list, streams: int, seed: int, order: random.Ra
     """
     jobs, seconds = [[Job(case, group, streams, seed + 1000 * i) for i, case in enumerate(cases)] for group in groups], Counter()
     for group, of_group in reversed(list(zip(groups, jobs))):
-        turn = group.world_ranks[0] * len(cases) // groups[0].size
+        begin = group.world_ranks[0] * len(cases) // groups[0].size
         mixed = order.sample(of_group, len(of_group))
-        for job in mixed[turn:] + mixed[:turn]:
+        for job in mixed[begin:] + mixed[:begin]:
             start = time.perf_counter()
             job.begin()
             seconds[job.case.op] += time.perf_counter() - start
@@ -213,14 +211,9 @@ def storm(jobs: list, replays: list, collective: Collective, streams: list, numb
     return done
 
 
-def report(jobs: list, collective: Collective, world: Group) -> tuple[list, list]:
-    """(a line a kind of call with its count, a line a rank and kind of call whose results differed)."""
-    kinds = [job for of_group in jobs for job in of_group] + [collective]
-    bad = [(int(kind.different.sum()), kind) for kind in kinds]
-    wrong = [f"rank {world.rank}: {count} of {kind.calls} calls of {kind.label()} differ from the first"
-             for count, kind in bad if count]
-    everyone = world.all_gather_object(wrong)
-    return [f"{kind.calls:6d}  {kind.label()}" for kind in kinds], [line for lines in everyone for line in lines]
+def on_all_ranks(world: Group, lines: list) -> list:
+    """The lines of every rank, with its number."""
+    return [f"rank {rank}: {line}" for rank, lines in enumerate(world.all_gather_object(lines)) for line in lines]
 
 
 def write_log(path: Path, line: str, counts: list, wrong: list) -> None:
@@ -231,30 +224,38 @@ def write_log(path: Path, line: str, counts: list, wrong: list) -> None:
         file.write("\n".join([line, facts, *counts, *wrong, "failed" if wrong else "passed"]) + "\n\n")
 
 
-def main() -> None:
-    on_gpu = triton_dist.device().type == "cuda"
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS, metavar="OP", help=f"of {', '.join(OPS)}; default all")
-    parser.add_argument("--calls", type=int, default=2000 if on_gpu else 40)
+    parser.add_argument("--calls", type=int, help="default 2000 on GPUs, 40 emulated")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--wrap", action="store_true", help="all epochs pass 2^31, then 0, in the calls")
+    parser.add_argument("--wrap", action="store_true", help="all epochs pass 2^31 in the first half of the calls, then 0")
     parser.add_argument("--late-ms", type=float, default=4.0, help="a late rank is late by up to this")
     parser.add_argument("--log-file", "--log", type=Path, help="append to a text file what was run")
-    parser.add_argument("--memcheck", action="store_true", help="only one call of each kind that is small, for a tool that "
-                        "watches memory")
+    parser.add_argument("--memcheck", action="store_true", help="only one call of each kind that is small, on the world")
     args = parser.parse_args()
+    if args.calls is None:
+        args.calls = 2000 if triton_dist.device().type == "cuda" else 40
+    return args
+
+
+def main() -> None:
+    args = arguments()
     start = time.perf_counter()
     triton_dist.initialize_distributed()
     world, order = resolve(), random.Random(args.seed)
-    cases = [case for case in (gpu_cases() if on_gpu else emulator_cases())
-             if case.op in args.ops and (case.small or not args.memcheck)]
+    cases = gpu_cases() if triton_dist.device().type == "cuda" else emulator_cases()
+    cases = [case for case in cases if case.op in args.ops and (case.small or not args.memcheck)]
     pair = None if args.memcheck else pair_of(world)
     groups = [world] + ([pair] if pair is not None else [])
     streams = [triton_dist.current_stream(), triton_dist.new_stream()]
     jobs, seconds = prepare(cases, groups, len(streams), args.seed, order)
-    firsts = "first calls: " + ", ".join(f"{op} {took:.1f} s" for op, took in seconds.most_common())
+    firsts = "first calls: " + ", ".join(f"{op} {spent:.1f} s" for op, spent in seconds.most_common())
+    wrong = on_all_ranks(world, [job.wrong for of_group in jobs for job in of_group if job.wrong])
     if world.rank == 0:
-        print(firsts, flush=True)
+        print("\n".join([firsts, *wrong[:MOST_LINES]]), flush=True)
+    if wrong:
+        raise SystemExit(1)
     if args.memcheck:
         if world.rank == 0:
             print(f"{len(cases)} kinds of calls on {world.size} x {device_name()} match float64\n✅ memcheck calls passed")
@@ -272,15 +273,18 @@ def main() -> None:
             restart(groups, epoch)
         done += storm(jobs, replays, collective, streams, numbers, args.late_ms, order)
         passed.append(sum(space.calls_begun() < 0 if epoch > 0 else space.calls_begun() > 0 for space in spaces(groups)))
-    seconds = time.perf_counter() - ready
-    counts, wrong = report(jobs, collective, world)
+    took = time.perf_counter() - ready
+    kinds = [job for of_group in jobs for job in of_group] + [collective]
+    counts = [f"{kind.calls:6d}  {kind.label()}" for kind in kinds]
+    wrong = on_all_ranks(world, [f"{int(kind.different.sum())} of {kind.calls} calls of {kind.label()} differ from the first"
+                                 for kind in kinds if kind.different.any()])
     line = (f"{args.calls} calls, seed {args.seed}, {world.size} x {triton_dist.device().type}: "
             + ", ".join(f"{done[name]} {name}" for name in [*args.ops, "world", "pairs", "late", "replays"])
-            + f", {collective.calls} collectives; {seconds:.1f} s after {ready - start:.1f} s of first calls; "
+            + f", {collective.calls} collectives; {took:.1f} s after {ready - start:.1f} s of first calls; "
             + (f"{passed[0]} of {len(spaces(groups))} epochs passed 2^31, {passed[1]} 0; " if args.wrap else "")
             + f"{len(wrong)} kinds of calls differ")
     if world.rank == 0:
-        print("\n".join([line, *wrong[:40]]), flush=True)
+        print("\n".join([line, *wrong[:MOST_LINES]]), flush=True)
         if args.log_file:
             write_log(args.log_file, f"{line}\n{firsts}", counts, wrong)
     if wrong:

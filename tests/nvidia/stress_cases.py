@@ -109,7 +109,7 @@ def gpu_cases() -> list[Case]:
         Case("gemm_ar", (128, 8192, 512), BF16, "packets"),
         Case("gemm_ar", (64, 512, 264), BF16, "packets", idle=True),
         Case("gemm_ar", (64, 1000, 200), F16, "ring", bias=True),
-        Case("gemm_ar", (256, 2048, 512), BF16, "ring", residual=True),
+        Case("gemm_ar", (512, 8192, 512), BF16, "ring", residual=True),         # large enough for a fused gemm_rs
         Case("gemm_ar", (200, 1000, 200), BF16, "unfused", bias=True, residual=True),
         *collectives(10_007, 1 << 19, 1 << 21),
         Case("all_to_all_single", (300, 129), BF16, "split sizes"),
