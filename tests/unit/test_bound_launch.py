@@ -39,10 +39,11 @@ class Driver:
         raise RuntimeError(f"{name}: {code}")
 
 
-def compiled(signature, **meta):
+def compiled(signature, ptx="", **meta):
     facts = dict(num_ctas=1, launch_pdl=False, global_scratch_size=0, profile_scratch_size=0, num_warps=12, shared=1000,
                  launch_cooperative_grid=True, tensordesc_meta=[])
-    return SimpleNamespace(metadata=SimpleNamespace(**{**facts, **meta}), function=77, src=SimpleNamespace(signature=signature))
+    return SimpleNamespace(metadata=SimpleNamespace(**{**facts, **meta}), function=77, src=SimpleNamespace(signature=signature),
+                           asm={"ptx": ptx})
 
 
 def test_pointers_and_integers_are_rewritten_and_constexprs_left_out():

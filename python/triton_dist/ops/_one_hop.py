@@ -10,7 +10,7 @@ order that all ranks share, with one rounding.
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, load_words, release, store_words, sum_over_ranks, this_epoch
+from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, release, store_words, sum_over_ranks
 from triton_dist.runtime.jit import jit
 
 
@@ -24,12 +24,13 @@ def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.co
     Who writes: every rank stores into its own row of every peer's half `epoch & 1`.
     Who waits: a program, for its words of every peer. That is also what bounds the epoch.
     """
-    epoch = this_epoch(control)
     index = dl.team_rank(team)
     rank = tl.arange(0, THREADS) % RANKS
     peer = (rank < WORLD) & (rank != index)
+    outbox = at_member(slots + 2 * index * words, team, tl.minimum(rank, WORLD - 1))
+    epoch = epoch_in_turn(control)
     inbox = slots + (epoch & 1) * half
-    outbox = at_member(inbox + 2 * index * words, team, tl.minimum(rank, WORLD - 1))
+    outbox += (epoch & 1) * half
     source = x + rank * n if SCATTER else x
     target = out if SUM else out + rank * n
     block: tl.constexpr = THREADS // RANKS
@@ -61,8 +62,8 @@ def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks
     scope) into flags[half][round][pid][index] there.
     Who waits: the same program of the receiver, for the flags of all ranks. That is also what bounds the epoch.
     """
-    epoch = this_epoch(control)
     index = dl.team_rank(team)
+    epoch = epoch_in_turn(control)
     pid, programs = tl.program_id(0), tl.num_programs(0)
     pitch = blocks.to(tl.int64) * BLOCK
     inbox = data + (epoch & 1).to(tl.int64) * half

@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+import triton_dist.language as dl
 from triton_dist.runtime.workspace import MAX_PROGRAMS, TEAM_DELTAS
 
 _COPIES, _DELTAS = tl.constexpr(MAX_PROGRAMS), tl.constexpr(TEAM_DELTAS)
@@ -17,6 +18,17 @@ def this_epoch(control):
     """
     epoch = tl.load(control + tl.program_id(0)) + 1
     return tl.where(epoch == 0, 2, epoch)
+
+
+@triton.jit
+def epoch_in_turn(control):
+    """this_epoch for a kernel that may be launched before the one ahead of it has ended, which it waits for.
+
+    What is read before is written by no kernel. The next kernel may be launched at once, hence while this one's data travels.
+    """
+    dl.gdc_wait()
+    dl.gdc_launch_dependents()
+    return this_epoch(control)
 
 
 @triton.jit

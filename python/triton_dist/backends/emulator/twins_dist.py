@@ -131,6 +131,12 @@ def _fence(sem: str, scope: str) -> Callable:
     return fence
 
 
+# -- overlapping launches ----------------------------------------------------------------------------------------------
+def no_overlap() -> IntScalar:
+    """Kernels of one stream run one after another here."""
+    return _ZERO
+
+
 # -- packets -----------------------------------------------------------------------------------------------------------
 def _lanes(*args: Any) -> tuple:
     """(shape, flat int64 tensors) of element-wise operands."""
@@ -176,7 +182,8 @@ def _ll_load(packets: int) -> Callable:
     return ll_load
 
 
-TWINS.update({"tdist_true": true, "tdist_zero_after": zero_after, "tdist_rank": rank, "tdist_num_ranks": num_ranks,
+TWINS.update({"tdist_true": true, "tdist_gdc_wait": no_overlap, "tdist_gdc_launch_dependents": no_overlap,
+              "tdist_zero_after": zero_after, "tdist_rank": rank, "tdist_num_ranks": num_ranks,
               "tdist_symm_delta": symm_delta, "tdist_barrier_pad": barrier_pad, "tdist_ll_store": _ll_store(1),
               "tdist_ll_load": _ll_load(1), "tdist_ll_store_pair": _ll_store(2), "tdist_ll_load_pair": _ll_load(2)})
 for _scope in SCOPES:

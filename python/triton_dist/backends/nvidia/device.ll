@@ -11,6 +11,8 @@ declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.y()
 declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.z()
 declare void @llvm.nvvm.bar.warp.sync(i32)
 declare i32 @llvm.cttz.i32(i32, i1)
+declare i32 @__nvvm_reflect(ptr)
+@tdist_arch = internal constant [12 x i8] c"__CUDA_ARCH\00"
 
 ; Opaque, so that nothing built on it can be computed without the token; pure, so that it may move with its use.
 define i32 @tdist_zero_after(i32 %token) alwaysinline nounwind {
@@ -65,4 +67,33 @@ define internal i32 @tdist_program_z() alwaysinline nounwind {
 define internal i32 @tdist_site() alwaysinline nounwind {
   %site = call i32 asm sideeffect "mov.u32 $0, ${:uid}; // tdist_site", "=r"()
   ret i32 %site
+}
+
+; Folded when a kernel is compiled for its architecture.
+define internal i1 @tdist_launches_overlap() alwaysinline nounwind {
+  %arch = call i32 @__nvvm_reflect(ptr @tdist_arch)
+  %found = icmp sge i32 %arch, 900
+  ret i1 %found
+}
+
+define i32 @tdist_gdc_wait() alwaysinline convergent nounwind {
+entry:
+  %overlap = call i1 @tdist_launches_overlap()
+  br i1 %overlap, label %wait, label %done
+wait:
+  call void asm sideeffect "griddepcontrol.wait;", "~{memory}"() convergent
+  br label %done
+done:
+  ret i32 0
+}
+
+define i32 @tdist_gdc_launch_dependents() alwaysinline convergent nounwind {
+entry:
+  %overlap = call i1 @tdist_launches_overlap()
+  br i1 %overlap, label %launch, label %done
+launch:
+  call void asm sideeffect "griddepcontrol.launch_dependents;", ""() convergent
+  br label %done
+done:
+  ret i32 0
 }

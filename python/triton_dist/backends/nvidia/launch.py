@@ -13,7 +13,7 @@ from triton_dist.runtime.errors import UnsupportedFeature
 
 _INTEGERS = {"i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
              "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64}
-_COOPERATIVE = 2                            # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_COOPERATIVE, _OVERLAPPING = 2, 6           # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION
 _L2_PROMOTION_128B = 2
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}           # the metadata's element types, in the order of CUtensorMapDataType
 _MAX_MAPS = 256
@@ -79,9 +79,10 @@ class BoundLaunch:
             self._add(position, arg, kind, metas)
         self._cells += [ctypes.c_uint64(0), ctypes.c_uint64(0)]                # scratch pointers
         self._params = (ctypes.c_void_p * len(self._cells))(*[ctypes.addressof(cell) for cell in self._cells])
-        self._attribute = _Attribute(_COOPERATIVE, b"", (1,))
+        cooperative, overlapping = bool(meta.launch_cooperative_grid), "griddepcontrol.wait" in compiled.asm["ptx"]
+        self._attribute = _Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,))
         self._config = _Config((*grid, 1, 1)[:3], (32 * meta.num_warps, 1, 1), meta.shared, None,
-                               ctypes.pointer(self._attribute), int(bool(meta.launch_cooperative_grid)))
+                               ctypes.pointer(self._attribute), int(cooperative or overlapping))
         self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params)
         self._set(args)
         self._kept = args[varying:], self._maps                                # the memory of what stays

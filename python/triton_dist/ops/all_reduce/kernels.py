@@ -7,7 +7,7 @@ Every sum is in fp32 in an order that all ranks share, with one rounding, so it 
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, load_words, release, store_words, sum_over_ranks, this_epoch
+from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, release, store_words, sum_over_ranks
 from triton_dist.runtime.jit import jit
 
 
@@ -20,12 +20,13 @@ def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.const
     Who writes: every rank stores part j of x into row `index` of rank j's terms, and its sum into row `index` of all ranks' sums.
     Who waits: a program, for its words of every peer's term and sum; so the epoch is bounded as there.
     """
-    epoch = this_epoch(control)
     index = dl.team_rank(team)
     rank = tl.arange(0, THREADS) % RANKS
     peer = (rank < WORLD) & (rank != index)
+    outbox = at_member(slots + 2 * index * part, team, tl.minimum(rank, WORLD - 1))
+    epoch = epoch_in_turn(control)
     inbox = slots + (epoch & 1) * half
-    outbox = at_member(inbox + 2 * index * part, team, tl.minimum(rank, WORLD - 1))
+    outbox += (epoch & 1) * half
     sums = 2 * WORLD * part
     block: tl.constexpr = THREADS // RANKS
     first, step = tl.program_id(0) * block, tl.num_programs(0) * block
@@ -63,8 +64,8 @@ def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks,
     What bounds the epoch: a rank that has all sums of call n knows that all terms of n have been read, so terms of n + 1 may take
     their place; one that has all terms of n + 1 knows that all ranks have ended call n, so the sums may. No parity is needed.
     """
-    epoch = this_epoch(control)
     index = dl.team_rank(team)
+    epoch = epoch_in_turn(control)
     pid, programs = tl.program_id(0), tl.num_programs(0)
     part = blocks.to(tl.int64) * BLOCK
     outboxes = ()                               # this rank's row of the terms of peer index + 1, index + 2, ...

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import (at_member, count_call, load_words, store_words, sum_and_add, this_epoch, unpacked)
+from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, store_words, sum_and_add, unpacked
 from triton_dist.runtime.jit import jit
 
 
@@ -24,8 +24,8 @@ def all_reduce_rmsnorm_kernel(x, weight, bias, residual, out, residual_out, slot
     that has no row of its own is heard all the same, as it sends no sum, by those that wait for its terms, and so on.
     All terms are sent before anything is waited for, all sums before a sum is.
     """
-    epoch = this_epoch(control)
     index = dl.team_rank(team)
+    epoch = epoch_in_turn(control)
     dtype: tl.constexpr = x.dtype.element_ty
     row_words = tl.cdiv(n * (dtype.primitive_bitwidth // 8), 8)
     each = tl.cdiv(m, WORLD) if TWO_SHOT else m          # rows of terms that a rank gets

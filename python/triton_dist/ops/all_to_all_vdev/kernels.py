@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, release, this_epoch
+from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, release
 from triton_dist.runtime.jit import jit
 
 
@@ -24,8 +24,8 @@ def all_to_all_vdev_kernel(x, in_splits, out, out_splits_offsets, slots, slots_h
     Who waits: every program for the matrix, which bounds the epoch; the same program of the receiver for the flags of the
     blocks that are there. Flags need no halves: who has the matrix knows that all ranks have ended the call before.
     """
-    epoch = this_epoch(control)
     index = dl.team_rank(team)
+    epoch = epoch_in_turn(control)
     pid, programs = tl.program_id(0), tl.num_programs(0)
     inbox = data + (epoch & 1).to(tl.int64) * half
     rank = tl.arange(0, RANKS)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, load_words, packed, store_words, sum_and_add, this_epoch
+from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, packed, store_words, sum_and_add
 from triton_dist.runtime.jit import jit
 
 
@@ -27,8 +27,8 @@ def gemm_ar_kernel(x, weight, bias, residual, out, slots, half, control, team, m
     All terms are sent before anything is waited for, all sums before a sum is: in whatever order pieces end, no program waits
     for one that waits for it.
     """
-    epoch = this_epoch(control)
     index = dl.team_rank(team)
+    epoch = epoch_in_turn(control)
     dtype: tl.constexpr = out.dtype.element_ty
     row_words: tl.constexpr = BLOCK_N * dtype.primitive_bitwidth // 64
     tiles_m = tl.cdiv(m, BLOCK_M)
