@@ -41,6 +41,34 @@ def test_a_thread_stores_and_polls_one_pair_a_hop(kernel, hops, target):
     assert sum("shfl.sync" in line for line in lines) == 2 * 4      # log2 of four ranks, for each of four elements
 
 
+def parameters_behind(lines: list, operands: str) -> set:
+    """Positions of the kernel's parameters that registers named in `operands` were computed from, by `lines`."""
+    found, registers = set(), set(re.findall(r"%\w+", operands))
+    for line in reversed(lines):
+        result, *rest = re.findall(r"%\w+|\w+_param_\d+", line) or [""]
+        if result in registers:
+            found.update(int(word.rpartition("_")[2]) for word in rest if "_param_" in word)
+            registers.update(rest)
+    return found
+
+
+@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize("kernel", [*PACKETS, one_hop_push, push_kernel], ids=lambda k: k.__name__)
+def test_only_the_team_is_read_before_the_kernel_ahead_has_ended(kernel, target):
+    """Nobody writes it. Launches overlap from sm_90 on."""
+    lines = instructions(compiled(kernel, target))
+    if target == "sm_80":
+        assert not [line for line in lines if "griddepcontrol" in line]
+        return
+    wait = position(lines, r"griddepcontrol\.wait")
+    position(lines, r"griddepcontrol\.launch_dependents", wait)
+    early = [(i, line) for i, line in enumerate(lines[:wait]) if ".global" in line]
+    assert early
+    for i, line in early:
+        assert line.startswith("ld.")
+        assert parameters_behind(lines[:i], line.partition("[")[2]) == {kernel.arg_names.index("team")}
+
+
 @pytest.mark.parametrize("target", HIP)
 @pytest.mark.parametrize("kernel", PACKETS, ids=lambda k: k.__name__)
 def test_pairs_are_whole_on_hip_too(kernel, target):

@@ -107,6 +107,18 @@ def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
     assert launch and [maps() is not None for maps in made] == [True, True]
 
 
+@pytest.mark.parametrize("ptx, cooperative, attribute", [("griddepcontrol.wait;", False, 6), ("griddepcontrol.wait;", True, 2),
+                                                        ("", True, 2), ("griddepcontrol.launch_dependents;", False, None)])
+def test_a_kernel_that_waits_for_the_one_ahead_may_be_launched_early(ptx, cooperative, attribute):
+    """By the attributes' numbers in the driver's header; where it is cooperative, it is that and no more."""
+    driver = Driver()
+    driver.kinds = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
+    launch = BoundLaunch(driver, compiled(dict(n="i32"), ptx, launch_cooperative_grid=cooperative), (1,), (3,), 1)
+    config = launch._config
+    assert [config.attributes[i].id for i in range(config.num_attributes)] == ([attribute] if attribute else [])
+    assert all(config.attributes[i].value[0] == 1 for i in range(config.num_attributes))
+
+
 def test_a_refused_launch_raises():
     driver = Driver()
     driver.kinds, driver.status = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64], 700

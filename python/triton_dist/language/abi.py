@@ -42,7 +42,7 @@ _row("tdist_num_ranks", (), "int32", True, "world size, from the context")
 _row("tdist_symm_delta", ("int32",), "int64", True,
      "bytes to add to a local heap address to reach the same object on a world rank; a multiple of 256")
 _row("tdist_barrier_pad", (), "int64", True, "local address of the heap's world-barrier pad (int32 epoch, then flags)")
-_row("tdist_gdc_wait", (), "int32", False, "until all kernels ahead on the stream have ended; nothing where launches never overlap")
+_row("tdist_gdc_wait", (), "int32", False, "waits for all kernels ahead on the stream; nothing where launches do not overlap")
 _row("tdist_gdc_launch_dependents", (), "int32", False, "lets the next kernel on the stream be launched; likewise")
 _row("tdist_ll_store", ("int64", "int32", "int32", "int32"), "int32", False,
      "(address, data, flag, pred): one 8-byte relaxed system-scope store of {data, flag}")

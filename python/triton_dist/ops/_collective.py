@@ -19,7 +19,7 @@ MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; ad
 # the last, the group's own collective. Measured on 4 and 2 H200 up to 256 MiB (all_reduce 128); larger worlds are extrapolated.
 STEPS = {
     "all_reduce": {
-        2: ((512 * KIB, "one_shot"), (256 * MIB, "push")),
+        2: ((256 * KIB, "one_shot"), (512 * KIB, "two_shot"), (256 * MIB, "push")),
         4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot"), (256 * MIB, "push")),
         64: ((32 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
     },
@@ -113,15 +113,15 @@ def grid_of_packets(words: int, world: int) -> tuple[int, dict]:
 def grid_of_blocks(n: int, dtype: torch.dtype, world: int) -> tuple[int, int, int, dict]:
     """(blocks, programs, rounds, options) of a push of `n` elements to each of `world` ranks.
 
-    Sizes are those that were fastest for all_reduce on 2 and on 4 H200, with 0.25 to 32 MiB to a rank. Of two programs on an SM
+    Sizes are those that were fastest for all_reduce on 2 and on 4 H200, with 0.25 to 128 MiB to a rank. Of two programs on an SM
     one stores while the other waits.
     """
-    small, large = n * dtype.itemsize < 2 * MIB, n * dtype.itemsize >= 32 * MIB
+    small = n * dtype.itemsize < 2 * MIB
     if world == 2:
-        block_bytes, warps, per_sm = 8 * KIB if small else 16 * KIB, 16, 2 if large else 1
+        block_bytes, warps = (8 * KIB, 8) if small else (16 * KIB, 16)
     else:
-        block_bytes, warps, per_sm = 4 * KIB if small else 8 * KIB, 8, 2
+        block_bytes, warps = 4 * KIB if small else 8 * KIB, 8
     block = min(block_bytes // dtype.itemsize, power_of_two(n))
     blocks = -(-n // block)
-    programs = min(blocks, per_sm * backend().num_sms(), MAX_PROGRAMS)
+    programs = min(blocks, 2 * backend().num_sms(), MAX_PROGRAMS)
     return blocks, programs, -(-blocks // programs), dict(WORLD=world, RANKS=power_of_two(world), BLOCK=block, num_warps=warps)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Measures a collective, or gemm_ar: every candidate is checked, then timed once a round, in an order that turns.
 
-A time is that of back-to-back calls on the slowest rank, or of the calls in a CUDA graph, which leaves the host out. They rotate
-over the problem's sets of inputs.
+A time is that of back-to-back calls on the slowest rank, or of the calls in a CUDA graph, which leaves the host out: also the
+time by which hosts replay it apart, since it begins by an all-reduce of one number and records its own events behind that. Calls
+rotate over the problem's sets of inputs.
 """
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -13,7 +14,8 @@ import torch
 from triton_dist.bench.checks import Checker
 from triton_dist.bench.collective.problem import Problem
 from triton_dist.bench.measure import batch, batch_length, in_turn, torch_group
-from triton_dist.runtime.streams import synchronize
+from triton_dist.ops import all_reduce
+from triton_dist.runtime.streams import device, synchronize
 
 _GRAPH_CALLS, _LARGE, _LARGE_CALLS = 20, 8 << 20, 4         # calls in a graph; in one of sizes above _LARGE bytes
 
@@ -95,14 +97,27 @@ def _eager(call: Callable, iterations: int, problem: Problem) -> Callable[[], fl
 
 def _graph(call: Callable, iterations: int, problem: Problem) -> Callable[[], float]:
     """A graph of so many calls; the returned function replays it and gives microseconds a call."""
-    stream = torch.cuda.Stream()
+    stream, together = torch.cuda.Stream(), torch.ones(1, device=device())
+
+    def meet() -> None:
+        all_reduce(together, group=problem.group, out=together)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        meet()
         call(0)
     synchronize()
     problem.group.barrier()
     graph = torch.cuda.CUDAGraph()
+    begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
     with torch.cuda.graph(graph, stream=stream):
+        meet()
+        begin.record(stream)
         for i in range(iterations):
             call(i % problem.sets)
-    return lambda: batch(lambda s: graph.replay(), 1, 1)[0] * 1e3 / iterations
+        end.record(stream)
+
+    def replay() -> float:
+        graph.replay()
+        synchronize()
+        return begin.elapsed_time(end) * 1e3 / iterations
+    return replay

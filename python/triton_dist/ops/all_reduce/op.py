@@ -62,6 +62,6 @@ def _push(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Gro
     return (OneHopPush if one_hop else _TwoHopPush)(op, x, out, n, group, meet)
 
 
-_ONE_HOP_BYTES = 2 << 20                # above, two hops are faster: each rank sums half of the tensor only
+_ONE_HOP_BYTES = 4 << 20                # above, two hops are faster: each rank sums half of the tensor only
 _ALL_REDUCE = Collective("all_reduce", scatter=False, summed=True, library=all_reduce_reference,
                          plans={"two_shot": _TwoShot, "push": _push})
