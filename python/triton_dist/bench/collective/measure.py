@@ -6,6 +6,7 @@ A time is that of back-to-back calls on the slowest rank, or of the calls in a C
 time by which hosts replay it apart, since it begins by an all-reduce of one number and records its own events behind that. Calls
 rotate over the problem's sets of inputs.
 """
+import math
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -17,7 +18,7 @@ from triton_dist.bench.measure import batch, batch_length, in_turn, torch_group
 from triton_dist.ops import all_reduce
 from triton_dist.runtime.streams import device, synchronize
 
-_GRAPH_CALLS, _LARGE, _LARGE_CALLS = 20, 8 << 20, 4         # calls in a graph; in one of sizes above _LARGE bytes
+_FEWEST, _MOST, _GRAPH_MS = 4, 20, 10.0         # calls in a graph: 20, as in nccl-tests, fewer where they take longer than that
 
 
 @dataclass
@@ -84,11 +85,10 @@ def _rounds(found: Measurement, calls: dict, problem: Problem, settings: Setting
 
 
 def _calls(call: Callable, problem: Problem, settings: Settings) -> int:
-    if settings.graph:
-        return _LARGE_CALLS if problem.nbytes > _LARGE else _GRAPH_CALLS
     call(0)
     synchronize()
-    return batch_length(max(problem.group.all_gather_object(batch(call, problem.sets, 3)[0])), batch_ms=5.0)
+    each = max(problem.group.all_gather_object(batch(call, problem.sets, 3)[0]))
+    return min(_MOST, max(_FEWEST, math.ceil(_GRAPH_MS / each))) if settings.graph else batch_length(each, batch_ms=5.0)
 
 
 def _eager(call: Callable, iterations: int, problem: Problem) -> Callable[[], float]:
