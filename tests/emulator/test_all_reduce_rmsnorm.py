@@ -202,11 +202,10 @@ def test_capture_of_what_has_not_run_is_unfused_or_an_error():
 
 
 # -- choice ------------------------------------------------------------------------------------------------------------
-def test_auto_takes_packets_where_all_reduce_does():
-    for world in (2, 3, 4, 8):
-        for nbytes in (1 << 10, 64 << 10, (64 << 10) + 1, 512 << 10, 1 << 20):
-            plain = by_size("all_reduce", world, nbytes)
-            assert by_size("all_reduce_rmsnorm", world, nbytes, "unfused") == (plain if plain.endswith("shot") else "unfused")
+@pytest.mark.parametrize("world, most", [(2, 2 << 20), (3, 1 << 20), (8, 1 << 20)])
+def test_auto_takes_two_hops_of_packets_up_to_so_many_bytes(world, most):
+    assert [by_size("all_reduce_rmsnorm", world, nbytes, "unfused") for nbytes in (1, most, most + 1)] == [
+        "two_shot", "two_shot", "unfused"]
 
 
 def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():

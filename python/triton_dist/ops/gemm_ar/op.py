@@ -20,9 +20,9 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, team
 
 METHODS = ("auto", "packets", "ring", "unfused")
 MOST_ROWS = 64                          # of a tile of packets: where there are no more, weights are read once
-AUTO_ROWS = 32                          # that auto gives to packets: on 4 H200 16 rows were faster so, 64 were not
-# Bytes of out up to which auto takes packets, by number of ranks (the next larger one listed): as all_reduce does.
-MOST_BYTES = {4: 1 << 20, 64: 1 << 19}
+AUTO_ROWS = 32                          # that auto gives to packets, and to MOST_ROWS where tiles are not narrowed: on 2 H200
+# Bytes of out up to which auto takes packets, by number of ranks (the next larger one listed).
+MOST_BYTES = {2: 2 << 20, 4: 1 << 20, 64: 1 << 19}
 _MOST_TERMS = 32                        # of a tile, over ranks and pieces: more packets, and more threads that sum them
 
 
@@ -81,13 +81,17 @@ class Tiling:
 
 
 def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
-    """The tiling of a product [m, n]: the widest tiles, in the fewest pieces, that keep nine of ten SMs busy, or most of them."""
+    """The tiling of a product [m, n]: of those below, the first that keeps nine of ten SMs busy, or most of them.
+
+    The order is that of times on 2 H200 for 1 to 64 rows. Each piece of a tile sends a term, so bytes count once for each.
+    """
     config, sms = backend().few_rows_config(dtype, min(m, MOST_ROWS)), backend().num_sms()
-    two_shot = _collective.by_size("all_reduce", world, m * n * dtype.itemsize) != "one_shot"
     most_pieces = max(1, _MOST_TERMS // _collective.power_of_two(world))
     best, most = None, 0.0
-    for narrower, split in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8)):
-        found = Tiling(replace(config, block_n=config.block_n // narrower), min(split, most_pieces), two_shot)
+    for narrower, split in ((1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (1, 8), (2, 8), (4, 8)):
+        split = min(split, most_pieces)
+        two_shot = _collective.by_size("all_reduce", world, m * n * dtype.itemsize * split) != "one_shot"
+        found = Tiling(replace(config, block_n=config.block_n // narrower), split, two_shot)
         pieces = found.pieces(m, n)
         busy = pieces / (-(-pieces // sms) * sms)
         if most < 0.9 and busy > most:
@@ -139,8 +143,11 @@ def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tup
     if reason is not None:
         return "unfused", reason
     most = next(most for world, most in MOST_BYTES.items() if group.size <= world)
-    if m <= AUTO_ROWS and nbytes <= most:
-        return "packets", f"{m} rows are no more than {AUTO_ROWS}, and {nbytes} bytes of output no more than {most}"
+    rows = AUTO_ROWS
+    if m * n and tiling(m, n, dtype, group.size).config.block_n == backend().few_rows_config(dtype, MOST_ROWS).block_n:
+        rows = MOST_ROWS
+    if m <= rows and nbytes <= most:
+        return "packets", f"{m} rows are no more than {rows}, and {nbytes} bytes of output no more than {most}"
     if m % group.size == 0 and _plan.pays("gemm_rs", group.size, nbytes - nbytes // group.size):
         return "ring", "hiding the reduce-scatter behind the GEMM pays at this size, and the rows divide by the group size"
     return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
