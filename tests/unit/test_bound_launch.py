@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The NVIDIA launcher with bound arguments: what reaches the driver, without a driver."""
+"""Prepared launches, and the NVIDIA launcher with bound arguments: what reaches the driver, without a driver."""
 import ctypes
 import gc
 import weakref
@@ -9,6 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from triton import knobs
+
+from triton_dist.backends.gpu import backend as gpu
 from triton_dist.backends.nvidia import launch as module
 from triton_dist.backends.nvidia.launch import _Config, BoundLaunch
 
@@ -51,8 +54,8 @@ def test_pointers_and_integers_are_rewritten_and_constexprs_left_out():
     driver.kinds = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
     launch = BoundLaunch(driver, compiled(dict(x="*fp32", n="i32", one="constexpr", big="i64", B="constexpr")), (132,),
                          (x, 5, 1, 2**40), 4)
-    launch(9, x, 5, 1, 2**40)
-    launch(10, y, -6, 1, 7)
+    launch(9, (x, 5, 1, 2**40))
+    launch(10, (y, -6, 1, 7))
     common = ((132, 1, 1), (384, 1, 1), 1000)
     assert driver.launches == [(*common, 9, 1, 77, [x.data_ptr(), 5, 2**40, 0, 0]),
                                (*common, 10, 1, 77, [y.data_ptr(), -6, 7, 0, 0])]
@@ -65,8 +68,8 @@ def test_a_tensor_map_is_encoded_once_an_address():
     driver.kinds = [None, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
     launch = BoundLaunch(driver, compiled(dict(d="tensordesc<bf16[128, 64],layout>"), tensordesc_meta=[meta]), (4, 2),
                          (views[0],), 1)
-    for view in (views[0], views[1], views[0]):
-        launch(1, view)
+    for view in (views[0], views[1].base, views[0].base):       # the tensor under a descriptor is as good
+        launch(1, (view,))
     assert driver.maps == [(9, 2, view.base.data_ptr(), [20, 8], [48], [64, 128], 3) for view in views]
     maps = [values[0] for *_, values in driver.launches]
     assert maps[0] == maps[2] != maps[1]
@@ -85,7 +88,7 @@ def test_what_does_not_vary_stays_and_a_launch_can_be_made_again():
     driver, x, y, z = Driver(), torch.zeros(4), torch.zeros(4), torch.zeros(4)
     driver.kinds = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
     launch = BoundLaunch(driver, compiled(dict(x="*fp32", y="*fp32", n="i32")), (1,), (x, y, 5), 1)
-    launch(9, z)
+    launch(9, (z,))
     launch.again()
     assert [values for *_, values in driver.launches] == [[z.data_ptr(), y.data_ptr(), 5, 0, 0]] * 2
 
@@ -124,5 +127,105 @@ def test_a_refused_launch_raises():
     driver.kinds, driver.status = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64], 700
     launch = BoundLaunch(driver, compiled(dict(n="i32"), launch_cooperative_grid=False), (1,), (3,), 1)
     with pytest.raises(RuntimeError, match="cuLaunchKernelEx: 700"):
-        launch(0, 3)
+        launch(0, (3,))
     assert driver.launches[0][4] == 0
+
+
+def test_launches_go_to_the_stream_of_their_call():
+    driver = Driver()
+    driver.kinds = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
+    launch = BoundLaunch(driver, compiled(dict(n="i32")), (1,), (3,), 1)
+    for stream in (0, 5, 5, 0, 7):
+        launch(stream, (3,))
+    assert [stream for _, _, _, stream, *_ in driver.launches] == [None, 5, 5, None, 7]
+
+
+def test_maps_of_addresses_that_change_all_the_time_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_MAPS", 2)
+    meta = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[8, 8])
+    view = SimpleNamespace(base=torch.zeros(8, 8), shape=[8, 8], strides=[8, 1], padding="zero")
+    driver = Driver()
+    maps = module.TensorMaps(driver, view, meta)
+    for address in (1 << 20, 2 << 20, 3 << 20, 3 << 20, 1 << 20):
+        assert maps[address] % 64 == 0 and len(maps) <= 2
+    assert [address for _, _, address, *_ in driver.maps] == [1 << 20, 2 << 20, 3 << 20, 1 << 20]
+
+
+class Described:
+    """Stands in for a tensor descriptor."""
+
+    def __init__(self, base):
+        self.base, self.shape = base, list(base.shape)
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """Makes a PreparedLaunch of (descriptor, tensor), one constant behind them; and where its launches are noted."""
+    noted = []
+
+    def make(bound):
+        kernel = SimpleNamespace(run=lambda *args: noted.append(("triton", *args)), function=77, packed_metadata="packed",
+                                 launch_metadata=lambda grid, stream, *args: ("metadata", grid, stream, *args))
+        like = gpu.descriptors((Described(torch.zeros(2, 3)), torch.zeros(4)))
+        return gpu.PreparedLaunch(kernel, 6, (5,), like, (9,), (lambda *args: noted.append(("bound", *args))) if bound else None)
+    monkeypatch.setattr(gpu, "_raw_stream", lambda device: 100 + device)
+    return make, noted
+
+
+@pytest.mark.parametrize("listens", ["nobody", "enter", "leave"])
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_prepared_launch_is_seen_by_who_listens_to_launches(bound, listens, prepared, monkeypatch):
+    """And it is the vendor's own, which takes tensors as they are, where nobody does."""
+    make, noted = prepared
+    hooks = {name: knobs.HookChain() for name in ("enter", "leave")}
+    for name, chain in hooks.items():
+        monkeypatch.setattr(knobs.runtime, f"launch_{dict(enter='enter', leave='exit')[name]}_hook", chain)
+    if listens != "nobody":
+        hooks[listens].add(print)
+    a, b = torch.zeros(2, 3), torch.zeros(4)
+    make(bound)(a, b)
+    (who, *args), = noted
+    if bound and listens == "nobody":
+        assert (who, args[0]) == ("bound", 106) and args[1][0] is a and args[1][1] is b
+        return
+    *grid, stream, function, packed, metadata, enter, leave, described, tensor, constant = args
+    assert (who, grid, stream, function, packed, constant) == ("triton", [5, 1, 1], 106, 77, "packed", 9)
+    assert type(described) is Described and described.base is a and described.shape == [2, 3] and tensor is b
+    if listens == "nobody":
+        assert metadata is enter is leave is None
+    else:
+        assert metadata == ("metadata", (5, 1, 1), 106, described, b, 9)
+        assert (enter, leave) == (hooks["enter"], hooks["leave"])
+
+
+def test_a_prepared_launch_keeps_no_tensor_alive(prepared):
+    descriptor = Described(torch.zeros(2, 3))
+    gone, like = weakref.ref(descriptor.base), gpu.descriptors((7, descriptor))
+    del descriptor
+    gc.collect()
+    assert gone() is None and list(like) == [1]
+
+
+def test_the_current_stream_is_asked_for_once_and_capture_only_where_it_can_be(monkeypatch):
+    made, raw = [], [0]
+
+    class Gpu(gpu.GpuBackend):
+        gemm_config = None                              # abstract
+
+        def __init__(self):
+            self._raw, self._current = None, None
+
+    def current():
+        made.append(raw[0])
+        return SimpleNamespace(cuda_stream=raw[0])
+    monkeypatch.setattr(gpu, "_device", lambda: 0)
+    monkeypatch.setattr(gpu, "_raw_stream", lambda device: raw[0])
+    monkeypatch.setattr(torch.cuda, "current_stream", current)
+    capturing, asked = [False], []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(raw[0]) or capturing[0])
+    backend = Gpu()
+    for raw[0] in (0, 0, 8, 8):
+        assert backend.eager_stream() is backend.current_stream() and backend.current_stream().cuda_stream == raw[0]
+    capturing[0] = True
+    assert backend.eager_stream() is None and backend.current_stream().cuda_stream == 8
+    assert made == [0, 8] and asked == [8, 8, 8]

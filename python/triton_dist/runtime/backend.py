@@ -5,6 +5,7 @@
 Nothing outside `backends/` knows a vendor, but for the registry here. A backend supplies devices, streams, the copy engine,
 the symmetric arena and the way a kernel is launched; `runtime` builds heap, groups and workspaces on that.
 """
+import copy
 import functools
 import importlib
 import os
@@ -170,6 +171,10 @@ class Backend(ABC):
     def current_stream(self) -> Stream:
         """The stream that launches go to."""
 
+    def eager_stream(self) -> Stream | None:
+        """The current stream; None inside graph capture."""
+        return None if self.is_capturing() else self.current_stream()
+
     @abstractmethod
     def use_stream(self, stream: Stream) -> Any:
         """Context manager that makes `stream` current."""
@@ -210,12 +215,14 @@ class Backend(ABC):
     def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
         """Compiles `kernel` and returns a launcher that takes its positional arguments, or the first `varying` of them.
 
-        The launcher may be called with other tensors of the same dtype and alignment, descriptors of the same kind, and
-        other integers for parameters that the kernel does not specialise. Nothing is looked up again.
+        The launcher may be called with other tensors of the same dtype and alignment, descriptors of the same kind or the
+        tensors that they would be over, and other integers for parameters that the kernel does not specialise. Nothing is
+        looked up again.
         """
         self.compile(kernel, grid, args, kwargs)
-        fixed = () if varying is None else args[varying:]
-        return lambda *values: self.launch(kernel, grid, values + fixed, kwargs)
+        varying = len(args) if varying is None else varying
+        like, fixed = descriptors(args[:varying]), args[varying:]
+        return lambda *values: self.launch(kernel, grid, described(like, values) + fixed, kwargs)
 
     @abstractmethod
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
@@ -286,6 +293,23 @@ class Backend(ABC):
     # -- failure -------------------------------------------------------------------------------------------
     def left_world(self) -> None:
         """The calling rank leaves its world: whatever watches over it may stop. Silent, idempotent."""
+
+
+def descriptors(args: tuple) -> dict:
+    """Position among `args` of each tensor descriptor -> the same of no tensor."""
+    return {position: _over(arg, None) for position, arg in enumerate(args) if hasattr(arg, "base")}
+
+
+def described(like: dict, values: tuple) -> tuple:
+    """`values` with the descriptor of `like` over each tensor that stands where there is one."""
+    return tuple(_over(like[position], value) if position in like and not hasattr(value, "base") else value
+                 for position, value in enumerate(values)) if like else values
+
+
+def _over(descriptor: Any, tensor: Any) -> Any:
+    made = copy.copy(descriptor)                # its shape and strides have been checked
+    made.base = tensor
+    return made
 
 
 def copy_bytes(dst: Any, src: Any) -> int:

@@ -13,39 +13,43 @@ from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
-from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer, copy_bytes, flag_address
+from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer, copy_bytes, described, descriptors, flag_address
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
 from triton_dist.runtime.state import state
 
+# A torch for the CPU has neither.
+_device, _raw_stream = (getattr(torch._C, name, None) for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"))
+
 
 class PreparedLaunch:
     """A compiled kernel with its grid and the arguments that stay, trailing constexprs among them.
 
     A call costs Triton's launcher and little more, or less: `bound` is a vendor's own launcher, passed by while somebody
-    listens to Triton's launch hooks.
+    listens to Triton's launch hooks. `like`: the descriptors among the arguments of a call.
     """
 
-    def __init__(self, compiled: Any, device: int, grid: tuple, fixed: tuple, bound: Callable | None):
-        self._compiled, self._device, self._fixed, self._bound = compiled, device, fixed, bound
+    def __init__(self, compiled: Any, device: int, grid: tuple, like: dict, fixed: tuple, bound: Callable | None):
+        self._compiled, self._device, self._like, self._fixed, self._bound = compiled, device, like, fixed, bound
         self._grid = (*grid, 1, 1)[:3]
-        self._run, self._function, self._packed = compiled.run, compiled.function, compiled.packed_metadata
-        self._hooks, self._stream = knobs.runtime, torch._C._cuda_getCurrentRawStream
+        self._hooks = knobs.runtime
 
     def __call__(self, *args: Any) -> None:
-        stream = self._stream(self._device)
-        enter, leave, metadata = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook, None
-        hooked = enter.calls or leave.calls
-        if self._bound is not None and not hooked:
-            return self._bound(stream, *args)
-        values = args + self._fixed
-        if hooked:
-            metadata = self._compiled.launch_metadata(self._grid, stream, *values)
+        enter, leave = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
+        if self._bound is None or enter.calls or leave.calls:
+            self._by_triton(enter, leave, described(self._like, args) + self._fixed)
+        else:
+            self._bound(_raw_stream(self._device), args)
+
+    def _by_triton(self, enter: Any, leave: Any, values: tuple) -> None:
+        stream, compiled, metadata = _raw_stream(self._device), self._compiled, None
+        if enter.calls or leave.calls:
+            metadata = compiled.launch_metadata(self._grid, stream, *values)
         else:
             enter = leave = None
-        self._run(*self._grid, stream, self._function, self._packed, metadata, enter, leave, *values)
+        compiled.run(*self._grid, stream, compiled.function, compiled.packed_metadata, metadata, enter, leave, *values)
 
     @property
     def again(self) -> Callable | None:
@@ -67,7 +71,7 @@ class GpuBackend(Backend):
         self._contexts = ContextWriter(driver, bounded)
         self._watch: HangWatch | None = None
         self._memory_ops: dict[int, bool] = {}
-        self._current: Any = None
+        self._raw, self._current = None, None                   # the current stream: handle and object
 
     # -- devices -------------------------------------------------------------------------------------------
     def device(self) -> torch.device:
@@ -94,9 +98,18 @@ class GpuBackend(Backend):
         return torch.cuda.Stream(priority=priority)
 
     def current_stream(self) -> Stream:
-        raw = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        if self._current is None or self._current.cuda_stream != raw:
-            self._current = torch.cuda.current_stream()         # an object of torch's costs microseconds
+        return self._stream_of(_raw_stream(_device()))
+
+    def eager_stream(self) -> Stream | None:
+        raw = _raw_stream(_device())
+        if raw and torch.cuda.is_current_stream_capturing():      # 0, the legacy default stream, cannot be captured
+            return None
+        return self._current if raw == self._raw else self._stream_of(raw)
+
+    def _stream_of(self, raw: int) -> Stream:
+        """The current stream, whose handle is `raw`: an object of torch's costs microseconds."""
+        if raw != self._raw:
+            self._raw, self._current = raw, torch.cuda.current_stream()
         return self._current
 
     def use_stream(self, stream: Stream) -> Any:
@@ -138,11 +151,11 @@ class GpuBackend(Backend):
         constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
         compiled._init_handles()                    # loads the module now, hooks included
         varying = len(args) if varying is None else varying
-        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, args[varying:] + constants,
-                              self._bind(compiled, grid, args, varying))
+        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, descriptors(args[:varying]),
+                              args[varying:] + constants, self._bind(compiled, grid, args, varying))
 
     def _bind(self, compiled: Any, grid: tuple, args: tuple, varying: int) -> Callable | None:
-        """A launcher (stream, *the first `varying` of args) that needs less host time than Triton's; None where there is none."""
+        """A launcher (stream, the first `varying` of args) that needs less host time than Triton's; None where there is none."""
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, kwargs, grid, False, self._extern_libs)

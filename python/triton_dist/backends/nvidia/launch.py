@@ -8,6 +8,8 @@ tensor map is encoded once for an address. What a parameter block holds is read 
 import ctypes
 from typing import Any
 
+from torch import Tensor
+
 from triton_dist.backends.nvidia.driver import CudaDriver
 from triton_dist.runtime.errors import UnsupportedFeature
 
@@ -28,11 +30,11 @@ class _Config(ctypes.Structure):
                 ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("num_attributes", ctypes.c_uint)]
 
 
-class TensorMaps:
-    """CUtensorMaps of one parameter, by the address that they describe: tensors of one shape and type."""
+class TensorMaps(dict):
+    """Where CUtensorMaps of a parameter lie in host memory, by the address that they describe: tensors of one shape and type."""
 
     def __init__(self, driver: CudaDriver, descriptor: Any, meta: dict):
-        self._driver, self._made = driver, {}
+        self._driver, self._kept = driver, []
         rank, size = len(meta["block_size"]), meta["elem_size"]
         kind = _HOST_TYPE.get(meta["elem_type"], meta["elem_type"])
         dims = (ctypes.c_uint64 * rank)(*reversed(descriptor.shape))
@@ -43,26 +45,24 @@ class TensorMaps:
         self._after = (dims, strides, box, ones, ctypes.c_int(0), ctypes.c_int(meta["swizzle"]),
                        ctypes.c_int(_L2_PROMOTION_128B), ctypes.c_int(descriptor.padding == "nan"))
 
-    def at(self, address: int) -> int:
-        """Where the map of the tensor at `address` lies, in host memory."""
-        found = self._made.get(address)
-        if found is None:
-            if len(self._made) >= _MAX_MAPS:
-                self._made.clear()
-            memory = ctypes.create_string_buffer(128 + 64)
-            found = -(-ctypes.addressof(memory) // 64) * 64, memory
-            self._driver.call("cuTensorMapEncodeTiled", ctypes.c_void_p(found[0]), *self._before,
-                              ctypes.c_void_p(address), *self._after)
-            self._made[address] = found
-        return found[0]
+    def __missing__(self, address: int) -> int:
+        if len(self) >= _MAX_MAPS:
+            self.clear()
+            self._kept.clear()
+        memory = ctypes.create_string_buffer(128 + 64)
+        where = -(-ctypes.addressof(memory) // 64) * 64
+        self._driver.call("cuTensorMapEncodeTiled", ctypes.c_void_p(where), *self._before, ctypes.c_void_p(address), *self._after)
+        self._kept.append(memory)
+        self[address] = where
+        return where
 
 
 class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
     A call takes the first `varying` of the kernel's positional arguments, of which tensors and descriptors may have other
-    addresses and integers other values; the others stay as they are. Raises UnsupportedFeature for kernels that need more:
-    scratch memory, clusters, other argument types.
+    addresses and integers other values; the others stay as they are. In place of a descriptor it takes the tensor under it as
+    well. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
     def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, varying: int):
@@ -83,7 +83,8 @@ class BoundLaunch:
         self._attribute = _Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,))
         self._config = _Config((*grid, 1, 1)[:3], (32 * meta.num_warps, 1, 1), meta.shared, None,
                                ctypes.pointer(self._attribute), int(cooperative or overlapping))
-        self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params)
+        self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params), None
+        self._stream: int | None = None
         self._set(args)
         self._kept = args[varying:], self._maps                                # the memory of what stays
         self._setters = [setter for setter in self._setters if setter[0] < varying]
@@ -105,14 +106,17 @@ class BoundLaunch:
         else:
             raise UnsupportedFeature(f"argument type {kind}")
 
-    def __call__(self, stream: int, *args: Any) -> None:
+    def __call__(self, stream: int, args: tuple) -> None:
         self._set(args)
-        self._config.stream = stream
-        self.again()
+        if stream != self._stream:
+            self._config.stream = self._stream = stream
+        code = self._launch(*self._where)
+        if code:
+            self._driver.check("cuLaunchKernelEx", code)
 
     def again(self) -> None:
         """Launches as the last call did: the least host time that a launch takes."""
-        code = self._launch(*self._where, None)
+        code = self._launch(*self._where)
         if code:
             self._driver.check("cuLaunchKernelEx", code)
 
@@ -120,4 +124,5 @@ class BoundLaunch:
         for position, cell, pointer in self._setters:
             cell.value = args[position].data_ptr() if pointer else args[position]
         for position, parameter, maps in self._maps:
-            self._params[parameter] = maps.at(args[position].base.data_ptr())
+            t = args[position]
+            self._params[parameter] = maps[t.data_ptr() if isinstance(t, Tensor) else t.base.data_ptr()]
