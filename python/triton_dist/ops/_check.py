@@ -104,10 +104,10 @@ def overlapping(out: torch.Tensor | None, *inputs: torch.Tensor | None) -> int |
     return None
 
 
-def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_memory(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     """Whether two tensors are one in memory. False for what has none."""
-    return (has_memory(a) and has_memory(b) and a.data_ptr() == b.data_ptr() and a.shape == b.shape
-            and a.stride() == b.stride())
+    return (a is not None and b is not None and has_memory(a) and has_memory(b) and a.data_ptr() == b.data_ptr()
+            and a.shape == b.shape and a.stride() == b.stride())
 
 
 def no_overlap(name: str, out: torch.Tensor | None, **inputs: torch.Tensor | None) -> None:

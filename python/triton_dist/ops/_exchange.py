@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """How every collective is called: checks, the plan of a call, and the plans that all of them share."""
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Callable
 
 import torch
@@ -10,7 +11,7 @@ from triton_dist.ops import _check, _collective, _plan, _recent
 from triton_dist.ops._one_hop import one_hop_packets, one_hop_push
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import CountedWorkspace, team
 
 
@@ -32,6 +33,11 @@ class Collective:
         """Names that `method` may have, beside auto."""
         return tuple(dict.fromkeys(("one_shot", *self.plans, "push", "nccl")))
 
+    @cached_property
+    def calls(self) -> _recent.Calls:
+        """Its calls."""
+        return _recent.Calls(self.name, "x out", partial(_checked, self), partial(_make_plan, self))
+
     def out_shape(self, shape: tuple, world: int) -> tuple:
         """Of out, for x of `shape`: rows are along the first dimension."""
         if self.scatter and self.summed:
@@ -51,8 +57,7 @@ class Collective:
 
 def call(op: Collective, x: torch.Tensor, group: Any, out: torch.Tensor | None, method: str) -> torch.Tensor:
     """One call of a collective. Returns out. Raises InvalidArgument before anything is sent."""
-    how = op.name, method, out is None, out is x
-    known = _recent.find(how, group, x, None, None if out is x else out) or _looked_at(how, op, x, group, out, method)
+    known = op.calls.known((method,), group, x, None, out)
     plan = known.plan
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
@@ -60,17 +65,7 @@ def call(op: Collective, x: torch.Tensor, group: Any, out: torch.Tensor | None, 
     return out
 
 
-def _looked_at(how: tuple, op: Collective, x: torch.Tensor, group: Any, out: torch.Tensor | None, method: str) -> _recent.Known:
-    """A call that repeats none, checked and planned."""
-    members = resolve(group)
-    in_place = isinstance(x, torch.Tensor) and op.in_place(x, out, members)
-    key = (_plan.signature(x, None, None, out), in_place, str(method))
-    plan = _plan.planned(op.name, members, key, lambda: _checked(op, x, members, out, in_place, method),
-                         lambda agreed: _make_plan(op, x, members, out, agreed))
-    return _recent.keep(how, group, plan, members, (x, None), out)
-
-
-def _checked(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor | None, in_place: bool, method: str) -> dict:
+def _checked(op: Collective, group: Group, x: torch.Tensor, out: torch.Tensor | None, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.tensor("x", x)
     if x.ndim == 0 and (op.scatter or not op.summed):
@@ -80,7 +75,7 @@ def _checked(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor | 
                               "pad the rows")
     n, rows = x.numel() // (group.size if op.scatter else 1), 1 if op.summed and not op.scatter else group.size
     _check.output("out", out, op.out_shape(tuple(x.shape), group.size), like=x)
-    if not in_place:
+    if not op.in_place(x, out, group):
         _check.no_overlap("out", out, x=x)
     _check.no_grad(x=x)
     chosen = _collective.choose(op.name, method, op.methods, group, n * rows * x.element_size())
@@ -90,7 +85,7 @@ def _checked(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor | 
     return dict(op=op.name, n=n, dtype=x.dtype, method=chosen)
 
 
-def _make_plan(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor | None, agreed: dict) -> Any:
+def _make_plan(op: Collective, group: Group, agreed: dict, x: torch.Tensor, out: torch.Tensor | None) -> Any:
     """Decides how calls like this one run. Collective at the first use of a shape."""
     meet, method = _plan.agree_once(group, agreed), agreed["method"]
     shape = op.out_shape(tuple(x.shape), group.size)
@@ -102,6 +97,7 @@ def _make_plan(op: Collective, x: torch.Tensor, group: Group, out: torch.Tensor 
         out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
         make = op.plans.get(method) or {"one_shot": OneHopPackets, "push": OneHopPush}[method]
         plan = make(op, x.contiguous(), out, agreed["n"], group, meet)
+        plan.copies = not x.is_contiguous()
     plan.out_shape = shape
     return plan
 
@@ -119,10 +115,7 @@ class Library(_plan.Plan):
     """The group's own collective."""
 
     def __init__(self, op: Collective):
-        self.library, self.capturing = op.library, backend().is_capturing()
-
-    def valid(self) -> bool:
-        return self.capturing == backend().is_capturing()        # capture may be why it was chosen
+        self.library, self.captured = op.library, backend().is_capturing()      # capture may be why it was chosen
 
     def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
         backend().before_torch()
@@ -130,7 +123,9 @@ class Library(_plan.Plan):
 
 
 class Kernel(_plan.OnWorkspace):
-    """One kernel on a workspace. Holds all that does not change from call to call."""
+    """One kernel on a workspace. Holds all that does not change from call to call. copies: whether x has gaps."""
+
+    copies = False
 
     def __init__(self, space: CountedWorkspace, kernel: Any, programs: int, x: torch.Tensor, out: torch.Tensor, rest: tuple,
                  options: dict, meet: Callable[[], None]):
@@ -138,9 +133,8 @@ class Kernel(_plan.OnWorkspace):
         self.launch = backend().prepare(kernel, (programs,), (x, out, *rest), dict(options, num_stages=1), varying=2)
         meet()
 
-    def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
-        with self.space.call(backend().current_stream()):
-            self.launch(x.contiguous(), out)
+    def args(self, x: torch.Tensor, out: torch.Tensor) -> tuple:
+        return x.contiguous() if self.copies else x, out
 
 
 class OneHopPackets(Kernel):

@@ -21,17 +21,21 @@ METHODS = ("auto", "portable", "ws", "unfused")
 BEFORE_CAPTURE = "it has not run with these arguments before this graph capture"
 
 
-def signature(x: Any, weight: Any, bias: Any, out: Any) -> tuple:
-    """What decides whether a call with these arguments is valid and which code serves it, whatever they are."""
+def signature(tensors: Sequence, outputs: Sequence) -> tuple:
+    """What decides whether a call with `tensors` is valid and which code serves it, whatever they are.
+
+    outputs: those that are written to. How they lie in memory that they share with others is part of it.
+    """
     parts = [backend().allow_tf32(), torch.is_grad_enabled()]
-    for t in (x, weight, bias, out):
+    for t in tensors:
         if t is None:
             parts.append(None)
         elif isinstance(t, torch.Tensor) and _check.has_memory(t):
             parts.append((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg(), t.requires_grad))
         else:
             return ("no tensors of memory",)            # refused, hence never found again
-    return (_check.overlapping(out, x, weight, bias), *parts)
+    parts += [None if _check.overlapping(out, t) is None else t.data_ptr() - out.data_ptr() for out in outputs for t in tensors]
+    return tuple(parts)
 
 
 def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: Callable[[dict], Any]) -> Any:
@@ -42,7 +46,7 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
     plans, where = state().plans, (op, group.key, key)
     plan = plans.get(where)
     if plan is None or not plan.valid():
-        moved = plan is not None and plan.moved()
+        moved = plan is not None and plan.serves() and plan.moved()
         agreed, plan = plan.agreed if moved else checked(op, group, check), None
     same_call(group, plan.agreed if plan else agreed)
     if plan is None:
@@ -68,12 +72,18 @@ class Plan:
     def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None) -> None:
         """Makes ready what a first call would have to wait for. Sends nothing; raises what a compiler or a driver raises."""
 
+    captured: bool | None = None        # whether it serves inside graph capture only, outside only (False) or both (None)
+
     def valid(self) -> bool:
-        """Whether calls can be run by it, inside graph capture if the caller is."""
-        return not self.moved()
+        """Whether calls can be run by it now."""
+        return self.serves() and not self.moved()
+
+    def serves(self) -> bool:
+        """Whether it is for calls inside graph capture if the caller is, and for eager ones if not."""
+        return self.captured in (None, backend().is_capturing())
 
     def moved(self) -> bool:
-        """Whether all that it lacks is that buffers have moved: then it is made again as it was, inside graph capture as well."""
+        """Whether buffers have moved: then it is made again as it was, inside graph capture as well."""
         return False
 
 
@@ -81,17 +91,31 @@ class Unfused(Plan):
     """Runs anywhere. Made inside graph capture, which may be why it was chosen, it holds there only."""
 
     def __init__(self):
-        self.capturing = backend().is_capturing()
-
-    def valid(self) -> bool:
-        return not self.capturing or backend().is_capturing()
+        self.captured = True if backend().is_capturing() else None
 
 
 class OnWorkspace(Plan):
-    """Points into buffers of a workspace, as they were when it was made."""
+    """Points into buffers of a workspace, as they were when it was made. A call is one launch, unless `run` is another.
+
+    launch: the prepared kernel, which takes what `args` makes of a call's tensors.
+    """
+
+    launch: Callable[..., None]
 
     def __init__(self, space: Workspace):
         self.space, self.generation = space, space.generation
+
+    def args(self, *tensors: torch.Tensor | None) -> tuple:
+        """Arguments of the kernel that vary from call to call."""
+        raise NotImplementedError
+
+    def run(self, group: Group, *tensors: torch.Tensor | None) -> None:
+        self.space.call()
+        try:                                # less time than `with`
+            self.launch(*self.args(*tensors))
+        except BaseException as error:
+            self.space.failed(error)
+            raise
 
     def moved(self) -> bool:
         return self.generation != self.space.generation
@@ -129,7 +153,8 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
     me, key = state(), group.key
     if me.apart or me.disagreed:
         _come_together(group)
-    number = me.calls[key] = me.calls.get(key, 0) + 1
+    count = me.calls.setdefault(key, [0])
+    number = count[0] = count[0] + 1
     if me.refused:
         _ask_who_refused(group, number)
     if me.debug and group.size > 1:
@@ -137,10 +162,16 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
     try:
         backend().note_call(group, number, what, refused)
     except InvalidArgument:
-        me.refused.add(key)
+        _note_refused(key)
         raise
     if refused:
-        me.refused.add(key)
+        _note_refused(key)
+
+
+def _note_refused(key: tuple) -> None:
+    """The next call on the group is not one to be taken as known."""
+    state().refused.add(key)
+    state().recent.clear()
 
 
 def _come_together(group: Group) -> None:
@@ -150,7 +181,8 @@ def _come_together(group: Group) -> None:
         raise _apart(me.apart)
     if group.key in me.disagreed:
         restart(group)
-        me.calls[group.key] = max(group.all_gather_object(me.calls.get(group.key, 0)))      # ops that call ops count more
+        count = me.calls.setdefault(group.key, [0])
+        count[0] = max(group.all_gather_object(count[0]))           # ops that call ops count more
         me.disagreed.discard(group.key)
         me.refused.discard(group.key)
 
@@ -166,6 +198,7 @@ def _ask_who_refused(group: Group, number: int) -> None:
         require_agreement(group, "the call after one that was refused", f"call {number}")
     elif not refused_by_all:
         me.apart = f"call {number - 1}: refused by this rank, made by another"
+        me.recent.clear()
         raise _apart(me.apart)
 
 
@@ -259,13 +292,15 @@ def agree_once(group: Group, agreed: dict) -> Callable[[], None]:
     return group.barrier
 
 
-def first_use(group: Group, agreed: dict, make: Callable[[], Plan], *tensors: torch.Tensor | None) -> Plan:
-    """The plan that `make` gives, compiled for `tensors`. Collective at the first use of a shape."""
-    meet = agree_once(group, agreed)
-    plan = make()
-    plan.compile(*tensors)
-    meet()
-    return plan
+def first_use(make: Callable[..., Plan]) -> Callable[..., Plan]:
+    """`make`, collective at the first use of a shape, with the plan that it gives compiled for its tensors."""
+    def made(group: Group, agreed: dict, *tensors: torch.Tensor | None) -> Plan:
+        meet = agree_once(group, agreed)
+        plan = make(group, agreed, *tensors)
+        plan.compile(*tensors)
+        meet()
+        return plan
+    return made
 
 
 def precision(dtype: torch.dtype) -> str:

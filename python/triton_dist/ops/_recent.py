@@ -1,18 +1,18 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The quick way back to the plan of a call like one that was made before.
+"""The way from a call of an op to its plan, a quick one for calls like those that were made before.
 
 `_plan.planned` looks at everything that could be wrong with a call, which takes microseconds. Most calls repeat an earlier
 one: tensors of the same metadata. torch's own compiled guards know them again in a fraction of that time. What they do not
 know goes the long way, as does everything where torch lacks them: a miss costs time, never truth.
 """
-from typing import Any
+from typing import Any, Callable, Sequence
 
 import torch
 
 from triton_dist.ops import _check, _plan
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.groups import Group
+from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.state import state
 
 try:                                                        # types, dispatch keys, dtypes, devices, sizes, strides, grad
@@ -21,7 +21,7 @@ except ImportError:
     TensorGuards = None
 
 
-def _guards_of(tensors: list) -> Any:
+def _guards_of(tensors: Sequence) -> Any:
     """A function that tells whether tensors are like these."""
     return TensorGuards(*tensors, dynamic_dims_sizes=[list(t.shape) for t in tensors],
                         dynamic_dims_strides=[list(t.stride()) for t in tensors]).check
@@ -42,46 +42,45 @@ def _trusted() -> bool:
 _TRUSTED = _trusted()
 _MOST = 4096
 _ALIGNED = 15                                               # plans may rest on the last four bits of an address
-_address = torch.Tensor.data_ptr
 
 
 class Known:
     """A call that was made: its plan and group, and by what a call like it is known.
 
-    at: addresses of its tensors, or of those of the last call that was as good. careful: what neither they nor guards tell.
+    careful: whether more must be asked than what tensors and their addresses tell.
     """
 
-    __slots__ = ("plan", "group", "key", "asked", "same", "at", "careful", "tf32", "wants_grad", "relations", "compared")
+    __slots__ = ("plan", "group", "same", "count", "careful", "tf32", "wants_grad", "relations", "compared")
 
-    def __init__(self, plan: Any, group: Group):
+    def __init__(self, plan: _plan.Plan, group: Group):
         self.plan, self.group = plan, group
 
-    def learn(self, asked: Any, given: list, outputs: list) -> None:
+    def learn(self, given: tuple, outputs: list) -> None:
         """Makes it known by the tensors `given`, of which those at the indices `outputs` are written to."""
-        self.key, self.asked, self.compared = self.group.key, asked, backend().compares_calls   # `asked` lives: its id is its own
-        self.same, self.at = _guards_of(given), tuple(t.data_ptr() for t in given)
+        me = state()
+        self.count, self.compared = me.calls.setdefault(self.group.key, [0]), backend().compares_calls or me.debug
+        self.same = _guards_of(given)
         self.tf32 = backend().allow_tf32() if given[0].dtype == torch.float32 else None
         self.wants_grad = any(t.requires_grad for t in given)           # so it was called without gradients
-        self.careful = self.wants_grad or self.tf32 is not None
+        self.careful = (self.compared or self.wants_grad or self.tf32 is not None or self.group is not me.world
+                        or self.plan.captured is not None)
         self.relations = [_relation(o, i, _check.span(given[o]), _check.span(given[i]))
                           for o in outputs for i in range(len(given)) if i != o]
 
     def allowed(self) -> bool:
-        """Whether gradients and tf32 are as they were."""
-        return not (self.wants_grad and torch.is_grad_enabled()) and self.tf32 in (None, backend().allow_tf32())
+        """Whether gradients, tf32, graph capture and the group are as they were."""
+        world = state().world
+        return (not (self.wants_grad and torch.is_grad_enabled()) and self.tf32 in (None, backend().allow_tf32())
+                and (self.group is world or self.group.usable_in(world)) and self.plan.serves())
 
     def fits(self, at: list) -> bool:
         """Whether tensors at these addresses are aligned, and lie in each other's memory, as those of the call were."""
-        bits = 0
-        for address in at:
-            bits |= address
-        if bits & _ALIGNED:
+        if any(address & _ALIGNED for address in at):
             return False
         for o, i, least, most, distance in self.relations:
             found = at[o] - at[i]
             if found != distance and (distance is not None or least < found < most):
                 return False
-        self.at = at
         return True
 
 
@@ -94,53 +93,80 @@ def _relation(o: int, i: int, output: tuple, other: tuple) -> tuple:
     return o, i, least, most, distance if least < distance < most else None
 
 
-def find(how: tuple, group: Any, x: Any, weight: Any, *others: Any) -> Known | None:
-    """The call that this one repeats, which is then noted as made; None where it must be looked at in full.
+class Calls:
+    """The calls of an op.
 
-    `how`: the op, and what else it was given, hashable, with which of the optional tensors among `others` are there, not None.
-    No tensor twice: where an output may be an input, `how` says so, and None stands for the output.
+    tensors: names of those that it takes, of x, weight, out, bias, residual and second (another output), in the order in which
+    check(group, *tensors, *asked) and make(group, agreed, *tensors) have them; these are as in `_plan.planned`.
     """
-    me = state()
-    try:
-        if weight is None:
-            key, given, at = (how, id(group)), (x,), (x.data_ptr(),)
+
+    def __init__(self, op: str, tensors: str, check: Callable[..., dict], make: Callable[..., _plan.Plan]):
+        self.op, self._tensors, self._check, self._make = op, tensors.split(), check, make
+
+    def known(self, asked: tuple, group: Any, x: Any, weight: Any = None, out: Any = None, bias: Any = None, residual: Any = None,
+              second: Any = None) -> Known:
+        """The plan and group of a call, which is noted as made. Raises InvalidArgument for one that is refused.
+
+        asked: what else it was given, hashable. An output may be x or the residual; no other two tensors may be one.
+        """
+        key, given = None, ()
+        try:
+            key = (self.op, asked, group, x.data_ptr(), None if weight is None else weight.data_ptr(),
+                   None if out is None else out.data_ptr())
+            if out is None or out is x or out is residual:
+                given = (x,) if weight is None else (x, weight)
+            else:
+                given = (x, out) if weight is None else (x, weight, out)
+            if bias is not None:
+                key, given = (*key, "bias", bias.data_ptr()), (*given, bias)
+            if residual is not None:
+                key, given = (*key, "residual", residual.data_ptr()), (*given, residual)
+            if second is not None:
+                key, given = (*key, "second", second.data_ptr()), given if second is residual else (*given, second)
+            found = state().recent.get(key)
+            if found is None or not found.same(*given):
+                found = _elsewhere(key, given)
+        except (AttributeError, TypeError, RuntimeError):       # no tensors of memory
+            found = None
+        if found is None or found.careful and not found.allowed():
+            return self._looked_at(key, given, asked, group, dict(
+                x=x, weight=weight, out=out, bias=bias, residual=residual, second=second))
+        if found.compared:
+            _plan.same_call(found.group, found.plan.agreed)
         else:
-            w = weight.data_ptr()
-            key, given, at = (how, id(group), w), (x, weight), (x.data_ptr(), w)
-        for t in others:
-            if t is not None:
-                given += t,
-                at += t.data_ptr(),
-        known = me.recent.get(key)
-        if known is None or not known.same(*given):
-            known = me.recent.get((key, x.shape))
-            if known is None or not known.same(*given):
-                return None
-            me.recent[key] = known
-        if at != known.at and not known.fits(at):
-            return None
-    except (AttributeError, TypeError, RuntimeError):       # no tensors of memory
+            found.count[0] += 1
+        return found
+
+    def _looked_at(self, key: tuple | None, given: tuple, asked: tuple, group: Any, named: dict) -> Known:
+        """A call that repeats none, checked, planned and remembered."""
+        members, tensors, outputs = resolve(group), [named[name] for name in self._tensors], (named["out"], named["second"])
+        plan = _plan.planned(self.op, members, (_plan.signature(tensors, outputs), *map(repr, asked)),
+                             lambda: self._check(members, *tensors, *asked), lambda agreed: self._make(members, agreed, *tensors))
+        known = Known(plan, members)
+        # Not what is captured: a plan made there is one for want of a better one, which may be made before the next capture.
+        if _TRUSTED and not backend().is_capturing() and plan.valid() and not any(t.data_ptr() & _ALIGNED for t in given):
+            known.learn(given, [i for i, t in enumerate(given) if any(t is out for out in outputs)])
+            _remember(key, known)
+            _remember(_by_shapes(key, given), known)
+        return known
+
+
+def _elsewhere(key: tuple, given: tuple) -> Known | None:
+    """The call that was made with tensors like `given`, at other addresses."""
+    known = state().recent.get(_by_shapes(key, given))
+    if known is None or not known.same(*given) or not known.fits([t.data_ptr() for t in given]):
         return None
-    members = known.group
-    if known.careful and not known.allowed() or members is not me.world and not members.usable_in(me.world) or (
-            not known.plan.valid()):
-        return None
-    if known.compared or me.debug or me.refused or me.apart:
-        _plan.same_call(members, known.plan.agreed)
-    else:
-        me.calls[known.key] += 1
+    _remember(key, known)
     return known
 
 
-def keep(how: tuple, group: Any, plan: Any, members: Group, inputs: tuple, *outputs: Any) -> Known:
-    """A call that has been looked at in full, remembered: what `find` was asked, with `outputs` the last of its tensors."""
-    known, recent, (x, weight, *_) = Known(plan, members), state().recent, inputs
-    given = list({id(t): t for t in (*inputs, *outputs) if t is not None}.values())
-    # Not what is captured: a plan made there is one for want of a better one, which may be made before the next capture.
-    if _TRUSTED and not backend().is_capturing() and not any(t.data_ptr() & _ALIGNED for t in given):
-        if len(recent) >= _MOST:
-            recent.clear()
-        known.learn(group, given, [i for i, t in enumerate(given) if any(t is o for o in outputs)])
-        key = (how, id(group)) if weight is None else (how, id(group), weight.data_ptr())
-        recent[key] = recent[key, x.shape] = known
-    return known
+def _by_shapes(key: tuple, given: tuple) -> tuple:
+    """`key` with shapes in place of addresses."""
+    return *key[:3], *(0 if isinstance(part, int) else part for part in key[3:]), *(t.shape for t in given)
+
+
+def _remember(key: tuple, known: Known) -> None:
+    recent = state().recent
+    if len(recent) >= _MOST:
+        recent.clear()
+    recent[key] = known

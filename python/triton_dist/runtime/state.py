@@ -22,9 +22,10 @@ class RankState:
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
     plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan
-    recent: dict = field(default_factory=dict)          # what a repeated call is known by -> ops._recent.Known
+    recent: dict = field(default_factory=dict)          # what a repeated call is known by -> ops._recent.Known; what holds no
+                                                        # more once buffers move or a call is refused, so it is emptied then
     debug: bool = field(default_factory=debug)          # compare op calls over the ranks
-    calls: dict = field(default_factory=dict)           # group key -> number of op calls
+    calls: dict = field(default_factory=dict)           # group key -> [number of op calls]
     refused: set = field(default_factory=set)           # keys of groups whose last call was refused here
     disagreed: set = field(default_factory=set)         # keys of groups whose last call differed between ranks
     apart: str = ""                                     # how ranks differed in a call, where they cannot come together again
@@ -38,20 +39,15 @@ class RankState:
     owns_process_group: bool = False
 
 
-_of_process = RankState()
-_of_context: ContextVar = ContextVar("triton_dist_rank_state", default=None)
-
-
-def state() -> RankState:
-    """State of the calling rank."""
-    return _of_context.get() or _of_process
+_present: ContextVar = ContextVar("triton_dist_rank_state", default=RankState())     # the default: of the process
+state = _present.get                            # state(): that of the calling rank
 
 
 def enter(rank_state: RankState) -> Any:
     """Makes `rank_state` the calling context's own; returns the token for `leave`."""
-    return _of_context.set(rank_state)
+    return _present.set(rank_state)
 
 
 def leave(token: Any) -> None:
     """Undoes `enter`."""
-    _of_context.reset(token)
+    _present.reset(token)

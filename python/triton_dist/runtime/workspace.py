@@ -92,10 +92,10 @@ class Workspace:
         if self.flags is not None:
             self.flags.fill_(epoch)
 
-    def call(self, stream: Stream) -> "Workspace":
-        """One call on `stream`: takes the next epoch, which `with` gives. An error inside poisons the workspace."""
+    def call(self) -> "Workspace":
+        """One call on the current stream: takes the next epoch, which `with` gives. An error inside poisons the workspace."""
         self._check_usable()
-        follow_last_op(stream)
+        follow_last_op(backend().current_stream())
         self._calls += 1
         if self._calls % RENEW_EVERY == 0:
             self.set_epoch(self.epoch)
@@ -107,7 +107,11 @@ class Workspace:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:
-            self._poison = f"{type(error).__name__}: {error}"
+            self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """A call that has begun ends by `error`: poisons the workspace."""
+        self._poison = f"{type(error).__name__}: {error}"
 
     def _check_usable(self) -> None:
         if self._poison is not None:
@@ -120,6 +124,8 @@ class Workspace:
             raise UnsupportedFeature(f"{self.kind}: its workspace would have to grow inside graph capture; run the op once "
                                      "with the largest shape before capturing")
         self.generation += 1
+        if old is not None:
+            state().recent.clear()
         if old is not None and self._may_free():
             heap().release(old.tdist_allocation, self.group)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")
@@ -142,12 +148,14 @@ class CountedWorkspace(Workspace):
         super().__init__(group, kind)
         self._captured = False
 
-    def call(self, stream: Stream) -> "CountedWorkspace":
-        """One call on `stream`, or one captured on it. An error inside poisons the workspace."""
-        self._check_usable()
-        if backend().is_capturing():
+    def call(self) -> "CountedWorkspace":
+        """One call on the current stream, or one captured on it. An error inside poisons the workspace."""
+        if self._poison is not None:
+            self._check_usable()
+        stream = backend().eager_stream()
+        if stream is None:
             self._captured = True           # and order between streams is that of the graph's replays
-        else:
+        elif stream is not state().last_stream:
             follow_last_op(stream)
         return self
 
@@ -215,11 +223,8 @@ def team(group: Group) -> torch.Tensor:
 def follow_last_op(stream: Stream) -> None:
     """Orders `stream` after the last communicating op of this device (protocol rule 14)."""
     me = state()
-    last = me.last_stream
-    if last is stream:
-        return
-    if last is not None and last != stream:
-        stream.wait_stream(last)
+    if me.last_stream is not None and me.last_stream != stream:
+        stream.wait_stream(me.last_stream)
     me.last_stream = stream
 
 

@@ -16,7 +16,7 @@ from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.runtime.backend import Transfer, backend
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap
-from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import peer_tensor
 from triton_dist.runtime.workspace import side_stream, workspace
 
@@ -55,8 +55,7 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch's allow_tf32 switch for matmuls.
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
-    how = "ag_gemm", method, comm_sms, bias is None, out is None
-    known = _recent.find(how, group, x, weight, bias, out) or _looked_at(how, group, x, weight, bias, out, method, comm_sms)
+    known = _CALLS.known((method, comm_sms), group, x, weight, out, bias)
     plan = known.plan
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
@@ -64,18 +63,7 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     return (out, gathered) if return_gathered else out
 
 
-def _looked_at(how: tuple, group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-               out: torch.Tensor | None, method: str, comm_sms: int | None) -> _recent.Known:
-    """A call that repeats none, checked and planned."""
-    members = resolve(group)
-    key = (_plan.signature(x, weight, bias, out), str(method), repr(comm_sms))
-    plan = _plan.planned("ag_gemm", members, key, lambda: _checked(x, weight, members, bias, out, method, comm_sms),
-                         lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
-                             x, weight, members, bias, out, agreed), x, weight, bias, out))
-    return _recent.keep(how, group, plan, members, (x, weight, bias), out)
-
-
-def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
              method: str, comm_sms: int | None) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.matrix("x", x)
@@ -148,8 +136,8 @@ def _pays_in_graphs(m: int, k: int, dtype: torch.dtype, group: Group) -> bool:
     return m * k * dtype.itemsize * group.size <= _MOST_IN_GRAPHS and not _plan.across_nodes(group)
 
 
-def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-               agreed: dict) -> _plan.Plan:
+def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               out: torch.Tensor | None) -> _plan.Plan:
     """How calls like this one run."""
     if 0 in x.shape:                                    # the same on every rank: nothing to send
         return _Empty(x, weight.shape[0], group)
@@ -247,20 +235,19 @@ class _Fused(_plan.Plan):
         if self.in_graphs not in (None, self):
             self.in_graphs.compile(x, weight, bias, out)
 
-    def valid(self) -> bool:
-        plan = self.in_graphs if backend().is_capturing() else self
-        return plan is not None and plan.generation == plan.space.generation
+    @property
+    def captured(self) -> bool | None:
+        return False if self.in_graphs is None else None
 
     def moved(self) -> bool:
-        plans = (self, self.in_graphs) if self.in_graphs is not None else () if backend().is_capturing() else (self,)
-        return any(plan.generation != plan.space.generation for plan in plans)
+        return any(plan.generation != plan.space.generation for plan in (self, self.in_graphs or self))
 
     def run(self, group, x, weight, bias, out, return_gathered):
         if self.in_graphs is not self and backend().is_capturing():
             return self.in_graphs.run(group, x, weight, bias, out, return_gathered)
         x, weight = x.contiguous(), _check.rows_contiguous(weight)
         current, side = backend().current_stream(), side_stream()
-        with self.space.call(current) as epoch:
+        with self.space.call() as epoch:
             side.wait_stream(current)
             self.gather.start(x, epoch, side)
             self.launch(*self.call.args(x, weight, bias, out, epoch))
@@ -336,3 +323,6 @@ def _pieces(tiles: int, nbytes: int, asked: int = 0, pushed_by_sms: bool = False
     wanted = min(MAX_PIECES, asked or max(1, nbytes // least), tiles)
     piece_tiles = -(-tiles // wanted)
     return -(-tiles // piece_tiles), piece_tiles
+
+
+_CALLS = _recent.Calls("ag_gemm", "x weight bias out", _checked, _plan.first_use(_make_plan))

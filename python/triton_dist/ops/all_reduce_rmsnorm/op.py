@@ -12,7 +12,7 @@ from triton_dist.ops.all_reduce_rmsnorm.kernels import all_reduce_rmsnorm_kernel
 from triton_dist.ops.all_reduce_rmsnorm.reference import all_reduce_rmsnorm_reference
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import MAX_PROGRAMS, team
 
 METHODS = ("one_shot", "two_shot", "unfused")
@@ -45,10 +45,7 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
     In graphs: as all_reduce; without a call before capture auto captures "unfused".
     Raises InvalidArgument before anything is sent.
     """
-    how = ("all_reduce_rmsnorm", method, eps, bias is None, residual is None, out is None, residual_out is None,
-           residual_out is residual)
-    known = _recent.find(how, group, x, weight, bias, residual, out, None if residual_out is residual else residual_out) or (
-        _looked_at(how, group, x, weight, bias, residual, eps, out, residual_out, method))
+    known = _CALLS.known((eps, method), group, x, weight, out, bias, residual, residual_out)
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if residual_out is None:
@@ -57,24 +54,8 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
     return out, residual_out
 
 
-def _looked_at(how: tuple, group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-               residual: torch.Tensor | None, eps: Any, out: torch.Tensor | None, residual_out: torch.Tensor | None,
-               method: str) -> _recent.Known:
-    """A call that repeats none, checked and planned."""
-    members = resolve(group)
-    in_place = (isinstance(residual_out, torch.Tensor) and isinstance(residual, torch.Tensor)
-                and _check.same_memory(residual_out, residual))
-    key = (_plan.signature(x, weight, bias, out), _plan.signature(residual, None, None, out), in_place, str(eps), str(method),
-           _plan.signature(x, weight, bias, residual_out), _plan.signature(residual, out, None, residual_out))
-    plan = _plan.planned(
-        "all_reduce_rmsnorm", members, key,
-        lambda: _checked(x, weight, members, bias, residual, eps, out, residual_out, in_place, method),
-        lambda agreed: _make_plan(x, weight, members, bias, residual, out, residual_out, agreed))
-    return _recent.keep(how, group, plan, members, (x, weight, bias, residual), out, residual_out)
-
-
-def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
-             eps: Any, out: torch.Tensor | None, residual_out: torch.Tensor | None, in_place: bool, method: str) -> dict:
+def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+             out: torch.Tensor | None, residual_out: torch.Tensor | None, eps: Any, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.tensor("x", x)
     if x.ndim == 0:
@@ -95,6 +76,7 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
     _check.output("out", out, tuple(x.shape), like=x)
     _check.output("residual_out", residual_out, tuple(x.shape), like=x)
     _check.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=residual, residual_out=residual_out)
+    in_place = _check.same_memory(residual_out, residual)
     _check.no_overlap("residual_out", residual_out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
     _check.no_grad(x=x, weight=weight, bias=bias, residual=residual)
     m = x.numel() // n if n else 0
@@ -105,8 +87,8 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
                 method=chosen)
 
 
-def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
-               out: torch.Tensor | None, residual_out: torch.Tensor | None, agreed: dict) -> Any:
+def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               residual: torch.Tensor | None, out: torch.Tensor | None, residual_out: torch.Tensor | None) -> Any:
     """How calls like this one run. Collective at the first use of a shape."""
     meet = _plan.agree_once(group, agreed)
     if not agreed["m"]:
@@ -155,7 +137,7 @@ class _Packets(_plan.OnWorkspace):
         terms = group.size * (-(-m // group.size) if two_shot else m)
         space, slots, half = _collective.packets(group, (terms + m * two_shot) * row_words)
         super().__init__(space)
-        args = self._arguments(x, weight, bias, residual, out, residual_out)
+        args = self.args(x, weight, bias, residual, out, residual_out)
         whole = _collective.whole_words(n, *(t for t in (args[0], *args[2:]) if t is not None))
         options = dict(EPS=agreed["eps"], TWO_SHOT=two_shot, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
                        WORLD=group.size, RANKS=ranks, THREADS=threads, WHOLE=whole, num_warps=threads // backend().warp_size,
@@ -163,10 +145,9 @@ class _Packets(_plan.OnWorkspace):
         self.launch = backend().prepare(all_reduce_rmsnorm_kernel, (programs,),
                                         (*args, slots, half, space.control, team(group), m, n), options, varying=len(args))
 
-    def _arguments(self, x, weight, bias, residual, out, residual_out) -> tuple:
+    def args(self, x, weight, bias, residual, out, residual_out) -> tuple:
         return (x.contiguous(), weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out,
                 residual_out)
 
-    def run(self, group, x, weight, bias, residual, out, residual_out):
-        with self.space.call(backend().current_stream()):
-            self.launch(*self._arguments(x, weight, bias, residual, out, residual_out))
+
+_CALLS = _recent.Calls("all_reduce_rmsnorm", "x weight bias residual out second", _checked, _make_plan)

@@ -10,7 +10,7 @@ from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
 from triton_dist.ops.all_to_all_vdev.reference import all_to_all_vdev_reference
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.groups import Group
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import CountedWorkspace, team, workspace
 
@@ -40,9 +40,7 @@ def all_to_all_vdev(x: torch.Tensor, in_splits: torch.Tensor, *, capacity: int |
     the call then raises. Rows of out behind the last one that came are left as they were.
     In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
     """
-    how = "all_to_all_vdev", method, capacity, out is None, out_splits_offsets is None
-    known = _recent.find(how, group, x, None, in_splits, out, out_splits_offsets) or _looked_at(
-        how, group, x, in_splits, capacity, out, out_splits_offsets, method)
+    known = _CALLS.known((capacity, method), group, x, in_splits, out, second=out_splits_offsets)
     if out is None:
         out = torch.empty(known.plan.out_shape, dtype=x.dtype, device=x.device)
     if out_splits_offsets is None:
@@ -63,20 +61,8 @@ def _must_fit(x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor, out_s
         raise InvalidArgument(f"capacity: expected room for all rows, found {out.shape[0]} for {came} rows; pass more")
 
 
-def _looked_at(how: tuple, group: Any, x: torch.Tensor, in_splits: torch.Tensor, capacity: Any, out: torch.Tensor | None,
-               out_splits_offsets: torch.Tensor | None, method: str) -> _recent.Known:
-    """A call that repeats none, checked and planned."""
-    members = resolve(group)
-    key = (_plan.signature(x, in_splits, None, out), _plan.signature(x, in_splits, out, out_splits_offsets), str(capacity),
-           str(method))
-    plan = _plan.planned("all_to_all_vdev", members, key,
-                         lambda: _checked(x, in_splits, members, capacity, out, out_splits_offsets, method),
-                         lambda agreed: _make_plan(x, in_splits, members, out, out_splits_offsets, agreed))
-    return _recent.keep(how, group, plan, members, (x, None, in_splits), out, out_splits_offsets)
-
-
-def _checked(x: torch.Tensor, in_splits: torch.Tensor, group: Group, capacity: Any, out: torch.Tensor | None,
-             out_splits_offsets: torch.Tensor | None, method: str) -> dict:
+def _checked(group: Group, x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor | None,
+             out_splits_offsets: torch.Tensor | None, capacity: Any, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.tensor("x", x)
     if x.ndim == 0:
@@ -103,8 +89,8 @@ def _checked(x: torch.Tensor, in_splits: torch.Tensor, group: Group, capacity: A
     return dict(op="all_to_all_vdev", m=m, row=row, capacity=given, dtype=x.dtype, method=chosen)
 
 
-def _make_plan(x: torch.Tensor, in_splits: torch.Tensor, group: Group, out: torch.Tensor | None,
-               out_splits_offsets: torch.Tensor | None, agreed: dict) -> Any:
+def _make_plan(group: Group, agreed: dict, x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor | None,
+               out_splits_offsets: torch.Tensor | None) -> Any:
     """Decides how calls like this one run. Collective at the first use of a shape."""
     meet, shape = _plan.agree_once(group, agreed), (agreed["capacity"], *x.shape[1:])
     if not agreed["m"]:
@@ -131,8 +117,7 @@ class _Empty(_plan.Plan):
 class _Library(_plan.Plan):
     """The group's own collective."""
 
-    def valid(self) -> bool:
-        return not backend().is_capturing()
+    captured = False
 
     def run(self, group, x, in_splits, out, out_splits_offsets):
         backend().before_torch()
@@ -158,6 +143,8 @@ class _Push(_plan.OnWorkspace):
                                         dict(options, num_stages=1), varying=4)
         meet()
 
-    def run(self, group, x, in_splits, out, out_splits_offsets):
-        with self.space.call(backend().current_stream()):
-            self.launch(x.contiguous(), in_splits, out, out_splits_offsets)
+    def args(self, x, in_splits, out, out_splits_offsets) -> tuple:
+        return x.contiguous(), in_splits, out, out_splits_offsets
+
+
+_CALLS = _recent.Calls("all_to_all_vdev", "x weight out second", _checked, _make_plan)

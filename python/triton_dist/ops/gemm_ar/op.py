@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops import _check, _collective, _plan, _recent
-from triton_dist.ops._boxes import Boxes
+from triton_dist.ops._boxes import boxes, can_read
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
@@ -15,7 +15,7 @@ from triton_dist.ops.gemm_ar.reference import gemm_ar_reference
 from triton_dist.ops.gemm_rs.op import gemm_rs
 from triton_dist.runtime.backend import GemmConfig, backend
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import MAX_PROGRAMS, team
 
 METHODS = ("auto", "packets", "ring", "unfused")
@@ -48,24 +48,11 @@ def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None 
     calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Raises InvalidArgument before anything is sent.
     """
-    how = "gemm_ar", method, bias is None, residual is None, out is None, out is residual
-    known = _recent.find(how, group, x, weight, bias, residual, None if out is residual else out) or _looked_at(
-        how, group, x, weight, bias, residual, out, method)
+    known = _CALLS.known((method,), group, x, weight, out, bias, residual)
     if out is None:
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     known.plan.run(known.group, x, weight, bias, residual, out)
     return out
-
-
-def _looked_at(how: tuple, group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-               residual: torch.Tensor | None, out: torch.Tensor | None, method: str) -> _recent.Known:
-    """A call that repeats none, checked and planned."""
-    members = resolve(group)
-    in_place = isinstance(out, torch.Tensor) and isinstance(residual, torch.Tensor) and _check.same_memory(out, residual)
-    key = (_plan.signature(x, weight, bias, out), _plan.signature(residual, None, None, out), in_place, str(method))
-    plan = _plan.planned("gemm_ar", members, key, lambda: _checked(x, weight, members, bias, residual, out, in_place, method),
-                         lambda agreed: _make_plan(x, weight, members, bias, residual, out, agreed))
-    return _recent.keep(how, group, plan, members, (x, weight, bias, residual), out)
 
 
 @dataclass(frozen=True)
@@ -99,8 +86,8 @@ def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
     return best
 
 
-def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
-             out: torch.Tensor | None, in_place: bool, method: str) -> dict:
+def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+             out: torch.Tensor | None, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.matrix("x", x)
     _check.matrix("weight", weight, like=x)
@@ -117,6 +104,7 @@ def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Te
             raise InvalidArgument(f"residual: expected None or a tensor of shape {[m, n]}, found {list(residual.shape)}; it is "
                                   "added to the output")
     _check.output("out", out, (m, n), like=x)
+    in_place = _check.same_memory(out, residual)
     _check.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
     _check.no_grad(x=x, weight=weight, bias=bias, residual=residual)
     chosen, _ = choose(method, group, m, n, x.dtype)
@@ -153,8 +141,8 @@ def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tup
     return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
 
 
-def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, residual: torch.Tensor | None,
-               out: torch.Tensor | None, agreed: dict) -> _plan.Plan:
+def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               residual: torch.Tensor | None, out: torch.Tensor | None) -> _plan.Plan:
     """How calls like this one run. Collective at the first use of a shape."""
     meet = _plan.agree_once(group, agreed)
     if not agreed["m"] * agreed["n"]:
@@ -199,7 +187,9 @@ class _Ring(_plan.Plan):
 
 
 class Packets(_plan.OnWorkspace):
-    """One kernel on the workspace of packets. Holds all that does not change from call to call."""
+    """One kernel on the workspace of packets. Holds all that does not change from call to call. copies: whether it needs some."""
+
+    copies = True
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, cut: Tiling):
         self.group, self.cut, config = group, cut, cut.config
@@ -215,25 +205,26 @@ class Packets(_plan.OnWorkspace):
     def compile(self, x, weight, bias, residual, out):
         """Makes ready what the first call would have to wait for."""
         config, group = self.cut.config, self.group
-        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
-        boxes = backend().copies_boxes() and Boxes.can_read(x, weight)
-        self.boxes = [Boxes(rows, config.block_k) for rows in (config.block_m, config.block_n)] if boxes else None
+        varying = self.args(x, weight, bias, residual, out)
+        self.copies = any(t is not None and all(t is not v for v in varying) for t in (x, weight, residual))
+        x, weight = varying[:2]
+        by_boxes = backend().copies_boxes() and can_read(x, weight)
         used = [t.contiguous() for t in (out, bias, residual) if t is not None]
         options = dict(WORLD=group.size, RANKS=_collective.power_of_two(group.size), TWO_SHOT=self.cut.two_shot,
                        SPLIT=self.cut.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-                       WHOLE=_collective.whole_words(self.n, *used), BOXES=boxes, EVEN_K=self.k % config.block_k == 0,
+                       WHOLE=_collective.whole_words(self.n, *used), BOXES=by_boxes, EVEN_K=self.k % config.block_k == 0,
                        PRECISION=_plan.precision(x.dtype), THREADS=config.num_warps * backend().warp_size, **config.options())
         del options["GROUP_M"]
         rest = (self.slots, self.half, self.space.control, team(group), self.m, self.n, self.k, x.stride(0), weight.stride(0))
-        varying = self._varying(x, weight, bias, residual, out)
+        if by_boxes:
+            varying = (boxes(x, config.block_m, config.block_k), boxes(weight, config.block_n, config.block_k), *varying[2:])
         self.launch = backend().prepare(gemm_ar_kernel, (self.programs,), varying + rest, options, varying=len(varying))
 
-    def _varying(self, x, weight, bias, residual, out) -> tuple:
-        if self.boxes is not None:
-            x, weight = (described(t) for described, t in zip(self.boxes, (x, weight)))
-        return x, weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out
+    def args(self, x, weight, bias, residual, out) -> tuple:
+        if self.copies:
+            x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+            residual = None if residual is None else residual.contiguous()
+        return x, weight, out if bias is None else bias, out if residual is None else residual, out
 
-    def run(self, group, x, weight, bias, residual, out):
-        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
-        with self.space.call(backend().current_stream()):
-            self.launch(*self._varying(x, weight, bias, residual, out))
+
+_CALLS = _recent.Calls("gemm_ar", "x weight bias residual out", _checked, _make_plan)

@@ -13,7 +13,7 @@ from triton_dist.ops.gemm_rs.reference import gemm_rs_reference
 from triton_dist.ops.reduce_scatter.op import reduce_scatter
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import CountedWorkspace, team, workspace
 
 
@@ -39,8 +39,7 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Raises InvalidArgument before anything is sent.
     """
-    how = "gemm_rs", method, hop_dtype, bias is None, out is None
-    known = _recent.find(how, group, x, weight, bias, out) or _looked_at(how, group, x, weight, bias, out, hop_dtype, method)
+    known = _CALLS.known((hop_dtype, method), group, x, weight, out, bias)
     plan = known.plan
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
@@ -48,18 +47,7 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     return out
 
 
-def _looked_at(how: tuple, group: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-               out: torch.Tensor | None, hop_dtype: torch.dtype | None, method: str) -> _recent.Known:
-    """A call that repeats none, checked and planned."""
-    members = resolve(group)
-    key = (_plan.signature(x, weight, bias, out), str(hop_dtype), str(method))
-    plan = _plan.planned("gemm_rs", members, key, lambda: _checked(x, weight, members, bias, out, hop_dtype, method),
-                         lambda agreed: _plan.first_use(members, agreed, lambda: _make_plan(
-                             x, weight, members, bias, out, agreed), x, weight, bias, out))
-    return _recent.keep(how, group, plan, members, (x, weight, bias), out)
-
-
-def _checked(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
+def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
              hop_dtype: torch.dtype | None, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
     _check.matrix("x", x)
@@ -109,8 +97,8 @@ def _core(n: int, dtype: torch.dtype, group: Group) -> Any:
     return core if core is not None and core.serves(dtype, n) else None
 
 
-def _make_plan(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None, out: torch.Tensor | None,
-               agreed: dict) -> _plan.Plan:
+def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+               out: torch.Tensor | None) -> _plan.Plan:
     """How calls like this one run."""
     m, n, dtype, hop_dtype, method = (agreed[name] for name in ("m", "n", "dtype", "hop_dtype", "method"))
     if not m * n:                                       # the same on every rank: nothing to send
@@ -155,7 +143,7 @@ class _Unfused(_plan.Unfused):
         gemm_rs_reference(x, weight, scatter, bias, out, self.hop_dtype)
 
 
-class _Fused(_plan.Plan):
+class _Fused(_plan.OnWorkspace):
     """A ring, or one in each node, inside one kernel. Holds all that does not change from call to call.
 
     m, n, k: sizes of out [m, n] and weight [n, k]. pitch: rows from one chunk of the slots to the next, whole tiles.
@@ -171,9 +159,10 @@ class _Fused(_plan.Plan):
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
         self.programs = min(tiles * group.size, backend().num_sms())
         self.portable = RingsOverNodes if _plan.across_nodes(group) else _Portable
-        self.space = workspace(group, "gemm_rs", self.portable.space)
-        self.space.reserve(*self.portable.room(self, tiles))
-        self.generation, self.in_graphs = self.space.generation, self.portable is not RingsOverNodes
+        space = workspace(group, "gemm_rs", self.portable.space)
+        space.reserve(*self.portable.room(self, tiles))
+        super().__init__(space)
+        self.captured = False if self.portable is RingsOverNodes else None
 
     def compile(self, x, weight, bias, out):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
@@ -184,16 +173,8 @@ class _Fused(_plan.Plan):
                                         self.call.args(x, weight, bias, out),
                                         dict(self.call.options, launch_cooperative_grid=True))
 
-    def valid(self) -> bool:
-        return self.generation == self.space.generation and (self.in_graphs or not backend().is_capturing())
-
-    def moved(self) -> bool:
-        return self.generation != self.space.generation and (self.in_graphs or not backend().is_capturing())
-
-    def run(self, group, x, weight, bias, out):
-        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
-        with self.space.call(backend().current_stream()):
-            self.launch(*self.call.args(x, weight, bias, out))
+    def args(self, x, weight, bias, out) -> tuple:
+        return self.call.args(_check.rows_contiguous(x), _check.rows_contiguous(weight), bias, out)
 
 
 class _Portable:
@@ -217,3 +198,6 @@ class _Portable:
         p = self.plan
         return (x, weight, weight if bias is None else bias, out, self.slots, p.space.flags, p.space.control, self.team,
                 self.half, p.m, p.n, p.k, p.pitch, x.stride(0), weight.stride(0))
+
+
+_CALLS = _recent.Calls("gemm_rs", "x weight bias out", _checked, _plan.first_use(_make_plan))

@@ -50,7 +50,7 @@ def reduce_scatter_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor |
 
 def _run(op: str, form: type, x: torch.Tensor, group: Any, out: torch.Tensor | None) -> torch.Tensor:
     members = resolve(group)
-    plan = _plan.planned(op, members, _plan.signature(x, None, None, out), lambda: _checked(op, form, x, members, out),
+    plan = _plan.planned(op, members, _plan.signature((x, out), (out,)), lambda: _checked(op, form, x, members, out),
                          lambda agreed: _make_plan(form, x, members, out, agreed))
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
@@ -83,10 +83,7 @@ class _Unfused(_plan.Plan):
 
     def __init__(self, form: type, out_shape: tuple):
         self.collective, self.out_shape = form.collective, out_shape
-        self.capturing = backend().is_capturing()
-
-    def valid(self) -> bool:
-        return self.capturing == backend().is_capturing()        # capture is a reason to be unfused
+        self.captured = backend().is_capturing()                # a reason to be unfused
 
     def run(self, group, x, out):
         if out.numel():
@@ -94,9 +91,10 @@ class _Unfused(_plan.Plan):
             self.collective(group, out, x.contiguous())
 
 
-class _TwoLevel(_plan.Plan):
+class _TwoLevel(_plan.OnWorkspace):
     """One kernel. Holds all that does not change from call to call."""
 
+    captured = False
     kernel: Any
     kind: str
     chunks: Callable[[int, int], int]         # (ranks, nodes) -> how many parts of a rank a half holds
@@ -106,19 +104,16 @@ class _TwoLevel(_plan.Plan):
         nodes = len(group.nodes)
         self.count = min(x.numel(), out_shape[0] * out_shape[1])
         self.pieces = Pieces(group, self.count)
-        self.space = workspace(group, self.kind)
-        self.pieces.reserve(self.space, self.chunks(group.size, nodes) * self.count * x.element_size())
-        self.generation = self.space.generation
+        space = workspace(group, self.kind)
+        self.pieces.reserve(space, self.chunks(group.size, nodes) * self.count * x.element_size())
+        super().__init__(space)
         self.halves = [half.view(x.dtype) for half in self.space.halves()]
         x, out = x.contiguous(), x.new_empty(out_shape) if out is None else out
         self.launch = backend().prepare(self.kernel, (self.pieces.programs,), self._args(x, out, 0), OPTIONS)
         meet()
 
-    def valid(self) -> bool:
-        return self.generation == self.space.generation and not backend().is_capturing()
-
     def run(self, group, x, out):
-        with self.space.call(backend().current_stream()) as epoch:
+        with self.space.call() as epoch:
             self.launch(*self._args(x.contiguous(), out, epoch))
 
     def _args(self, x: torch.Tensor, out: torch.Tensor, epoch: int) -> tuple:
