@@ -206,14 +206,20 @@ def test_a_prepared_launch_keeps_no_tensor_alive(prepared):
     assert gone() is None and list(like) == [1]
 
 
+class Gpu(gpu.GpuBackend):
+    """A GPU's backend without a GPU: its device is the CPU."""
+
+    gemm_config = None                                  # abstract
+
+    def __init__(self):
+        self._raw, self._current = None, None
+
+    def device(self):
+        return torch.device("cpu")
+
+
 def test_the_current_stream_is_asked_for_once_and_capture_only_where_it_can_be(monkeypatch):
     made, raw = [], [0]
-
-    class Gpu(gpu.GpuBackend):
-        gemm_config = None                              # abstract
-
-        def __init__(self):
-            self._raw, self._current = None, None
 
     def current():
         made.append(raw[0])
@@ -229,3 +235,25 @@ def test_the_current_stream_is_asked_for_once_and_capture_only_where_it_can_be(m
     capturing[0] = True
     assert backend.eager_stream() is None and backend.current_stream().cuda_stream == 8
     assert made == [0, 8] and asked == [8, 8, 8]
+
+
+@pytest.mark.parametrize("interface, quick", [("as it is", True), ("gone", False), ("another result", False), ("refuses", False)])
+def test_outputs_are_allocated_past_the_dispatcher_where_that_is_as_good(interface, quick, monkeypatch):
+    device, taken, real = [3], [], torch._C._dynamo.guards._empty_strided_cpu
+
+    def empty(size, stride, dtype):
+        taken.append((size, stride, dtype))
+        if interface == "refuses":
+            raise TypeError
+        return real(size, stride, torch.float32 if interface == "another result" else dtype)
+    monkeypatch.setattr(gpu, "_device", lambda: device[0])
+    monkeypatch.setattr(gpu, "_empty", None if interface == "gone" else empty)
+    backend = Gpu()
+    for shape in ((4, 5), (), (0, 7), torch.Size([2, 3, 4])):
+        make = backend.maker(shape, torch.bfloat16)
+        taken.clear()
+        for device[0] in (3, 4):                        # made for 3: elsewhere torch's own function knows the device
+            made, like = make(), torch.empty(shape, dtype=torch.bfloat16)
+            assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
+        assert taken == [(tuple(shape), like.stride(), torch.bfloat16)] * quick
+        device[0] = 3

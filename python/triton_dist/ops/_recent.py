@@ -45,15 +45,15 @@ _ALIGNED = 15                                               # plans may rest on 
 
 
 class Known:
-    """A call that was made: its plan and group, and by what a call like it is known.
+    """A call that was made: its plan and group, and by what a call like it is known. new_out(): a tensor for its output.
 
     careful: whether more must be asked than what tensors and their addresses tell.
     """
 
-    __slots__ = ("plan", "group", "same", "count", "careful", "tf32", "wants_grad", "relations", "compared")
+    __slots__ = ("plan", "group", "new_out", "same", "count", "careful", "tf32", "wants_grad", "relations", "compared")
 
-    def __init__(self, plan: _plan.Plan, group: Group):
-        self.plan, self.group = plan, group
+    def __init__(self, plan: _plan.Plan, group: Group, dtype: torch.dtype):
+        self.plan, self.group, self.new_out = plan, group, backend().maker(plan.out_shape, dtype)
 
     def learn(self, given: tuple, outputs: list) -> None:
         """Makes it known by the tensors `given`, of which those at the indices `outputs` are written to."""
@@ -142,7 +142,7 @@ class Calls:
         members, tensors, outputs = resolve(group), [named[name] for name in self._tensors], (named["out"], named["second"])
         plan = _plan.planned(self.op, members, (_plan.signature(tensors, outputs), *map(repr, asked)),
                              lambda: self._check(members, *tensors, *asked), lambda agreed: self._make(members, agreed, *tensors))
-        known = Known(plan, members)
+        known = Known(plan, members, named["x"].dtype)
         # Not what is captured: a plan made there is one for want of a better one, which may be made before the next capture.
         if _TRUSTED and not backend().is_capturing() and plan.valid() and not any(t.data_ptr() & _ALIGNED for t in given):
             known.learn(given, [i for i, t in enumerate(given) if any(t is out for out in outputs)])

@@ -162,6 +162,11 @@ class Backend(ABC):
     def torch_backend(self) -> str:
         """The torch.distributed backend string for init_process_group."""
 
+    def maker(self, shape: tuple, dtype: Any) -> Callable[[], Any]:
+        """A function that makes contiguous tensors of the calling rank's device, their elements unset."""
+        import torch
+        return functools.partial(torch.empty, shape, dtype=dtype, device=self.device())
+
     # -- streams -------------------------------------------------------------------------------------------
     @abstractmethod
     def new_stream(self, priority: int = 0) -> Stream:

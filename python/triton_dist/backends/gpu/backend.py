@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What the GPU backends share: torch names streams and devices the same for both vendors, only the driver differs."""
+import functools
 from typing import Any, Callable, Sequence
 
 import torch
@@ -22,6 +23,10 @@ from triton_dist.runtime.state import state
 
 # A torch for the CPU has neither.
 _device, _raw_stream = (getattr(torch._C, name, None) for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"))
+try:                                                        # what torch's compiled code allocates by, past the dispatcher
+    from torch._C._dynamo.guards import _empty_strided_cuda as _empty
+except ImportError:
+    _empty = None
 
 
 class PreparedLaunch:
@@ -92,6 +97,21 @@ class GpuBackend(Backend):
 
     def torch_backend(self) -> str:
         return "cpu:gloo,cuda:nccl"
+
+    def maker(self, shape: tuple, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        usual = super().maker(shape, dtype)
+        if not self._allocates_quickly:
+            return usual
+        mine, quick = _device(), functools.partial(_empty, tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
+        return lambda: quick() if _device() == mine else usual()
+
+    @functools.cached_property
+    def _allocates_quickly(self) -> bool:
+        try:
+            made = _empty((2, 3), (3, 1), torch.float16)
+            return (*made.shape, *made.stride(), made.dtype, made.device) == (2, 3, 3, 1, torch.float16, self.device())
+        except Exception:                                   # of an interface that is torch's own affair anything may come
+            return False
 
     # -- streams -------------------------------------------------------------------------------------------
     def new_stream(self, priority: int = 0) -> Stream:

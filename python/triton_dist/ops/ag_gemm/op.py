@@ -56,10 +56,9 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
     known = _CALLS.known((method, comm_sms), group, x, weight, out, bias)
-    plan = known.plan
     if out is None:
-        out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
-    gathered = plan.run(known.group, x, weight, bias, out, return_gathered)
+        out = known.new_out()
+    gathered = known.plan.run(known.group, x, weight, bias, out, return_gathered)
     return (out, gathered) if return_gathered else out
 
 

@@ -47,9 +47,9 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
     """
     known = _CALLS.known((eps, method), group, x, weight, out, bias, residual, residual_out)
     if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = known.new_out()
     if residual_out is None:
-        residual_out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        residual_out = known.new_out()
     known.plan.run(known.group, x, weight, bias, residual, out, residual_out)
     return out, residual_out
 
@@ -92,12 +92,14 @@ def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor
     """How calls like this one run. Collective at the first use of a shape."""
     meet = _plan.agree_once(group, agreed)
     if not agreed["m"]:
-        return _Empty()
-    if group.size == 1 or agreed["method"] == "unfused":
-        return _Unfused(agreed["eps"])
-    outputs = (torch.empty(x.shape, dtype=x.dtype, device=x.device) if t is None else t for t in (out, residual_out))
-    plan = _Packets(group, agreed, x, weight, bias, residual, *outputs)
-    meet()
+        plan: Any = _Empty()
+    elif group.size == 1 or agreed["method"] == "unfused":
+        plan = _Unfused(agreed["eps"])
+    else:
+        outputs = (torch.empty(x.shape, dtype=x.dtype, device=x.device) if t is None else t for t in (out, residual_out))
+        plan = _Packets(group, agreed, x, weight, bias, residual, *outputs)
+        meet()
+    plan.out_shape = x.shape
     return plan
 
 

@@ -42,7 +42,7 @@ def all_to_all_vdev(x: torch.Tensor, in_splits: torch.Tensor, *, capacity: int |
     """
     known = _CALLS.known((capacity, method), group, x, in_splits, out, second=out_splits_offsets)
     if out is None:
-        out = torch.empty(known.plan.out_shape, dtype=x.dtype, device=x.device)
+        out = known.new_out()
     if out_splits_offsets is None:
         out_splits_offsets = torch.empty((2, known.group.size), dtype=in_splits.dtype, device=x.device)
     known.plan.run(known.group, x, in_splits, out, out_splits_offsets)

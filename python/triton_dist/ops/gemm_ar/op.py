@@ -50,7 +50,7 @@ def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None 
     """
     known = _CALLS.known((method,), group, x, weight, out, bias, residual)
     if out is None:
-        out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+        out = known.new_out()
     known.plan.run(known.group, x, weight, bias, residual, out)
     return out
 
@@ -144,16 +144,18 @@ def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tup
 def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                residual: torch.Tensor | None, out: torch.Tensor | None) -> _plan.Plan:
     """How calls like this one run. Collective at the first use of a shape."""
-    meet = _plan.agree_once(group, agreed)
-    if not agreed["m"] * agreed["n"]:
-        return _Empty()
-    if group.size == 1 or agreed["method"] == "unfused":
-        return _Unfused()
-    if agreed["method"] == "ring":
-        return _Ring()
-    plan = Packets(x, weight, group, agreed["tiling"])
-    plan.compile(x, weight, bias, residual, x.new_empty((x.shape[0], weight.shape[0])) if out is None else out)
-    meet()
+    meet, shape = _plan.agree_once(group, agreed), (agreed["m"], agreed["n"])
+    if 0 in shape:
+        plan: _plan.Plan = _Empty()
+    elif group.size == 1 or agreed["method"] == "unfused":
+        plan = _Unfused()
+    elif agreed["method"] == "ring":
+        plan = _Ring()
+    else:
+        plan = Packets(x, weight, group, agreed["tiling"])
+        plan.compile(x, weight, bias, residual, x.new_empty(shape) if out is None else out)
+        meet()
+    plan.out_shape = shape
     return plan
 
 

@@ -40,10 +40,9 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Raises InvalidArgument before anything is sent.
     """
     known = _CALLS.known((hop_dtype, method), group, x, weight, out, bias)
-    plan = known.plan
     if out is None:
-        out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
-    plan.run(known.group, x, weight, bias, out)
+        out = known.new_out()
+    known.plan.run(known.group, x, weight, bias, out)
     return out
 
 
