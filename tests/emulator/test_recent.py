@@ -148,6 +148,50 @@ def test_a_call_after_a_refused_one_is_agreed_on():
         run_ranks(script, 2)
 
 
+def test_a_call_refused_by_all_ranks_is_followed_by_one_that_is_looked_at(long_ways, monkeypatch):
+    """As on a device that compares no calls by itself: ranks then agree on the next one, and go on."""
+    monkeypatch.setattr(EmulatorBackend, "compares_calls", False)
+    monkeypatch.setattr(EmulatorBackend, "note_call", lambda self, group, number, what, refused: None)
+    monkeypatch.setattr(EmulatorBackend, "all_refused", lambda self, group, number: None)
+
+    def script():
+        group, x, w = resolve(), tensor(M, K), tensor(N, K)
+        for _ in range(3):
+            ag_gemm(x, w, method="portable")
+        with pytest.raises(InvalidArgument):
+            ag_gemm(x, w[:, :8])
+        refused = set(state().refused)
+        for _ in range(3):
+            assert_matches(ag_gemm(x, w, method="portable"), ag_gemm_float64(x, w, group), k=K)
+        assert refused == {group.key} and not state().refused
+        return state().calls[group.key]
+    assert run_ranks(script, 2) == [[7], [7]]
+    assert len(long_ways) == 2 * 3, "the first, the refused one and the one behind it"
+
+
+def test_weights_of_one_shape_are_one_call_and_of_two_shapes_two(long_ways):
+    def script():
+        group, x = resolve(), tensor(M, K)
+        for layer in range(4):
+            for n in (N, 2 * N):
+                w = tensor(n, K, seed=layer)
+                assert_matches(ag_gemm(x, w, method="portable"), ag_gemm_float64(x, w, group), k=K)
+    run_ranks(script, 1)
+    assert len(long_ways) == 2
+
+
+def test_addresses_without_end_are_forgotten_in_time(long_ways, monkeypatch):
+    monkeypatch.setattr(_recent, "_MOST", 4)
+
+    def script():
+        kept, w = [tensor(M, K, seed=seed) for seed in range(9)], tensor(N, K)
+        for x in (*kept, *kept):
+            assert_matches(ag_gemm(x, w, method="portable"), ag_gemm_float64(x, w, resolve()), k=K)
+            assert len(state().recent) <= 4
+    run_ranks(script, 1)
+    assert 1 < len(long_ways) < 18
+
+
 def test_groups_are_told_apart(long_ways):
     def script():
         world, x, w = resolve(), tensor(M, K), tensor(N, K)
