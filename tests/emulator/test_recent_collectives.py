@@ -3,6 +3,7 @@
 """Repeated calls of collectives and gemm_ar take the short way to their plan; what differs in anything takes the long one."""
 import pytest
 import torch
+from scenarios import captures_by_rank, capturing  # noqa: F401
 
 from triton_dist import ops
 from triton_dist.backends.emulator import run_ranks
@@ -161,6 +162,33 @@ def test_splits_are_no_part_of_a_call(long_ways):
                 assert torch.equal(out[told[1, group.rank]:][:count], x[begin:begin + count])
     run_ranks(script, 2)
     assert long_ways.count("all_to_all_vdev") == 4 * 2, "what was given, once on each rank"
+
+
+@pytest.mark.usefixtures("captures_by_rank")
+def test_a_known_call_that_graphs_cannot_hold_is_refused_in_one(long_ways):
+    def script():
+        group, x = resolve(), random_tensor(4, N, dtype=BF16, seed=1)
+        splits = torch.full((group.size,), 2)
+        for _ in range(3):
+            ops.all_to_all_vdev(x, splits, method="nccl")
+        with capturing(), pytest.raises(InvalidArgument, match="graph capture needs 'push'"):
+            ops.all_to_all_vdev(x, splits, method="nccl")
+    run_ranks(script, 2)
+    assert len(long_ways) == 2 * 2, "the first call, and the captured one"
+
+
+def test_a_group_that_is_gone_is_not_known_any_more(long_ways, monkeypatch):
+    def script():
+        world, x = resolve(), random_tensor(4, N, dtype=BF16, seed=1)
+        half, usable = world.new_group([0, 1]), [True]
+        monkeypatch.setattr(half, "usable_in", lambda present: usable[0], raising=False)
+        for _ in range(2):
+            ops.all_reduce(x, group=half)
+        usable[0] = False
+        with pytest.raises(InvalidArgument, match="has been destroyed"):
+            ops.all_reduce(x, group=half)
+    run_ranks(script, 2)
+    assert len(long_ways) == 2
 
 
 def test_ranks_that_repeat_different_collectives_are_told():
