@@ -86,7 +86,7 @@ def test_a_call_that_differs_is_looked_at_in_full(change, says, long_ways):
     run_ranks(script, 1)
 
 
-def test_a_weight_that_wants_a_gradient_is_refused_once_gradients_are_on():
+def test_a_weight_that_wants_a_gradient_is_refused_once_gradients_are_on(compares_nothing):
     def script():
         x, w = tensor(M, K), tensor(N, K, seed=1).requires_grad_()
         with torch.no_grad():
@@ -97,7 +97,7 @@ def test_a_weight_that_wants_a_gradient_is_refused_once_gradients_are_on():
     run_ranks(script, 1)
 
 
-def test_hop_dtype_and_tf32_are_part_of_a_call(long_ways, monkeypatch):
+def test_hop_dtype_and_tf32_are_part_of_a_call(long_ways, compares_nothing, monkeypatch):
     def script():
         x, w = tensor(2 * M, K, dtype=torch.float16), tensor(N, K, dtype=torch.float16)
         for hop in (None, None, torch.float32, None):
@@ -148,12 +148,8 @@ def test_a_call_after_a_refused_one_is_agreed_on():
         run_ranks(script, 2)
 
 
-def test_a_call_refused_by_all_ranks_is_followed_by_one_that_is_looked_at(long_ways, monkeypatch):
-    """As on a device that compares no calls by itself: ranks then agree on the next one, and go on."""
-    monkeypatch.setattr(EmulatorBackend, "compares_calls", False)
-    monkeypatch.setattr(EmulatorBackend, "note_call", lambda self, group, number, what, refused: None)
-    monkeypatch.setattr(EmulatorBackend, "all_refused", lambda self, group, number: None)
-
+def test_a_call_refused_by_all_ranks_is_followed_by_one_that_is_looked_at(long_ways, compares_nothing):
+    """Ranks agree on the next one, and go on."""
     def script():
         group, x, w = resolve(), tensor(M, K), tensor(N, K)
         for _ in range(3):

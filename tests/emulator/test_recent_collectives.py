@@ -165,7 +165,7 @@ def test_splits_are_no_part_of_a_call(long_ways):
 
 
 @pytest.mark.usefixtures("captures_by_rank")
-def test_a_known_call_that_graphs_cannot_hold_is_refused_in_one(long_ways):
+def test_a_known_call_that_graphs_cannot_hold_is_refused_in_one(long_ways, compares_nothing):
     def script():
         group, x = resolve(), random_tensor(4, N, dtype=BF16, seed=1)
         splits = torch.full((group.size,), 2)
@@ -177,7 +177,7 @@ def test_a_known_call_that_graphs_cannot_hold_is_refused_in_one(long_ways):
     assert len(long_ways) == 2 * 2, "the first call, and the captured one"
 
 
-def test_a_group_that_is_gone_is_not_known_any_more(long_ways, monkeypatch):
+def test_a_group_that_is_gone_is_not_known_any_more(long_ways, compares_nothing, monkeypatch):
     def script():
         world, x = resolve(), random_tensor(4, N, dtype=BF16, seed=1)
         half, usable = world.new_group([0, 1]), [True]
