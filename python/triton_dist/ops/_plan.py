@@ -69,10 +69,10 @@ def checked(op: str, group: Group, check: Callable[[], dict]) -> dict:
 class Plan:
     """How calls of one kind run. Has `out_shape`; `agreed` is set once it is in use. Making one may be collective."""
 
+    captured: bool | None = None        # whether it serves inside graph capture only, outside only (False) or both (None)
+
     def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None) -> None:
         """Makes ready what a first call would have to wait for. Sends nothing; raises what a compiler or a driver raises."""
-
-    captured: bool | None = None        # whether it serves inside graph capture only, outside only (False) or both (None)
 
     def valid(self) -> bool:
         """Whether calls can be run by it now."""
