@@ -13,7 +13,7 @@ from triton_dist.checker import check_kernel
 op = import_module("triton_dist.ops.all_to_all_vdev.op")        # triton_dist.ops.all_to_all_vdev is the function
 KERNELS = "triton_dist.ops.all_to_all_vdev.kernels"
 MATRIX = "dl.ll_load_pair(matrix + 2 * cell, epoch, valid)"
-WAIT = 'dl.wait(arrived + (t - 1) * programs * WORLD + (index + i) % WORLD, 1, "sys", "acquire", epoch)'
+WAIT = 'dl.wait(arrived + (t - 1) * programs * WORLD + peer, 1, "sys", "acquire", epoch)'
 RELEASE = "        release(everyone + t * programs * WORLD, epoch, (rank < WORLD) & (rank != index) & (first < going * width))\n"
 
 MUTANTS = {  # name: (old, new)

@@ -49,6 +49,13 @@ def test_rows_are_released_behind_a_barrier(target):
     assert rows and any(rows[-1] < barrier < flags[0] for barrier in barriers)
 
 
+def test_code_of_rows_does_not_grow_with_ranks():
+    """Else 64 ranks compile for half a minute."""
+    moves = [[line for line in instructions(compiled("sm_90", world=world)) if re.search(r"st\.global\S*\.v4\.b32", line)]
+             for world in (8, 64)]
+    assert len(moves[0]) == len(moves[1]) > 0
+
+
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("splits", ["i32", "i64"])
 @pytest.mark.parametrize("world", [1, 2, 3, 8])

@@ -31,19 +31,21 @@ def all_to_all_vdev_kernel(x, in_splits, out, out_splits_offsets, slots, slots_h
     rank = tl.arange(0, RANKS)
     cell = tl.arange(0, RANKS * RANKS)                      # of the matrix: from rank cell // RANKS to rank cell % RANKS
     valid = (cell // RANKS < WORLD) & (cell % RANKS < WORLD)
-    wanted = tl.load(in_splits + cell % RANKS, mask=valid, other=0).to(tl.int64)
-    wanted = tl.reshape(tl.minimum(tl.maximum(wanted, 0), m), (RANKS, RANKS))     # own splits, once for each receiver of them
+    wanted = tl.load(in_splits + cell % RANKS, mask=valid, other=0)
+    wanted = tl.minimum(tl.maximum(wanted, 0), m).to(tl.int32)                      # all ranks' rows together are below 2^31
+    wanted = tl.reshape(wanted, (RANKS, RANKS))             # own splits, once for each receiver of them
     ends = tl.cumsum(wanted, 1)
     begins = tl.minimum(ends - wanted, m)
     matrix = slots + (epoch & 1) * slots_half
     to = at_member(matrix + 2 * (index * RANKS + cell % RANKS), team, tl.minimum(cell // RANKS, WORLD - 1))
-    dl.ll_store_pair(to, tl.reshape(tl.minimum(ends, m) - begins, (RANKS * RANKS, )), epoch, valid & (pid == 0))
+    told = tl.reshape(tl.minimum(ends, m) - begins, (RANKS * RANKS, )).to(tl.int64)
+    dl.ll_store_pair(to, told, epoch, valid & (pid == 0))
     count_call(control, epoch)                              # while the packets travel
-    counts = tl.reshape(dl.ll_load_pair(matrix + 2 * cell, epoch, valid), (RANKS, RANKS))
+    counts = tl.reshape(dl.ll_load_pair(matrix + 2 * cell, epoch, valid).to(tl.int32), (RANKS, RANKS))
     places = tl.cumsum(counts, 0) - counts
     fitting = tl.minimum(tl.maximum(capacity - places, 0), counts)
     source, target = tl.reshape(cell // RANKS, (RANKS, RANKS)), tl.reshape(cell % RANKS, (RANKS, RANKS))
-    mine, others = (source == index).to(tl.int64), (target == index).to(tl.int64)
+    mine, others = (source == index).to(tl.int32), (target == index).to(tl.int32)
     if pid == 0:
         tl.store(out_splits_offsets + rank, tl.sum(others * counts, 1), mask=rank < WORLD)
         tl.store(out_splits_offsets + WORLD + rank, tl.sum(others * places, 1), mask=rank < WORLD)
@@ -51,32 +53,34 @@ def all_to_all_vdev_kernel(x, in_splits, out, out_splits_offsets, slots, slots_h
     going, begin, place = tl.sum(mine * fitting, 0), tl.sum(mine * begins, 0), tl.sum(mine * places, 0)
     coming, landing = tl.sum(others * fitting, 1), tl.sum(others * places, 1)
     width = tl.cast(row, tl.int64)                          # 1 is a constant
-    go, read, outbox, come, land = (), (), (), (), ()       # the same of rank index, index + 1, ..., in elements
-    for i in tl.static_range(WORLD):
-        peer = (index + i) % WORLD
-        go, read = go + (of(going, peer) * width, ), read + (x + of(begin, peer) * width, )
-        come, land = come + (of(coming, peer) * width, ), land + (of(landing, peer) * width, )
-        outbox = outbox + (dl.symm_at(inbox, dl.team_world_rank(team, peer)) + of(place, peer) * width, )
     arrived = flags + pid * WORLD
     everyone = dl.symm_at(arrived + index + 0 * rank, dl.team_world_rank(team, tl.minimum(rank, WORLD - 1)))
     most = tl.max(tl.where(rank == index, 0, tl.maximum(going, coming))) * width
     turn = programs.to(tl.int64) * BLOCK                    # elements that the programs move in a round
     for t in range(tl.cdiv(most, turn).to(tl.int32) + 1):
         first = t * turn + pid * BLOCK
-        for i in tl.static_range(1, WORLD):
-            if first < go[i]:
+        for i in range(1, WORLD):                           # not unrolled: 64 ranks took 37 s to compile
+            peer = (index + i) % WORLD
+            go = of(going, peer) * width
+            if first < go:
                 offs = first + tl.arange(0, BLOCK)
-                tl.store(outbox[i] + offs, tl.load(read[i] + offs, mask=offs < go[i]), mask=offs < go[i])
+                outbox = dl.symm_at(inbox, dl.team_world_rank(team, peer)) + of(place, peer) * width
+                rows = tl.load(x + of(begin, peer) * width + offs, mask=offs < go)
+                tl.store(outbox + offs, rows, mask=offs < go)
         release(everyone + t * programs * WORLD, epoch, (rank < WORLD) & (rank != index) & (first < going * width))
-        for i in tl.static_range(1, WORLD):
-            if (t >= 1) & (first - turn < come[i]):
-                token = dl.wait(arrived + (t - 1) * programs * WORLD + (index + i) % WORLD, 1, "sys", "acquire", epoch)
+        for i in range(1, WORLD):
+            peer = (index + i) % WORLD
+            come = of(coming, peer) * width
+            if (t >= 1) & (first - turn < come):
+                token = dl.wait(arrived + (t - 1) * programs * WORLD + peer, 1, "sys", "acquire", epoch)
                 offs = first - turn + tl.arange(0, BLOCK)
-                rows = tl.load(dl.consume_token(inbox, token) + land[i] + offs, mask=offs < come[i])
-                tl.store(out + land[i] + offs, rows, mask=offs < come[i])
-    for block in range(pid, tl.cdiv(go[0], BLOCK).to(tl.int32), programs):
+                land = of(landing, peer) * width
+                rows = tl.load(dl.consume_token(inbox, token) + land + offs, mask=offs < come)
+                tl.store(out + land + offs, rows, mask=offs < come)
+    go, read, land = of(going, index) * width, of(begin, index) * width, of(landing, index) * width
+    for block in range(pid, tl.cdiv(go, BLOCK).to(tl.int32), programs):
         offs = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out + land[0] + offs, tl.load(read[0] + offs, mask=offs < go[0]), mask=offs < go[0])
+        tl.store(out + land + offs, tl.load(x + read + offs, mask=offs < go), mask=offs < go)
 
 
 @triton.jit
