@@ -18,8 +18,7 @@ from triton_dist.runtime.streams import device
 def jobs(args: argparse.Namespace, group: Group) -> list:
     """[(name of a shape, call that measures it)]. Raises ValueError where a shape or the late rank does not fit the world."""
     emulated = device().type != "cuda"
-    settings = Settings(methods=args.methods, peers=args.peers, rounds=args.rounds or (3 if emulated else 9),
-                        iterations=args.iters or (2 if emulated else None), lateness=_lateness(args, group))
+    settings = Settings(**asked(args, emulated), lateness=_lateness(args, group))
     return [(shape.name, partial(_row, args, shape, settings, group))
             for shape in parse(args.shapes, args.command, group.size, emulated)]
 
@@ -28,6 +27,12 @@ def figure(row: dict) -> str:
     """A row in a few words."""
     skipped = "".join(f"; no {name}: {why}" for name, why in row["skipped"].items())
     return f"T*/T {row['efficiency']:.3f} by {row['method']}{skipped}"
+
+
+def asked(args: argparse.Namespace, emulated: bool) -> dict:
+    """What the options of every op say of how to measure."""
+    return dict(methods=args.methods, peers=args.peers, rounds=args.rounds or (3 if emulated else 9),
+                iterations=args.iters or (2 if emulated else None))
 
 
 def _lateness(args: argparse.Namespace, group: Group) -> Lateness | None:

@@ -12,6 +12,7 @@ from triton_dist.bench.collective import rows, sizes
 from triton_dist.bench.collective.gemm_ar import GemmAr
 from triton_dist.bench.collective.measure import Measurement, Settings, measure
 from triton_dist.bench.collective.problem import Problem
+from triton_dist.bench.jobs import asked
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
 
@@ -21,8 +22,7 @@ def jobs(args: argparse.Namespace, group: Group) -> list:
     emulated, dtype = device().type != "cuda", getattr(torch, args.dtype)
     if args.graph and emulated:
         raise ValueError("--graph: the emulator has no graph capture")
-    settings = Settings(rounds=args.rounds or (3 if emulated else 9), iterations=args.iters or (2 if emulated else None),
-                        methods=args.methods, peers=args.peers, graph=args.graph)
+    settings = Settings(**asked(args, emulated), graph=args.graph)
     if args.command == GemmAr.op:
         made = [(shape.name, partial(GemmAr, shape, dtype, group))
                 for shape in shapes.parse(args.shapes, args.command, group.size, emulated)]
