@@ -4,6 +4,7 @@
 from unittest import mock
 
 import pytest
+from checking import MODES
 from mutants import edited, load, source_of
 from scenarios import AG, near_the_wrap, overtaking
 
@@ -11,7 +12,6 @@ from triton_dist.checker import check_kernel
 from triton_dist.ops.ag_gemm import by_sms
 
 KERNELS = "triton_dist.ops.ag_gemm.by_sms_kernels"
-MODES = ("late", "random", "skew", "priority")
 WAIT = 'dl.wait(arrived, pushers, "sys", "acquire", epoch)'
 CLOSING = 'dl.wait(last, pushers, "sys", "acquire", epoch)'
 NOTIFY = "dl.notify(first_flag(flags, epoch, number, index, world, MOST) + program, peer, epoch)"

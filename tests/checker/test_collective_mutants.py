@@ -6,6 +6,7 @@ from importlib import import_module
 from unittest import mock
 
 import pytest
+from checking import MODES
 from mutants import edited, load, source_of
 from scenarios import AR, Moves, near_the_wrap, overtaking
 
@@ -15,7 +16,6 @@ from triton_dist.ops import _exchange
 all_reduce_op = import_module("triton_dist.ops.all_reduce.op")        # triton_dist.ops.all_reduce is the function
 ONE_HOP, TWO_HOPS, PIECES = "triton_dist.ops._one_hop", "triton_dist.ops.all_reduce.kernels", "triton_dist.ops._packets"
 USERS = {ONE_HOP: (_exchange, ("one_hop_packets", "one_hop_push")), TWO_HOPS: (all_reduce_op, ("two_shot_kernel", "push_kernel"))}
-MODES = ("late", "random", "skew", "priority")
 
 
 def calls(method):

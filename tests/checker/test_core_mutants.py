@@ -6,6 +6,7 @@ from importlib import import_module
 from unittest import mock
 
 import pytest
+from checking import MODES
 from gluon_core import AG, BLOCK_K, RS, back_to_back, small_tiles
 from mutants import load, source_of
 from mutation import mutants
@@ -18,7 +19,6 @@ NVIDIA = "triton_dist.backends.nvidia"
 # op: {what makes the arguments of a kernel: the kernel's name}
 KERNELS = {"ag_gemm_ws": {cores._AgGemm: "ag_gemm_ws_kernel", cores._AgGemmBySms: "ag_gemm_by_sms_ws_kernel"},
            "gemm_rs_ws": {cores._GemmRs: "gemm_rs_ws_kernel"}}
-MODES = ("late", "random", "skew", "priority")
 
 # K above and below the three stages
 ABOVE, BELOW, EMPTY = ([RS(72, 40, k * BLOCK_K) for k in (8, 5, 8)], [RS(136, 40, k * BLOCK_K) for k in (1, 2, 3)],

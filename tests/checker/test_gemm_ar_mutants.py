@@ -6,13 +6,10 @@ from importlib import import_module
 from unittest import mock
 
 import pytest
-from mutants import edited, load, source_of
+from checking import check_edited
 from scenarios import GAR, overtaking
 
-from triton_dist.checker import check_kernel
-
 op = import_module("triton_dist.ops.gemm_ar.op")            # triton_dist.ops.gemm_ar is the function
-KERNELS = "triton_dist.ops.gemm_ar.kernels"
 TERMS = "dl.ll_load_pair(inbox + 2 * (part * (piece * TERMS + term) + word), epoch, inside & (term < TERMS))"
 SUMS = "dl.ll_load_pair(sums + 2 * (part * (piece * WORLD + rank) + word), epoch, inside)"
 
@@ -32,20 +29,18 @@ def calls():
     return overtaking([GAR(9, 40, 300), GAR(1, 130, 300, bias=True), GAR(20, 24, 40), GAR(3, 64, 600)], slow=1, repeat=3)
 
 
-def check(kernels, schedules=12):
+def check(edits, folder, schedules=12):
     """With tiles in two pieces and two hops."""
     usual = op.tiling
-    with mock.patch.object(op, "gemm_ar_kernel", kernels.gemm_ar_kernel), \
-            mock.patch.object(op, "tiling", lambda *args: replace(usual(*args), split=2, two_shot=True)):
-        return check_kernel(calls, 3, schedules, modes=("late", "random", "skew", "priority"))
+    with mock.patch.object(op, "tiling", lambda *args: replace(usual(*args), split=2, two_shot=True)):
+        return check_edited(op, "gemm_ar_kernel", edits, calls, folder, schedules)
 
 
 def test_unchanged_it_is_clean(tmp_path):
-    report = check(load("gemm_ar_kernels", source_of(KERNELS), tmp_path), 4)
+    report = check([], tmp_path, 4)
     assert report.clean, str(report)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_reported(name, tmp_path):
-    kernels = load("gemm_ar_kernels", edited(source_of(KERNELS), [MUTANTS[name]]), tmp_path)
-    assert not check(kernels).clean
+    assert not check([MUTANTS[name]], tmp_path).clean

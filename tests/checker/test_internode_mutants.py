@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from checking import MODES
 from mutants import load, source_of
 from mutation import mutants
 from scenarios import RS, overtaking
@@ -18,7 +19,6 @@ from triton_dist.ops.internode import op
 KERNELS, GEMM = "triton_dist.ops.internode.kernels", "triton_dist.ops.gemm_rs.nodes_kernel"
 PLACES = {KERNELS: ((op._AllGather, "all_gather_kernel"), (op._ReduceScatter, "reduce_scatter_kernel")),
           GEMM: ((RingsOverNodes, "gemm_rs_nodes_kernel"),)}
-MODES = ("late", "random", "skew", "priority")
 
 
 class Collectives:

@@ -5,6 +5,7 @@ from importlib import import_module
 from unittest import mock
 
 import pytest
+from checking import MODES
 from mutants import edited, load, source_of
 from mutation import mutants
 from scenarios import AG, RS, near_the_wrap, overtaking
@@ -16,7 +17,6 @@ ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_
 rs_op = import_module("triton_dist.ops.gemm_rs.op")
 KERNELS = {"ag_gemm": "triton_dist.ops.ag_gemm.kernels", "gemm_rs": "triton_dist.ops.gemm_rs.kernels"}
 PLACES = {"ag_gemm": ag_op._Portable, "gemm_rs": rs_op._Portable}
-MODES = ("late", "random", "skew", "priority")
 
 
 def overtaken(op):

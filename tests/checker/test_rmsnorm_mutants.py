@@ -2,16 +2,12 @@
 # SPDX-License-Identifier: MIT
 """What keeps all_reduce_rmsnorm right is needed: with one statement deleted or weakened, the checker reports it."""
 from importlib import import_module
-from unittest import mock
 
 import pytest
-from mutants import edited, load, source_of
+from checking import check_edited
 from scenarios import ARN, overtaking
 
-from triton_dist.checker import check_kernel
-
 op = import_module("triton_dist.ops.all_reduce_rmsnorm.op")      # triton_dist.ops.all_reduce_rmsnorm is the function
-KERNELS = "triton_dist.ops.all_reduce_rmsnorm.kernels"
 TERMS = "dl.ll_load_pair(terms, epoch, arriving)"
 SUMS = "dl.ll_load_pair(sums + 2 * (row * row_words + word), epoch, word < row_words)"
 
@@ -32,17 +28,15 @@ def calls():
                        ARN(9, 24, "two_shot"), ARN(3, 600, "one_shot")], slow=1, repeat=3)
 
 
-def check(kernels, schedules=12):
-    with mock.patch.object(op, "all_reduce_rmsnorm_kernel", kernels.all_reduce_rmsnorm_kernel):
-        return check_kernel(calls, 3, schedules, modes=("late", "random", "skew", "priority"))
+def check(edits, folder, schedules=12):
+    return check_edited(op, "all_reduce_rmsnorm_kernel", edits, calls, folder, schedules)
 
 
 def test_unchanged_it_is_clean(tmp_path):
-    report = check(load("rmsnorm_kernels", source_of(KERNELS), tmp_path), 4)
+    report = check([], tmp_path, 4)
     assert report.clean, str(report)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_reported(name, tmp_path):
-    kernels = load("rmsnorm_kernels", edited(source_of(KERNELS), [MUTANTS[name]]), tmp_path)
-    assert not check(kernels).clean
+    assert not check([MUTANTS[name]], tmp_path).clean

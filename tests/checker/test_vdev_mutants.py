@@ -2,16 +2,12 @@
 # SPDX-License-Identifier: MIT
 """What keeps all_to_all_vdev right is needed: with one statement deleted or weakened, the checker reports it."""
 from importlib import import_module
-from unittest import mock
 
 import pytest
-from mutants import edited, load, source_of
+from checking import check_edited
 from scenarios import V, overtaking
 
-from triton_dist.checker import check_kernel
-
 op = import_module("triton_dist.ops.all_to_all_vdev.op")        # triton_dist.ops.all_to_all_vdev is the function
-KERNELS = "triton_dist.ops.all_to_all_vdev.kernels"
 MATRIX = "dl.ll_load_pair(matrix + 2 * cell, epoch, valid)"
 WAIT = 'dl.wait(arrived + (t - 1) * programs * WORLD + peer, 1, "sys", "acquire", epoch)'
 RELEASE = "        release(everyone + t * programs * WORLD, epoch, (rank < WORLD) & (rank != index) & (first < going * width))\n"
@@ -38,17 +34,15 @@ def calls():
                       slow=1, repeat=2)
 
 
-def check(kernels, schedules=12):
-    with mock.patch.object(op, "all_to_all_vdev_kernel", kernels.all_to_all_vdev_kernel):
-        return check_kernel(calls, 3, schedules, modes=("late", "random", "skew", "priority"), num_sms=1)
+def check(edits, folder, schedules=12):
+    return check_edited(op, "all_to_all_vdev_kernel", edits, calls, folder, schedules, num_sms=1)
 
 
 def test_unchanged_it_is_clean(tmp_path):
-    report = check(load("vdev_kernels", source_of(KERNELS), tmp_path), 4)
+    report = check([], tmp_path, 4)
     assert report.clean, str(report)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_reported(name, tmp_path):
-    kernels = load("vdev_kernels", edited(source_of(KERNELS), [MUTANTS[name]]), tmp_path)
-    assert not check(kernels).clean
+    assert not check([MUTANTS[name]], tmp_path).clean

@@ -1,0 +1,19 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""How tests of mutants ask the checker."""
+from typing import Any, Callable
+from unittest import mock
+
+from mutants import edited, load, source_of
+
+from triton_dist.checker import check_kernel
+from triton_dist.checker.report import Report
+
+MODES = ("late", "random", "skew", "priority")          # in which ranks run apart
+
+
+def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: Any, schedules: int, **options: Any) -> Report:
+    """What is found in `calls` on 3 ranks, where the module `user` has its kernel of that name with `edits` in its source."""
+    changed = load(kernel, edited(source_of(getattr(user, kernel).__module__), edits), folder)
+    with mock.patch.object(user, kernel, getattr(changed, kernel)):
+        return check_kernel(calls, 3, schedules, modes=MODES, **options)
