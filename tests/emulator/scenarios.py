@@ -18,7 +18,7 @@ from triton_dist.backends.emulator.streams import Stream
 from triton_dist.ops import ag_gemm, all_reduce, all_reduce_rmsnorm, all_to_all_vdev, gemm_ar, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
-from triton_dist.runtime.workspace import workspace
+from triton_dist.runtime.workspace import MAX_PROGRAMS, workspace
 from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64, gemm_rs_float64,
                                  poisoned, random_tensor)
 
@@ -256,6 +256,17 @@ def near_the_wrap(calls, kinds, start=2**31 - 3, repeat=4):
     for kind in kinds:
         workspace(members, kind).set_epoch(start)
     return back_to_back(calls, repeat=repeat)
+
+
+FIVE_ON = {2**31 - 3: -2**31 + 2, -3: 4}        # epoch: that of the fifth call behind it; 2 follows -1
+
+
+def past_the_wrap_and_zero(calls, growing, kind, start):
+    """Calls that the device counts. In five `growing` ones the workspace grows, just at 0 too: what fresh memory holds."""
+    near_the_wrap(calls, [kind], start=start)
+    workspace(resolve(), kind).set_epoch(start)
+    back_to_back(growing)
+    assert workspace(resolve(), kind).control.tolist() == [FIVE_ON[start]] * MAX_PROGRAMS
 
 
 def two_groups(calls, repeat=2):

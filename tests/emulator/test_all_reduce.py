@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
-from scenarios import (AR, BF16, F16, F32, back_to_back, captures_by_rank, capturing, near_the_wrap, overtaking,
-                       side_stream, two_groups)
+from scenarios import (AR, BF16, F16, F32, FIVE_ON, back_to_back, captures_by_rank, capturing, overtaking,
+                       past_the_wrap_and_zero, side_stream, two_groups)
 
 import triton_dist
 from triton_dist.backends.emulator.order import MODES
@@ -69,17 +69,11 @@ def test_two_groups_and_two_streams(method):
     run_ranks(lambda: side_stream(calls), 3, seed=5)
 
 
-@pytest.mark.parametrize("start", [2**31 - 3, -3])
+@pytest.mark.parametrize("start", FIVE_ON)
 @pytest.mark.parametrize("method", OURS)
 def test_epochs_pass_the_wrap_and_zero(method, start):
-    """0 is what fresh memory holds: the workspace grows just there."""
-    def script():
-        near_the_wrap([AR(64, method), AR(30, method)], [KINDS[method]], start=start)
-        workspace(resolve(), KINDS[method]).set_epoch(start)
-        back_to_back([AR(3000 * (i + 1), method) for i in range(5)])
-        return workspace(resolve(), KINDS[method]).calls_begun()
-    after = {2**31 - 3: -2**31 + 2, -3: 4}[start]         # five calls on; 2 follows -1
-    assert run_ranks(script, 3, mode="late") == [after] * 3
+    growing = [AR(3000 * (i + 1), method) for i in range(5)]
+    run_ranks(lambda: past_the_wrap_and_zero([AR(64, method), AR(30, method)], growing, KINDS[method], start), 3, mode="late")
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 5)])

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
-from scenarios import (AR, ARN, BF16, F16, F32, GAR, back_to_back, captures_by_rank, capturing, near_the_wrap, overtaking,
-                       side_stream, two_groups)
+from scenarios import (AR, ARN, BF16, F16, F32, FIVE_ON, GAR, back_to_back, captures_by_rank, capturing, overtaking,
+                       past_the_wrap_and_zero, side_stream, two_groups)
 
 import triton_dist
 from triton_dist.backends.emulator.order import MODES
@@ -18,7 +18,7 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import SymmetricHeap, heap
 from triton_dist.runtime.state import state
-from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
+from triton_dist.runtime.workspace import CountedWorkspace, workspace
 from triton_dist.testing import all_reduce_rmsnorm_float64, assert_matches, random_tensor
 
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
@@ -97,17 +97,11 @@ def test_two_groups_and_two_streams(method):
     run_ranks(lambda: side_stream(calls), 3, seed=5)
 
 
-@pytest.mark.parametrize("start", [2**31 - 3, -3])
+@pytest.mark.parametrize("start", FIVE_ON)
 @pytest.mark.parametrize("method", OURS)
 def test_epochs_pass_the_wrap_and_zero(method, start):
-    """0 is what fresh memory holds: the workspace grows just there."""
-    def script():
-        near_the_wrap([ARN(9, 40, method), ARN(1, 70, method)], ["packets"], start=start)
-        workspace(resolve(), "packets").set_epoch(start)
-        back_to_back([ARN(16, 64 * (i + 1), method) for i in range(5)])
-        assert workspace(resolve(), "packets").control.tolist() == [after] * MAX_PROGRAMS
-    after = {2**31 - 3: -2**31 + 2, -3: 4}[start]         # five calls on; 2 follows -1
-    run_ranks(script, 3, mode="late")
+    calls, growing = [ARN(9, 40, method), ARN(1, 70, method)], [ARN(16, 64 * (i + 1), method) for i in range(5)]
+    run_ranks(lambda: past_the_wrap_and_zero(calls, growing, "packets", start), 3, mode="late")
 
 
 def test_the_second_call_allocates_nothing_symmetric():

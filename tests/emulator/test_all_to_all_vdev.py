@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
-from scenarios import (BF16, F16, F32, Moves, V, back_to_back, captures_by_rank, capturing, near_the_wrap, overtaking,
-                       side_stream, two_groups)
+from scenarios import (BF16, F16, F32, FIVE_ON, Moves, V, back_to_back, captures_by_rank, capturing, overtaking,
+                       past_the_wrap_and_zero, side_stream, two_groups)
 
 import triton_dist
 from triton_dist.backends.emulator.order import MODES
@@ -16,7 +16,7 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import SymmetricHeap, heap
 from triton_dist.runtime.state import state
-from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
+from triton_dist.runtime.workspace import CountedWorkspace, workspace
 from triton_dist.testing import random_tensor
 
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
@@ -87,16 +87,10 @@ def test_two_groups_and_two_streams():
     run_ranks(lambda: side_stream(calls), 3, seed=5)
 
 
-@pytest.mark.parametrize("start", [2**31 - 3, -3])
+@pytest.mark.parametrize("start", FIVE_ON)
 def test_epochs_pass_the_wrap_and_zero(start):
-    """0 is what fresh memory holds: the workspace grows just there."""
-    def script():
-        near_the_wrap([V(20, 40), V(3, 33)], [V.kind], start=start)
-        workspace(resolve(), V.kind).set_epoch(start)
-        back_to_back([V(64, 64 * (i + 1)) for i in range(5)])
-        assert workspace(resolve(), V.kind).control.tolist() == [after] * MAX_PROGRAMS
-    after = {2**31 - 3: -2**31 + 2, -3: 4}[start]         # five calls on; 2 follows -1
-    run_ranks(script, 3, mode="late")
+    growing = [V(64, 64 * (i + 1)) for i in range(5)]
+    run_ranks(lambda: past_the_wrap_and_zero([V(20, 40), V(3, 33)], growing, V.kind, start), 3, mode="late")
 
 
 def test_the_second_call_allocates_nothing_symmetric():

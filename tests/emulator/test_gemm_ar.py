@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 import torch
-from scenarios import (AR, BF16, F16, F32, GAR, RS, back_to_back, captures_by_rank, capturing, near_the_wrap, overtaking,
-                       side_stream, two_groups)
+from scenarios import (AR, BF16, F16, F32, FIVE_ON, GAR, RS, back_to_back, captures_by_rank, capturing, overtaking,
+                       past_the_wrap_and_zero, side_stream, two_groups)
 
 import triton_dist
 from triton_dist.backends.emulator.backend import EmulatorBackend
@@ -130,18 +130,12 @@ def test_two_groups_and_two_streams(two_shot):
         run_ranks(lambda: side_stream(calls), 3, seed=5)
 
 
-@pytest.mark.parametrize("start", [2**31 - 3, -3])
+@pytest.mark.parametrize("start", FIVE_ON)
 @pytest.mark.parametrize("two_shot", [False, True])
 def test_epochs_pass_the_wrap_and_zero(two_shot, start):
-    """0 is what fresh memory holds: the workspace grows just there."""
-    def script():
-        near_the_wrap([GAR(9, 40, 24), GAR(1, 70, 24)], ["packets"], start=start)
-        workspace(resolve(), "packets").set_epoch(start)
-        back_to_back([GAR(16, 64 * (i + 1), 24) for i in range(5)])
-        return workspace(resolve(), "packets").calls_begun()
-    after = {2**31 - 3: -2**31 + 2, -3: 4}[start]         # five calls on; 2 follows -1
+    calls, growing = [GAR(9, 40, 24), GAR(1, 70, 24)], [GAR(16, 64 * (i + 1), 24) for i in range(5)]
     with cut(two_shot=two_shot):
-        assert run_ranks(script, 3, mode="late") == [after] * 3
+        run_ranks(lambda: past_the_wrap_and_zero(calls, growing, "packets", start), 3, mode="late")
 
 
 def test_what_is_left_between_calls():
