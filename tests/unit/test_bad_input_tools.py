@@ -3,7 +3,8 @@
 """Bad command lines of the launcher, the benchmark and the tuner: what each says, before any rank is started."""
 import pytest
 
-from triton_dist.bench import command, shapes
+from triton_dist.bench import command as bench
+from triton_dist.bench import shapes
 from triton_dist.cli import launch
 from triton_dist.tune import command as tune
 
@@ -58,6 +59,16 @@ BENCH = [  # name, command line, words of the message
     ("late-on: nobody is late", ["ag_gemm", "--late-on", "device"], ["--late-on", "needs --late or --jitter"]),
     ("plot: no folder", ["plot"], ["DIR", "required"]),
 ]
+TUNE = [  # name, command line, words of the message
+    ("no op", [], ["required", "OP"]),
+    ("unknown op", ["all_gather"], ["all_gather", "gemm_rs"]),
+    ("shapes", ["ag_gemm", "--shapes", "9B"], ["--shapes 9B", "expected 8B"]),
+    ("dtype", ["ag_gemm", "--dtype", "bfloat16", "int8"], ["--dtype", "int8", "float16"]),
+    ("seconds", ["ag_gemm", "--seconds", "soon"], ["--seconds", "'soon'", "a whole number"]),
+    ("ranks", ["ag_gemm", "--nproc_per_node", "0"], ["--nproc_per_node", "'0'", "at least 1"]),
+]
+TOOLS = {f"{tool}: {row[0]}": (main, *row[1:])
+         for tool, main, rows in (("bench", bench.main, BENCH), ("tune", tune.main, TUNE)) for row in rows}
 
 
 @pytest.mark.parametrize("argv, environ, names, found, todo", [row[1:] for row in LAUNCHER], ids=[row[0] for row in LAUNCHER])
@@ -69,32 +80,12 @@ def test_launcher(argv, environ, names, found, todo):
     assert launch.plan(launch.parse([SCRIPT], {}), {"CUDA_VISIBLE_DEVICES": ""})[0]
 
 
-@pytest.mark.parametrize("argv, says", [row[1:] for row in BENCH], ids=[row[0] for row in BENCH])
-def test_bench(argv, says, capsys, monkeypatch):
-    monkeypatch.setattr(command, "_start_ranks", lambda *_: pytest.fail("ranks were started"))
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(SystemExit) as caught:
-        command.main(argv)
-    printed = capsys.readouterr().err
-    assert caught.value.code == 2 and all(part in printed for part in says), printed
-
-
-TUNE = [  # name, command line, words of the message
-    ("no op", [], ["required", "OP"]),
-    ("unknown op", ["all_gather"], ["all_gather", "gemm_rs"]),
-    ("shapes", ["ag_gemm", "--shapes", "9B"], ["--shapes 9B", "expected 8B"]),
-    ("dtype", ["ag_gemm", "--dtype", "bfloat16", "int8"], ["--dtype", "int8", "float16"]),
-    ("seconds", ["ag_gemm", "--seconds", "soon"], ["--seconds", "'soon'", "a whole number"]),
-    ("ranks", ["ag_gemm", "--nproc_per_node", "0"], ["--nproc_per_node", "'0'", "at least 1"]),
-]
-
-
-@pytest.mark.parametrize("argv, says", [row[1:] for row in TUNE], ids=[row[0] for row in TUNE])
-def test_tune(argv, says, capsys, monkeypatch):
+@pytest.mark.parametrize("main, argv, says", TOOLS.values(), ids=TOOLS)
+def test_tools(main, argv, says, capsys, monkeypatch):
     monkeypatch.setattr(launch, "start_tool", lambda *_: pytest.fail("ranks were started"))
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as caught:
-        tune.main(argv)
+        main(argv)
     printed = capsys.readouterr().err
     assert caught.value.code == 2 and all(part in printed for part in says), printed
 
