@@ -2,19 +2,18 @@
 # SPDX-License-Identifier: MIT
 """Every wait, arrival, fence, store wait, flush and flag statement of the Hopper core is needed, in both ops."""
 from contextlib import ExitStack
-from importlib import import_module
 from unittest import mock
 
 import pytest
 from checking import MODES
-from gluon_core import AG, BLOCK_K, RS, back_to_back, small_tiles
+from gluon_core import AG, BLOCK_K, RS, back_to_back, small_core
 from mutants import load, source_of
 from mutation import mutants
 
 from triton_dist.backends.nvidia import cores
 from triton_dist.checker import check_kernel
 
-ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
+pytestmark = pytest.mark.usefixtures("small_core")
 NVIDIA = "triton_dist.backends.nvidia"
 # op: {what makes the arguments of a kernel: the kernel's name}
 KERNELS = {"ag_gemm_ws": {cores._AgGemm: "ag_gemm_ws_kernel", cores._AgGemmBySms: "ag_gemm_by_sms_ws_kernel"},
@@ -58,14 +57,6 @@ SHORT = [entry for entry in REPORTED if "fence" in entry[2].text or "flush" in e
 
 def names(entries):
     return [f"{op}: {mutant.line} {mutant}" for op, _, mutant in entries]
-
-
-@pytest.fixture(autouse=True)
-def tiles(monkeypatch):
-    monkeypatch.setattr(ag_op, "_PIECE_BYTES", 4096)
-    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "8M")
-    with small_tiles():
-        yield
 
 
 def kernels_of(op, file, source, folder):

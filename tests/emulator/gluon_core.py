@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Host scripts that drive the Hopper core in a virtual world: small tiles, poisoned slots, any depth of K."""
 import contextlib
+from importlib import import_module
 from unittest import mock
 
+import pytest
 import scenarios
 import torch
 from scenarios import BF16, F16, F32  # noqa: F401
@@ -14,6 +16,7 @@ from triton_dist.runtime.backend import GemmConfig
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import CountedWorkspace, Workspace, workspace
 
+ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
 BLOCK_K, STAGES = 16, 3
 STEPS = (0, 1, 2, 3, 5, 8)                     # blocks of K: below, at and above the number of stages
 
@@ -33,6 +36,15 @@ def small_tiles():
 
     with mock.patch.object(emulator, "_core_tiles", tiles), mock.patch.object(cores, "_descriptor", descriptor), \
             mock.patch.object(cores, "_tma_can_read", lambda *tensors: True):
+        yield
+
+
+@pytest.fixture
+def small_core(monkeypatch):
+    """small_tiles, several pieces a shard, and a heap that is made at once."""
+    monkeypatch.setattr(ag_op, "_PIECE_BYTES", 4096)
+    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "8M")
+    with small_tiles():
         yield
 
 

@@ -1,24 +1,14 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The Hopper core, unedited, in virtual worlds: values in every mode, in calls with no barrier between."""
-from importlib import import_module
-
 import pytest
 import torch
-from gluon_core import AG, BF16, BLOCK_K, F16, F32, RS, STEPS, back_to_back, small_tiles
+from gluon_core import AG, BF16, BLOCK_K, F16, F32, RS, STEPS, back_to_back, small_core
 
 from triton_dist.backends.emulator.scheduler import MODES
 from triton_dist.backends.emulator.virtual import run_ranks
 
-ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
-
-
-@pytest.fixture(autouse=True)
-def tiles(monkeypatch):
-    monkeypatch.setattr(ag_op, "_PIECE_BYTES", 4096)       # several pieces a shard
-    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "8M")
-    with small_tiles():
-        yield
+pytestmark = pytest.mark.usefixtures("small_core")
 
 
 def depth(steps):

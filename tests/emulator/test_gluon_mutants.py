@@ -4,18 +4,17 @@
 
 Proxy fences and memory orders cannot be shown by values in sequentially consistent memory; a race checker has to.
 """
-from importlib import import_module
 from unittest import mock
 
 import pytest
-from gluon_core import AG, BLOCK_K, RS, back_to_back, small_tiles
+from gluon_core import AG, BLOCK_K, RS, back_to_back, small_core
 from mutants import edited, load, source_of
 
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.backends.nvidia import cores
 from triton_dist.runtime.errors import TritonDistError
 
-ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
+pytestmark = pytest.mark.usefixtures("small_core")
 NVIDIA = "triton_dist.backends.nvidia"
 PLACES = {"ag_gemm_ws": cores._AgGemm, "gemm_rs_ws": cores._GemmRs}
 KERNELS = {"ag_gemm_ws": "ag_gemm_ws_kernel", "gemm_rs_ws": "gemm_rs_ws_kernel"}
@@ -126,14 +125,6 @@ def outcomes(calls, attempts):
 
 
 ATTEMPTS = [(mode, seed) for seed in range(4) for mode in ("priority", "late", "random", "skew")]
-
-
-@pytest.fixture(autouse=True)
-def tiles(monkeypatch):
-    monkeypatch.setattr(ag_op, "_PIECE_BYTES", 4096)
-    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "8M")
-    with small_tiles():
-        yield
 
 
 @pytest.mark.parametrize("name", MUTANTS)
