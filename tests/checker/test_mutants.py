@@ -12,11 +12,11 @@ from scenarios import AG, RS, near_the_wrap, overtaking
 from scenarios import back_to_back as portable_calls
 
 from triton_dist.checker import check_kernel
+from triton_dist.ops.ag_gemm import gather
 
-ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
-rs_op = import_module("triton_dist.ops.gemm_rs.op")
+rs_op = import_module("triton_dist.ops.gemm_rs.op")        # triton_dist.ops.gemm_rs is the function
 KERNELS = {"ag_gemm": "triton_dist.ops.ag_gemm.kernels", "gemm_rs": "triton_dist.ops.gemm_rs.kernels"}
-PLACES = {"ag_gemm": ag_op._Portable, "gemm_rs": rs_op._Portable}
+PLACES = {"ag_gemm": gather.Portable, "gemm_rs": rs_op._Portable}
 
 
 def overtaken(op):
@@ -53,7 +53,7 @@ RARE = [(op, mutant) for op, mutant in ALL if "dl.wait(last" in mutant.text]    
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(ag_op, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(gather, "PIECE_BYTES", 4096)
 
 
 def kernel_of(op, source, folder):

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: MIT
 """Host scripts that drive the Hopper core in a virtual world: small tiles, poisoned slots, any depth of K."""
 import contextlib
-from importlib import import_module
 from unittest import mock
 
 import pytest
@@ -12,11 +11,11 @@ from scenarios import BF16, F16, F32  # noqa: F401
 
 from triton_dist.backends.emulator import backend as emulator
 from triton_dist.backends.nvidia import cores
+from triton_dist.ops.ag_gemm import gather
 from triton_dist.runtime.backend import GemmConfig
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import CountedWorkspace, Workspace, workspace
 
-ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
 BLOCK_K, STAGES = 16, 3
 STEPS = (0, 1, 2, 3, 5, 8)                     # blocks of K: below, at and above the number of stages
 
@@ -42,7 +41,7 @@ def small_tiles():
 @pytest.fixture
 def small_core(monkeypatch):
     """small_tiles, several pieces a shard, and a heap that is made at once."""
-    monkeypatch.setattr(ag_op, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(gather, "PIECE_BYTES", 4096)
     monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "8M")
     with small_tiles():
         yield

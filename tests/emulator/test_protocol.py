@@ -8,6 +8,7 @@ from scenarios import AG, F32, RS, back_to_back, near_the_wrap, overtaking
 
 from triton_dist.backends.emulator.order import MODES
 from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.ops.ag_gemm import gather
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import workspace
 
@@ -120,6 +121,6 @@ def test_a_call_that_fails_after_it_began_poisons_the_workspace():
 @pytest.mark.parametrize("mode", MODES)
 def test_pieces_change_between_calls(mode, monkeypatch):
     """A flag belongs to one writer for good, however many pieces a call has (rule 7)."""
-    monkeypatch.setattr(import_module("triton_dist.ops.ag_gemm.op"), "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(gather, "PIECE_BYTES", 4096)
     for seed in range(3):
         run_ranks(lambda: overtaking([AG(256, 24, 64), AG(64, 24, 8), AG(128, 24, 64)], slow=1), 3, mode=mode, seed=seed)

@@ -10,6 +10,7 @@ from scenarios import AG, RS, back_to_back, near_the_wrap, overtaking
 
 from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.ops.ag_gemm import gather
 from triton_dist.runtime.errors import HangError
 from triton_dist.runtime.workspace import Workspace
 
@@ -17,7 +18,7 @@ ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_
 rs_op = import_module("triton_dist.ops.gemm_rs.op")
 AG_KERNEL, RS_KERNEL = "triton_dist.ops.ag_gemm.kernels", "triton_dist.ops.gemm_rs.kernels"
 EMULATOR = "triton_dist.backends.emulator.backend"
-AG_PLACE = ag_op._Portable, "kernel", lambda m: m.ag_gemm_kernel
+AG_PLACE = gather.Portable, "kernel", lambda m: m.ag_gemm_kernel
 RS_PLACE = rs_op._Portable, "kernel", lambda m: m.gemm_rs_kernel
 AG_OP, WORKSPACE = "triton_dist.ops.ag_gemm.op", "triton_dist.runtime.workspace"
 
@@ -106,7 +107,7 @@ MUTANTS = {
     "the workspace places halves by the shape (10)": (
         AG_OP, "half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]",
         "half for half in space.data.view(x.dtype)[:2 * group.size * self.pitch * self.k].chunk(2)]",
-        (ag_op._Fused, "__init__", lambda m: m._Fused.__init__), shapes(AG)),
+        (ag_op, "_Fused", lambda m: m._Fused), shapes(AG)),
     "the workspace leaves new flags at zero (8)": (
         WORKSPACE, "self.flags.fill_(epoch)", "pass", (Workspace, "_restart_at", lambda m: m.Workspace._restart_at),
         lambda: near_the_wrap([AG(20, 24, 40)], ["ag_gemm"], start=-2**31 + 5)),
@@ -147,7 +148,7 @@ def late_input():
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(ag_op, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(gather, "PIECE_BYTES", 4096)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -142,9 +142,15 @@ def test_force_times_once_a_process_and_0_never(monkeypatch):
     assert clock.calls == trials, "candidates are timed in two trials and five rounds, on both ranks, at the first call only"
 
 
-def _ways():
+def test_what_is_tried_of_a_shard_is_pieces_inside_a_node_and_programs_over_nodes():
+    inside, over = _ways(512, 2), _ways(512, 2, nodes=2)
+    assert len({way.pieces for way in inside}) > 1 and {way.pieces for way in over} == {0}
+    assert len(over) == len(set(over)) and {way.comm_sms for way in over} == {0, 1, 2, 4, 16}
+
+
+def _ways(m=20, world=1, nodes=1):
     from triton_dist.ops.ag_gemm.op import candidates
-    return run_ranks(lambda: candidates(20, 48, F16), 1)[0]
+    return run_ranks(lambda: candidates(m, 48, F16, resolve()), world, nodes=nodes)[0]
 
 
 def test_0_does_not_read_the_cache(own_cache, monkeypatch):

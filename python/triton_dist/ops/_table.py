@@ -24,8 +24,8 @@ _LOCK_SECONDS = 10.0            # a writer holds the lock for milliseconds
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to run an op: its method; of fused ones the tiling; in how many pieces a shard is pushed at most, 0: the op's own
-    rule; and by how many SMs, 0: by the copy engine."""
+    """A way to run an op: its method; of fused ones the tiling; inside a node in how many pieces a shard is pushed at most, 0:
+    the op's own rule; and by how many SMs, 0: by the copy engine, over nodes by the op's own rule."""
     method: str
     config: GemmConfig | None = None
     pieces: int = 0

@@ -80,7 +80,7 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
     rows = -(-m // members.size)
     if op == "ag_gemm":
         agreed = _ag_gemm.agreement(rows, k, dtype, "auto", members)
-        ways, bytes_in = _ag_gemm.candidates(rows, k, dtype), _ag_gemm.bytes_in(rows, k, dtype, members.size)
+        ways, bytes_in = _ag_gemm.candidates(rows, k, dtype, members), _ag_gemm.bytes_in(rows, k, dtype, members.size)
         shape = _ag_gemm.shape(rows, k, dtype, n, members.size)
     else:
         agreed = _gemm_rs.agreement(rows, n, dtype, dtype, "auto", members)

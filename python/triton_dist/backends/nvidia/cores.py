@@ -139,7 +139,7 @@ class _AgGemm(_Bound):
         p, chunks = self.plan, out.view(self.plan.group.size, self.plan.m, self.plan.n)
         return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.weight_narrow(weight), self.out(chunks),
                 self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, epoch, p.group.rank, p.group.size,
-                p.m, p.n, p.k, p.pieces, p.piece_tiles, self.wide)
+                p.m, p.n, p.k, p.gather.pieces, p.gather.piece_tiles, self.wide)
 
 
 class _AgGemmBySms(_AgGemm):
@@ -160,7 +160,7 @@ class _AgGemmBySms(_AgGemm):
         chunks = out.view(p.group.size, p.m, p.n)
         return (self.x(x), *self.gathered, self.weight(weight), self.weight_narrow(weight), self.out(chunks),
                 self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, gather.control, gather.half_rows,
-                gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, p.pieces, p.piece_tiles, self.wide)
+                gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, gather.pieces, gather.piece_tiles, self.wide)
 
 
 class _GemmRs(_Bound):

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _plan
 from triton_dist.ops._collective import power_of_two
+from triton_dist.ops._table import Choice
+from triton_dist.ops.ag_gemm import gather
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
@@ -17,7 +18,6 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, team, 
 
 MOST = 32                       # programs that may push: a wait has a flag a lane
 PIECE_BYTES = 2 << 20           # a release waits until the stores before it have arrived, so smaller pieces take longer
-MAX_PIECES = 4
 # SMs that push a shard without being asked for a number: a few, since the GEMM loses a wave to many; more for one so small that
 # what is left of the GEMM does not hide it. Measured on 2 H200.
 FEW_SMS, MORE_SMS, _SMALL_SHARD = 4, 16, 512 << 10
@@ -35,31 +35,34 @@ class _TwoKernels(CountedWorkspace):
     control_words = 2 * MAX_PROGRAMS
 
 
-class PushesBySms:
-    """Fills a plan's gather buffer and flags as push_kernel says. A piece is whole tiles of rows.
+class PushesBySms(gather.Gather):
+    """push_kernel, beside a GEMM that counts the calls as well.
 
-    `programs`: SMs that it takes. `half`: elements from one half of the buffer to the other, whole rows of x.
+    half: elements from one half of the gather buffer to the other, whole rows of x.
     """
 
-    most = MOST
+    most, captured = MOST, None
 
     @staticmethod
     def workspace(group: Group) -> _TwoKernels:
-        """The workspace of such calls on `group`."""
         return workspace(group, "ag_gemm by SMs", _TwoKernels)
 
-    def __init__(self, plan: Any, pieces: tuple[int, int], programs: int):
-        self.plan, self.team, self.programs = plan, team(plan.group), programs
-        self.pieces, self.piece_tiles = pieces
+    @staticmethod
+    def arguments(core: Any) -> type:
+        return Portable if core is None else core.bind_by_sms
+
+    def __init__(self, plan: Any, choice: Choice):
+        super().__init__(plan, choice)
+        self.team, self.programs = team(plan.group), choice.comm_sms
         space, world, row = plan.space, plan.group.size, plan.k * plan.dtype.itemsize
+        self.pieces, self.piece_tiles = gather.cut(plan.tiles, plan.m * row, PIECE_BYTES, choice.pieces)
         # The second half begins with a whole row, up to a row behind where its bytes do.
-        space.reserve((world * plan.pitch + 1) * row, 2 * MAX_PIECES * world * MOST, lambda flag: flag // MOST % world)
+        space.reserve((world * plan.pitch + 1) * row, 2 * gather.MAX_PIECES * world * MOST, lambda flag: flag // MOST % world)
         self.half_rows = -(-space.half_bytes // row)
         self.half, self.data = self.half_rows * plan.k, space.data.view(plan.dtype)
         self.control, self.own_control = space.control[:MAX_PROGRAMS], space.control[MAX_PROGRAMS:]
 
     def prepare(self, x: torch.Tensor) -> None:
-        """Compiles the kernel for tensors like x [m, k]."""
         p, piece = self.plan, self.piece_tiles * self.plan.config.block_m * self.plan.k
         block = min(_MOST_BLOCK, max(_LEAST_BLOCK, power_of_two(-(-min(piece, p.m * p.k) // self.programs))))
         rest = (self.data, p.space.flags, self.own_control, self.team, self.half, p.m * p.k, p.pitch * p.k, piece, self.pieces)
@@ -67,31 +70,27 @@ class PushesBySms:
                                         dict(BLOCK=block, MOST=MOST, num_warps=_WARPS), varying=1)
 
     def start(self, x: torch.Tensor, epoch: None, stream: Any) -> None:
-        """Puts the gather of one call on `stream`."""
         with backend().use_stream(stream):
             self.launch(x)
         if backend().num_sms() <= self.programs:           # no SM for a GEMM beside it
             backend().current_stream().wait_stream(stream)
 
-    def chunks(self) -> torch.Tensor:
-        """[world, m, k]: what the last call gathered, but for the own chunk. By the device's count, in graphs as well."""
+    def chunks(self, epoch: None) -> torch.Tensor:
+        """Of the last call, by the device's count, in graphs as well."""
         p = self.plan
         halves = self.data.as_strided((2, p.group.size, p.m, p.k), (self.half, p.pitch * p.k, p.k, 1))
         return halves.index_select(0, self.control[:1] & 1)[0]
 
 
-class Portable:
-    """Arguments of the portable kernel for the calls of a plan."""
-
+class Portable(gather.Portable):
     kernel = ag_gemm_by_sms_kernel
 
     def __init__(self, plan: Any, has_bias: bool):
-        self.plan, self.units = plan, plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n) * plan.group.size
-        self.options = dict(plan.config.options(), MOST=MOST, HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
-                            PRECISION=_plan.precision(plan.dtype))
+        super().__init__(plan, has_bias)
+        self.options.update(MOST=MOST)
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
-        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]."""
+        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
         p, g = self.plan, self.plan.gather
         return (x, g.data, weight, weight if bias is None else bias, out, p.space.flags, g.control, g.half, g.programs,
-                p.group.rank, p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), p.pieces, p.piece_tiles)
+                p.group.rank, p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), g.pieces, g.piece_tiles)

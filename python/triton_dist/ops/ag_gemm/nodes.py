@@ -5,28 +5,29 @@ from typing import Any
 
 import torch
 
+from triton_dist.ops._table import Choice
+from triton_dist.ops.ag_gemm.gather import Gather
 from triton_dist.ops.internode.kernels import gather_kernel
 from triton_dist.ops.internode.pieces import OPTIONS, Pieces
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.workspace import team
 
 
-class GatherOverNodes:
-    """Fills a plan's gather buffer and flags as pushes do. A piece is whole tiles of rows, and a program's."""
+class GatherOverNodes(Gather):
+    """Each of gather_kernel's programs sends a piece."""
 
-    def __init__(self, plan: Any, tiles: int, most: int):
+    def __init__(self, plan: Any, choice: Choice):
+        super().__init__(plan, choice)
         grain = plan.config.block_m * plan.k
-        self.plan, self.team, self.cut = plan, team(plan.group), Pieces(plan.group, plan.m * plan.k, grain, most)
+        self.team, self.cut = team(plan.group), Pieces(plan.group, plan.m * plan.k, grain, choice.comm_sms)
         self.pieces = self.programs = self.cut.programs
         self.piece_tiles = self.cut.size // grain
         self.cut.reserve(plan.space, plan.group.size * plan.pitch * plan.k * plan.dtype.itemsize)
 
     def prepare(self, x: torch.Tensor) -> None:
-        """Compiles the kernel for tensors like x [m, k]."""
         self.launch = backend().prepare(gather_kernel, (self.programs,), self._args(x, 0), OPTIONS)
 
     def start(self, x: torch.Tensor, epoch: int, stream: Any) -> None:
-        """Puts the gather of one call on `stream`."""
         with backend().use_stream(stream):
             self.launch(*self._args(x, epoch))
         if backend().num_sms() <= self.programs:           # no SM for a GEMM beside it

@@ -8,22 +8,19 @@ import torch
 
 from triton_dist.ops import _check, _plan, _recent, _tune
 from triton_dist.ops._table import Choice, Shape
-from triton_dist.ops.ag_gemm import by_sms
-from triton_dist.ops.ag_gemm.by_sms import MAX_PIECES
-from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
+from triton_dist.ops.ag_gemm import by_sms, gather
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
 from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
 from triton_dist.ops.all_gather.op import all_gather
-from triton_dist.runtime.backend import Transfer, backend
+from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.heap import peer_tensor
-from triton_dist.runtime.workspace import side_stream, workspace
+from triton_dist.runtime.workspace import side_stream
 
-# A copy of this many bytes runs at the link's full rate; a shard is pushed in pieces no smaller.
-_PIECE_BYTES = 8 << 20
 # Bytes of a shard up to which a push by SMs is tried where calls are timed.
 _MOST_BY_SMS = 4 << 20
+# Numbers of programs that send over nodes, which are tried beside the usual one.
+_OVER_NODES = (1, 2, 4, 16)
 # Inside graph capture SMs push, of a gather of up to so many bytes without being asked: it takes room of its own.
 _MOST_IN_GRAPHS = 64 << 20
 
@@ -98,21 +95,29 @@ def agreement(m: int, k: int, dtype: torch.dtype, method: str, group: Group, com
     return dict(agreed, sms=backend().num_sms()) if apart else agreed
 
 
-def candidates(m: int, k: int, dtype: torch.dtype, comm_sms: int | None = None) -> list[Choice]:
+def candidates(m: int, k: int, dtype: torch.dtype, group: Group, comm_sms: int | None = None) -> list[Choice]:
     """Ways to run ag_gemm of x [m, k] a rank, the default of each method first; with `comm_sms` those in which SMs push."""
     core, found = _core(k, dtype), []
     portable = backend().gemm_configs(dtype, m)
     for method, configs in (("ws", core.configs(dtype, m)), ("portable", portable[:1])) if core else (("portable", portable),):
-        tiles = -(-m // configs[0].block_m)
-        usual, _ = _pieces(tiles, m * k * dtype.itemsize, 0, comm_sms is not None)
         found += [Choice(method, config) for config in configs]
         if len(configs) > 1:
-            found += [Choice(method, configs[0], pieces) for pieces in (1, 2, MAX_PIECES) if pieces != usual and pieces <= tiles]
-            if comm_sms is None and m * k * dtype.itemsize <= _MOST_BY_SMS:
-                found += [Choice(method, configs[0], comm_sms=sms) for sms in (by_sms.FEW_SMS, by_sms.MORE_SMS)]
+            found += [Choice(method, configs[0], *sent) for sent in _ways_to_send(
+                -(-m // configs[0].block_m), m * k * dtype.itemsize, group, comm_sms)]
     if comm_sms is not None:
         return [replace(choice, comm_sms=comm_sms) for choice in found]
     return [*found, Choice("unfused")]
+
+
+def _ways_to_send(tiles: int, nbytes: int, group: Group, comm_sms: int | None) -> list[tuple[int, int]]:
+    """(pieces, comm_sms) of Choices that send a shard of `tiles` tiles otherwise than is usual."""
+    if _plan.across_nodes(group):
+        return [(0, sms) for sms in _OVER_NODES] if comm_sms is None else []
+    usual, _ = gather.cut(tiles, nbytes, gather.PIECE_BYTES if comm_sms is None else by_sms.PIECE_BYTES)
+    found = [(pieces, 0) for pieces in (1, 2, gather.MAX_PIECES) if pieces != usual and pieces <= tiles]
+    if comm_sms is None and nbytes <= _MOST_BY_SMS:
+        found += [(0, sms) for sms in (by_sms.FEW_SMS, by_sms.MORE_SMS)]
+    return found
 
 
 def shape(m: int, k: int, dtype: torch.dtype, n: int, world: int) -> Shape:
@@ -147,18 +152,18 @@ def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor
 
     if method == "unfused":
         return make(Choice(method))
-    ways = [choice for choice in candidates(m, k, dtype, comm_sms) if method in ("auto", choice.method)]
+    ways = [choice for choice in candidates(m, k, dtype, group, comm_sms) if method in ("auto", choice.method)]
     rule = _plan.rule("ag_gemm", ways, group, bytes_in(m, k, dtype, group.size))
     call = _tune.Call(tuple(agreed.items()), n, lambda total: shape(m, k, dtype, total, group.size), ways, rule,
                       lambda choice: _plan.Trial(lambda: make(choice), group, (x, weight, bias, out), False))
     choice = _tune.decide(group, call).choice
     plan = make(choice)
-    if choice.method != "unfused" and not choice.comm_sms and _pays_in_graphs(m, k, dtype, group):
-        try:
-            plan.in_graphs = make(replace(choice, pieces=0, comm_sms=by_sms.usual_sms(m * k * dtype.itemsize)))
-        except OutOfHeap:                               # on all ranks; the call itself has what it needs
-            pass
-    return plan
+    if choice.method == "unfused" or choice.comm_sms or not _pays_in_graphs(m, k, dtype, group):
+        return plan
+    try:
+        return _EagerOrCaptured(plan, make(replace(choice, pieces=0, comm_sms=by_sms.usual_sms(m * k * dtype.itemsize))))
+    except OutOfHeap:                                   # on all ranks; the call itself has what it needs
+        return plan
 
 
 class _Empty(_plan.Plan):
@@ -193,32 +198,25 @@ class _Unfused(_plan.Unfused):
         return ag_gemm_reference(x, weight, gather, bias, out)[1]
 
 
-class _Fused(_plan.Plan):
+class _Fused(_plan.OnWorkspace):
     """A gather beside one kernel. Holds all that does not change from call to call.
 
-    m, k, n: sizes of x [m, k] and weight [n, k]. pitch: rows from one chunk of the gather buffer to the next, whole tiles.
-    A shard is sent in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag, or one of each program that
-    pushes. in_graphs: the plan by which such calls are captured; None where they cannot be.
+    m, k, n: sizes of x [m, k] and weight [n, k]. A chunk of the gather buffer has `tiles` tiles of rows; pitch: its rows.
     """
-
-    in_graphs: "_Fused | None" = None
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, choice: Choice):
         self.group, self.dtype, self.config = group, x.dtype, choice.config
         (self.m, self.k), self.n = x.shape, weight.shape[0]
         self.core = backend().core("ag_gemm") if choice.method == "ws" else None
-        tiles_m = -(-self.m // self.config.block_m)
-        self.pitch, self.out_shape = tiles_m * self.config.block_m, (self.m * group.size, self.n)
-        apart = _plan.across_nodes(group)
-        self.by_sms = bool(choice.comm_sms) and not apart
-        self.space = space = by_sms.PushesBySms.workspace(group) if self.by_sms else workspace(group, "ag_gemm")
-        if self.by_sms:
-            pieces = _pieces(tiles_m, self.m * self.k * x.dtype.itemsize, choice.pieces, True)
-            self.gather, self.in_graphs = by_sms.PushesBySms(self, pieces, choice.comm_sms), self
+        self.tiles = -(-self.m // self.config.block_m)
+        self.pitch, self.out_shape = self.tiles * self.config.block_m, (self.m * group.size, self.n)
+        if _plan.across_nodes(group):
+            kind: type[gather.Gather] = GatherOverNodes
         else:
-            self.gather = (GatherOverNodes if apart else _Pushes)(self, tiles_m, choice.comm_sms or choice.pieces)
-        self.pieces, self.piece_tiles = self.gather.pieces, self.gather.piece_tiles
-        self.generation = space.generation
+            kind = by_sms.PushesBySms if choice.comm_sms else gather.PushesByCopies
+        self.space = space = kind.workspace(group)
+        self.gather, self.captured = kind(self, choice), kind.captured
+        super().__init__(space)
         self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
 
     def compile(self, x, weight, bias, out):
@@ -226,24 +224,12 @@ class _Fused(_plan.Plan):
         self.gather.prepare(x)
         out = x.new_empty(self.out_shape) if out is None else out
         accepted = self.core is not None and self.core.accepts(x, weight, out)      # by this rank; others may differ
-        binds = (self.core.bind, self.core.bind_by_sms) if accepted else (_Portable, by_sms.Portable)
-        self.call = binds[self.by_sms](self, bias is not None)
+        self.call = self.gather.arguments(self.core if accepted else None)(self, bias is not None)
         programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
         self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
                                         self.call.options)
-        if self.in_graphs not in (None, self):
-            self.in_graphs.compile(x, weight, bias, out)
-
-    @property
-    def captured(self) -> bool | None:
-        return False if self.in_graphs is None else None
-
-    def moved(self) -> bool:
-        return any(plan.generation != plan.space.generation for plan in (self, self.in_graphs or self))
 
     def run(self, group, x, weight, bias, out, return_gathered):
-        if self.in_graphs is not self and backend().is_capturing():
-            return self.in_graphs.run(group, x, weight, bias, out, return_gathered)
         x, weight = x.contiguous(), _check.rows_contiguous(weight)
         current, side = backend().current_stream(), side_stream()
         with self.space.call() as epoch:
@@ -255,73 +241,26 @@ class _Fused(_plan.Plan):
 
     def _gathered(self, x: torch.Tensor, epoch: int | None) -> torch.Tensor:
         backend().before_torch()
-        size = self.group.size
-        if self.by_sms:
-            gathered = self.gather.chunks()
-        else:
-            gathered = x.new_empty((size, self.m, self.k))
-            gathered.copy_(self.halves[epoch & 1].view(size, self.pitch, self.k)[:, :self.m])
+        gathered = self.gather.chunks(epoch)
         gathered[self.group.rank].copy_(x)              # the own shard never goes through the workspace
-        return gathered.view(size * self.m, self.k)
+        return gathered.view(self.out_shape[0], self.k)
 
 
-class _Pushes:
-    """The gather inside a node: the copy engine pushes x to every peer, the epoch behind each piece."""
+class _EagerOrCaptured(_plan.Plan):
+    """A plan for eager calls, and one for those inside graph capture."""
 
-    programs = 0                # SMs that it takes
+    def __init__(self, *plans: _plan.Plan):
+        self.plans, self.out_shape = plans, plans[0].out_shape
 
-    def __init__(self, plan: _Fused, tiles: int, most: int):
-        self.plan, size = plan, plan.group.size
-        chunk = plan.pitch * plan.k * plan.dtype.itemsize
-        self.pieces, self.piece_tiles = _pieces(tiles, plan.m * plan.k * plan.dtype.itemsize, most)
-        plan.space.reserve(size * chunk, size * MAX_PIECES, writer=lambda flag: flag % size)
+    def compile(self, *call):
+        for plan in self.plans:
+            plan.compile(*call)
 
-    def prepare(self, x: torch.Tensor) -> None:
-        """Collects the pushes to both halves."""
-        self.transfers = [self._transfers(half) for half in self.plan.halves]
+    def moved(self) -> bool:
+        return any(plan.moved() for plan in self.plans)
 
-    def start(self, x: torch.Tensor, epoch: int, stream: Any) -> None:
-        """Puts the gather of one call on `stream`."""
-        backend().push(x, self.transfers[epoch & 1], epoch, stream)
-
-    def _transfers(self, half: torch.Tensor) -> list[Transfer]:
-        """Each rank in a rotation of its own."""
-        plan, group = self.plan, self.plan.group
-        row, piece_rows = plan.k * half.element_size(), self.piece_tiles * plan.config.block_m
-        found = []
-        for hop in range(1, group.size):
-            peer = group.world_ranks[(group.rank - hop) % group.size]
-            to = peer_tensor(half, peer).data_ptr() + group.rank * plan.pitch * row
-            flags = peer_tensor(plan.space.flags, peer).data_ptr()
-            for piece in range(self.pieces):
-                start = piece * piece_rows
-                found.append(Transfer(to + start * row, start * row, (min(plan.m, start + piece_rows) - start) * row,
-                                      flags + 4 * (piece * group.size + group.rank)))
-        return found
-
-
-class _Portable:
-    """Arguments of the portable kernel for the calls of a plan."""
-
-    kernel = ag_gemm_kernel
-
-    def __init__(self, plan: _Fused, has_bias: bool):
-        self.plan, self.units = plan, plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n) * plan.group.size
-        self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
-                            PRECISION=_plan.precision(plan.dtype))
-
-    def args(self, x, weight, bias, out, epoch) -> tuple:
-        p = self.plan
-        return (x, p.halves[epoch & 1], weight, weight if bias is None else bias, out, p.space.flags, epoch, p.group.rank,
-                p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), p.pieces, p.piece_tiles)
-
-
-def _pieces(tiles: int, nbytes: int, asked: int = 0, pushed_by_sms: bool = False) -> tuple[int, int]:
-    """(pieces of a shard of `tiles` tiles and `nbytes`, tiles in each); `asked`: how many are wanted, 0: by size."""
-    least = by_sms.PIECE_BYTES if pushed_by_sms else _PIECE_BYTES
-    wanted = min(MAX_PIECES, asked or max(1, nbytes // least), tiles)
-    piece_tiles = -(-tiles // wanted)
-    return -(-tiles // piece_tiles), piece_tiles
+    def run(self, *call):
+        return self.plans[backend().is_capturing()].run(*call)
 
 
 _CALLS = _recent.Calls("ag_gemm", "x weight bias out", _checked, _plan.first_use(_make_plan))

@@ -1,0 +1,112 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What the gathers of ag_gemm have in common, and the one by the copy engine."""
+from typing import Any
+
+import torch
+
+from triton_dist.ops import _plan
+from triton_dist.ops._table import Choice
+from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
+from triton_dist.runtime.backend import Transfer, backend
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.heap import peer_tensor
+from triton_dist.runtime.workspace import Workspace, workspace
+
+MAX_PIECES = 4
+PIECE_BYTES = 8 << 20           # a copy of so many runs at the link's full rate; a shard is pushed in pieces no smaller
+
+
+class Gather:
+    """Fills a plan's gather buffer beside the GEMM, and sets the flags that tiles of peers' rows wait for.
+
+    A shard is sent in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag, or one of each program that
+    pushes. programs: SMs that it takes. captured: as _plan.Plan has it.
+    """
+
+    pieces: int
+    piece_tiles: int
+    programs = 0
+    captured: bool | None = False
+
+    def __init__(self, plan: Any, choice: Choice):
+        self.plan = plan
+
+    @staticmethod
+    def workspace(group: Group) -> Workspace:
+        """The workspace of its calls on `group`."""
+        return workspace(group, "ag_gemm")
+
+    @staticmethod
+    def arguments(core: Any) -> type:
+        """What makes the arguments of the GEMM that waits for it: of a core's kernel, or with None of the portable one."""
+        return Portable if core is None else core.bind
+
+    def prepare(self, x: torch.Tensor) -> None:
+        """Makes ready for tensors like x [m, k] what a first call would have to wait for."""
+        raise NotImplementedError
+
+    def start(self, x: torch.Tensor, epoch: int | None, stream: Any) -> None:
+        """Puts the gather of one call on `stream`."""
+        raise NotImplementedError
+
+    def chunks(self, epoch: int | None) -> torch.Tensor:
+        """[world, m, k]: what a call gathered, but for the own chunk."""
+        p = self.plan
+        return p.halves[epoch & 1].view(p.group.size, p.pitch, p.k)[:, :p.m].clone(memory_format=torch.contiguous_format)
+
+
+class PushesByCopies(Gather):
+    """The copy engine pushes x to every peer, the epoch behind each piece."""
+
+    def __init__(self, plan: Any, choice: Choice):
+        super().__init__(plan, choice)
+        size, row = plan.group.size, plan.k * plan.dtype.itemsize
+        self.pieces, self.piece_tiles = cut(plan.tiles, plan.m * row, PIECE_BYTES, choice.pieces)
+        plan.space.reserve(size * plan.pitch * row, size * MAX_PIECES, writer=lambda flag: flag % size)
+
+    def prepare(self, x: torch.Tensor) -> None:
+        """Collects the pushes to both halves."""
+        self.transfers = [self._transfers(half) for half in self.plan.halves]
+
+    def start(self, x: torch.Tensor, epoch: int, stream: Any) -> None:
+        backend().push(x, self.transfers[epoch & 1], epoch, stream)
+
+    def _transfers(self, half: torch.Tensor) -> list[Transfer]:
+        """Each rank in a rotation of its own."""
+        plan, group = self.plan, self.plan.group
+        row, piece_rows = plan.k * half.element_size(), self.piece_tiles * plan.config.block_m
+        found = []
+        for hop in range(1, group.size):
+            peer = group.world_ranks[(group.rank - hop) % group.size]
+            to = peer_tensor(half, peer).data_ptr() + group.rank * plan.pitch * row
+            flags = peer_tensor(plan.space.flags, peer).data_ptr()
+            for piece in range(self.pieces):
+                start = piece * piece_rows
+                found.append(Transfer(to + start * row, start * row, (min(plan.m, start + piece_rows) - start) * row,
+                                      flags + 4 * (piece * group.size + group.rank)))
+        return found
+
+
+class Portable:
+    """Arguments of the portable kernel for the calls of a plan."""
+
+    kernel = ag_gemm_kernel
+
+    def __init__(self, plan: Any, has_bias: bool):
+        self.plan, self.units = plan, plan.tiles * -(-plan.n // plan.config.block_n) * plan.group.size
+        self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
+                            PRECISION=_plan.precision(plan.dtype))
+
+    def args(self, x, weight, bias, out, epoch) -> tuple:
+        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
+        p = self.plan
+        return (x, p.halves[epoch & 1], weight, weight if bias is None else bias, out, p.space.flags, epoch, p.group.rank,
+                p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), p.gather.pieces, p.gather.piece_tiles)
+
+
+def cut(tiles: int, nbytes: int, least: int, pieces: int = 0) -> tuple[int, int]:
+    """(pieces of a shard of `tiles` tiles and `nbytes`, tiles in each): so many at most, 0: of at least `least` bytes each."""
+    wanted = min(MAX_PIECES, pieces or max(1, nbytes // least), tiles)
+    piece_tiles = -(-tiles // wanted)
+    return -(-tiles // piece_tiles), piece_tiles
