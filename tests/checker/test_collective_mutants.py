@@ -77,6 +77,9 @@ MUTANTS = {
     "a release at gpu scope": (lambda: calls("push"), PIECES, [(RELEASE, RELEASE.replace('"sys"', '"gpu"'))]),
     "the epoch is a constant": (lambda: calls("one_shot"), PIECES, [
         ("return tl.where(epoch == 0, 2, epoch)", "return epoch - epoch + 1")]),
+    "the epoch is read before the kernel ahead has ended": (lambda: calls("one_shot"), PIECES, [
+        ("    dl.gdc_wait()\n    dl.gdc_launch_dependents()\n    return this_epoch(control)",
+         "    epoch = this_epoch(control)\n    dl.gdc_wait()\n    return epoch")]),
     "an epoch for each program": (lambda: calls("one_shot"), PIECES, [
         ("mask=copy < _COPIES)", "mask=copy == tl.program_id(0))")]),
     "epoch 0, what fresh memory looks like": (lambda: past_zero("one_shot"), PIECES, [

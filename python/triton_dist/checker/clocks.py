@@ -76,6 +76,7 @@ class Thread:
         self.what = ""
         self.together = False                        # its next release is made by the last of its warps: all have released
         self.stale: list = []                        # (start, end, name) of freed heap ranges that its arguments point to
+        self.ahead: Optional[np.ndarray] = None      # what it knows behind gdc_wait, until it has called that
         self._set_own()
 
     @property

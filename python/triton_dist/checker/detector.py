@@ -6,6 +6,7 @@ Edges come from stream order, events, host synchronisation and collectives (here
 mbarriers and fences (shared.py). Accesses are checked against the order in global_memory.py and shared.py.
 """
 import collections
+import copy
 from typing import Any, Optional
 
 import numpy as np
@@ -79,6 +80,7 @@ class Detector(Observer):
         if found is None:
             found = stream.hb = self._new(f"stream {stream.name}", stream.device.rank, "stream")
             stream.issues, stream.snapshots, stream.follows = {}, {}, []
+            stream.beside = stream.early = None      # clocks: of a kernel that overlaps the last operation, and the present one
         return found
 
     def spawned(self, actor: Any) -> None:
@@ -86,12 +88,36 @@ class Detector(Observer):
         if actor.kind == "stream":
             return
         self.programs += actor.kind == "program"
-        made = actor.hb = self._new(actor.name, actor.rank, actor.kind, parent.C, split=True)
+        known, ahead = parent.C, parent.ahead
+        if actor.kind == "program":
+            known, ahead = self._start(actor, parent)
+        made = actor.hb = self._new(actor.name, actor.rank, actor.kind, known, split=True)
         parent.step()
-        made.cta, made.home = actor.cta, parent.home or parent
+        made.cta, made.home, made.ahead = actor.cta, parent.home or parent, ahead
         if actor.kind == "program":
             made.begin()
             made.stack, made.stale = parent.stack, self._stale(actor)
+
+    def _start(self, program: Any, hand: Thread) -> tuple:
+        """(what a program knows as it starts, what it knows behind its gdc_wait; None where that is the same)."""
+        stream, launch = program.stream, program.launch
+        if stream.beside is None:
+            stream.beside = hand.C.copy()            # let in behind gdc_wait, the next kernel knows what is ahead of this one
+        if stream.early is None or not launch.overlaps:
+            return hand.C, None
+        return stream.early, hand.C.copy()
+
+    def caught_up(self) -> None:
+        thread = self.thread()
+        if thread.ahead is not None:
+            thread.join(thread.ahead)
+            thread.begin()
+            thread.ahead = None
+
+    def let_in(self) -> None:
+        actor, thread = self.scheduler.current, self.thread()
+        if thread.ahead is not None:
+            actor.stream.beside = actor.stream.early
 
     def _stale(self, program: Any) -> list:
         """Heap ranges of tensors that a launch was given after they were freed."""
@@ -174,6 +200,7 @@ class Detector(Observer):
         if ticket:
             stream.issues[ticket] = issue
         else:
+            stream.beside = None
             self._begin(hand, issue)
             for other, point in issue[1]:
                 self._follow(hand, other, point)
@@ -194,10 +221,17 @@ class Detector(Observer):
     def began(self, stream: Any, ticket: int) -> None:
         hand = self._of_stream(stream)
         issue = stream.issues[ticket]
+        early = copy.copy(hand)
+        early.C, stream.beside = stream.beside, None
         self._begin(hand, issue)
-        for other, point in issue[1]:
-            if other.passed(point):
-                self._follow(hand, other, point)
+        for thread in [hand] + [early] * (early.C is not None):
+            for other, point in issue[1]:
+                if other.passed(point):
+                    self._follow(thread, other, point)
+        if early.C is not None:
+            early.learn(issue[0])
+            early.trust()
+        stream.early = early.C
 
     def completed(self, stream: Any, ticket: int) -> None:
         hand = self._of_stream(stream)

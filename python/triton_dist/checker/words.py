@@ -60,6 +60,9 @@ def missing(thread: Thread, earlier: Event, event: Event, row: int) -> tuple:
         return ("missing consume_token in loop: the wait orders this load, but the load does not depend on its token, so the "
                 "compiler's pipeliner may issue it before the wait",
                 "pass the pointer through dl.consume_token(pointer, token) and load from the result")
+    if thread.ahead is not None and covers(thread.ahead[KNOWS], tid, clk):
+        return ("a kernel that calls gdc_wait may start before the one ahead on its stream has ended, and it has not called it yet",
+                "put dl.gdc_wait() before the access")
     if covers(C[SEEN], tid, clk):
         if earlier.thread.split and earlier.tid == earlier.thread.tid and covers(
                 C[KNOWS], earlier.thread.head, earlier.head_clk):

@@ -42,6 +42,7 @@ class Launch:
     num_ctas: int = 1
     cooperative: bool = False
     keep: list = field(default_factory=list)      # the tensors it uses stay alive with it
+    overlaps: bool = False                        # it may start before the kernel ahead has ended: it calls gdc_wait
 
 
 @functools.cache
@@ -188,4 +189,15 @@ def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
         gluon_partition.leave()
 
     return Launch(kernel.__name__, _grid(grid, dict(bound.arguments)), int(options.get("num_warps") or 4), body,
-                  int(options.get("num_ctas") or 1), bool(options.get("launch_cooperative_grid")), keep)
+                  int(options.get("num_ctas") or 1), bool(options.get("launch_cooperative_grid")), keep, _waits_its_turn(kernel.fn))
+
+
+@functools.cache
+def _waits_its_turn(fn: Callable) -> bool:
+    """Whether a kernel, or a jit function that it names, calls gdc_wait."""
+    names = fn.__code__.co_names
+    if "gdc_wait" in names:
+        return True
+    found = [fn.__globals__.get(name) for name in names]
+    found += [getattr(module, name, None) for module in found if inspect.ismodule(module) for name in names]
+    return any(_waits_its_turn(other.fn) for other in found if rebuild.is_jit(other) and other.fn is not fn)

@@ -52,6 +52,12 @@ class Observer:
     def consumed(self, token: Any) -> None:
         """A value is tied to a token."""
 
+    def caught_up(self) -> None:
+        """The acting program has waited for all kernels ahead on its stream."""
+
+    def let_in(self) -> None:
+        """The acting program lets the next kernel on its stream start."""
+
     # -- streams and hosts -------------------------------------------------------------------------------------
     def enqueued(self, stream: Any, ticket: int, what: str) -> None:
         """The acting one has put an operation on a stream; ticket 0: it runs at once."""
