@@ -189,7 +189,8 @@ def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
         gluon_partition.leave()
 
     return Launch(kernel.__name__, _grid(grid, dict(bound.arguments)), int(options.get("num_warps") or 4), body,
-                  int(options.get("num_ctas") or 1), bool(options.get("launch_cooperative_grid")), keep, _waits_its_turn(kernel.fn))
+                  int(options.get("num_ctas") or 1), bool(options.get("launch_cooperative_grid")), keep,
+                  _waits_its_turn(kernel.fn))
 
 
 @functools.cache
