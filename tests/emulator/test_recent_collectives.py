@@ -123,6 +123,19 @@ def test_what_a_gemm_ar_is_given_is_told_apart(method, long_ways):
     assert long_ways.count("gemm_ar") == 2 * len(GIVEN)
 
 
+def test_a_sum_in_place_of_the_residual_allows_none_in_place_of_x():
+    """Tensors at other addresses, all of one shape, as many of them."""
+    def script():
+        def given(seed):
+            return [random_tensor(N, N, dtype=BF16, seed=seed + i) for i in range(3)]
+        x, weight, residual = given(0)
+        ops.gemm_ar(x, weight, residual=residual, out=residual)
+        other, weight, residual = given(3)
+        with pytest.raises(InvalidArgument, match="out: must not overlap x"):
+            ops.gemm_ar(other, weight, residual=residual, out=other)
+    run_ranks(script, 2)
+
+
 NORMED = {"residual": ["residual"], "bias": ["bias"], "both": ["bias", "residual"], "in place": ["residual", "residual_out"],
           "out": ["out"], "residual_out": ["residual_out"], "none": []}
 

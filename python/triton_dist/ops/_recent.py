@@ -107,13 +107,14 @@ class Calls:
               second: Any = None) -> Known:
         """The plan and group of a call, which is noted as made. Raises InvalidArgument for one that is refused.
 
-        asked: what else it was given, hashable. An output may be x or the residual; no other two tensors may be one.
+        asked: what else it was given, hashable. An output may be the residual, or x where there is none; no other two tensors may
+        be one.
         """
         key, given = None, ()
         try:
             key = (self.op, asked, group, x.data_ptr(), None if weight is None else weight.data_ptr(),
                    None if out is None else out.data_ptr())
-            if out is None or out is x or out is residual:
+            if out is None or out is residual or residual is None and out is x:
                 given = (x,) if weight is None else (x, weight)
             else:
                 given = (x, out) if weight is None else (x, weight, out)
