@@ -61,6 +61,15 @@ def test_what_is_touched_before_the_wait_races_with_the_kernel_ahead(early, acce
     assert "put dl.gdc_wait() before the access" in text
 
 
+def test_a_kernel_that_is_asked_to_overlap_must_wait():
+    def script(x, out, _):
+        produce[(1,)](x)
+        consume[(1,)](x, out, "nothing", launch_pdl=True)        # waits
+        produce[(1,)](x, launch_pdl=True)                        # does not: the load of consume may come behind its store
+    ((kind, text),) = faults(script)
+    assert kind == "race" and "load and store of 'x'" in text and "put dl.gdc_wait()" in text
+
+
 def test_what_is_touched_behind_the_wait_is_in_order():
     def script(x, out, _):
         for _ in range(3):

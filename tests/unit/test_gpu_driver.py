@@ -170,3 +170,20 @@ def test_write_value_checks_the_flag(backend):
     for bad, index in ((flags, 8), (flags, -1), (flags[::2], 0), (flags.long(), 0)):
         with pytest.raises(InvalidArgument, match="4-byte flags"):
             backend.write_value32(bad, index, 7, STREAM)
+
+
+@pytest.mark.parametrize("capability, options", [((8, 0), {"num_warps": 8}), ((9, 0), {"num_warps": 8, "launch_pdl": True}),
+                                                 (None, {"num_warps": 8})])
+def test_an_overlapping_launch_is_asked_for_where_there_is_such_a_thing(monkeypatch, capability, options):
+    """Triton's AMD back end does not know the option, and older devices refuse it."""
+    from triton_dist.backends.amd.backend import AmdBackend
+    from triton_dist.backends.nvidia.backend import NvidiaBackend
+    cls, seen = NvidiaBackend if capability else AmdBackend, []
+    here = cls.__new__(cls)
+    here._extern_libs = {}
+    monkeypatch.setattr(cls, "device", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    kernel = SimpleNamespace(run_compiled=lambda args, kwargs, grid, warmup, libraries: seen.append(kwargs))
+    here.launch(kernel, (1,), (), {"num_warps": 8, "launch_pdl": True})
+    here.compile(kernel, (1,), (), {"num_warps": 8, "launch_pdl": True})
+    assert seen == [options] * 2

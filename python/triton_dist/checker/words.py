@@ -61,7 +61,7 @@ def missing(thread: Thread, earlier: Event, event: Event, row: int) -> tuple:
                 "compiler's pipeliner may issue it before the wait",
                 "pass the pointer through dl.consume_token(pointer, token) and load from the result")
     if thread.ahead is not None and covers(thread.ahead[KNOWS], tid, clk):
-        return ("a kernel that calls gdc_wait may start before the one ahead on its stream has ended, and this comes first",
+        return ("the kernel may start before the one ahead on its stream has ended, and has not called gdc_wait",
                 "put dl.gdc_wait() before the access")
     if covers(C[SEEN], tid, clk):
         if earlier.thread.split and earlier.tid == earlier.thread.tid and covers(

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Kernels of one stream that overlap: programmatic dependent launch, named as in triton.language.extra.cuda.
 
-A kernel that calls gdc_wait may be launched while the one ahead of it still runs: prepared launches do so by themselves, others
-with Triton's option `launch_pdl=True`. That hides the launch, some microseconds of a short kernel. Both calls do nothing on
-GPUs that have no such launches (before sm_90, and AMD's), so a kernel may call them anywhere.
+A kernel that begins by gdc_wait may be launched while the one ahead of it still runs, which hides its launch, a good part of
+the time of a short kernel. Ask for it at its launch, kernel[grid](..., launch_pdl=True); the ops of this package do so
+themselves. And let the kernel ahead call gdc_launch_dependents, else its end is awaited all the same. Both do nothing on GPUs
+that have no such launches (before sm_90, and AMD's), and there the option is left out.
 """
 from triton_dist.language._call import primitive
 

@@ -42,7 +42,7 @@ class Launch:
     num_ctas: int = 1
     cooperative: bool = False
     keep: list = field(default_factory=list)      # the tensors it uses stay alive with it
-    overlaps: bool = False                        # it may start before the kernel ahead has ended: it calls gdc_wait
+    overlaps: bool = False                        # it may start before the kernel ahead has ended
 
 
 @functools.cache
@@ -190,7 +190,7 @@ def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
 
     return Launch(kernel.__name__, _grid(grid, dict(bound.arguments)), int(options.get("num_warps") or 4), body,
                   int(options.get("num_ctas") or 1), bool(options.get("launch_cooperative_grid")), keep,
-                  _waits_its_turn(kernel.fn))
+                  bool(options.get("launch_pdl")) or _waits_its_turn(kernel.fn))
 
 
 @functools.cache

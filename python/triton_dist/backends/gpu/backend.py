@@ -178,10 +178,20 @@ class GpuBackend(Backend):
         """A launcher (stream, the first `varying` of args) that needs less host time than Triton's; None where there is none."""
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        return kernel.run_compiled(args, kwargs, grid, False, self._extern_libs)
+        return kernel.run_compiled(args, self._possible(kwargs), grid, False, self._extern_libs)
 
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        return kernel.run_compiled(args, kwargs, grid, True, self._extern_libs)
+        return kernel.run_compiled(args, self._possible(kwargs), grid, True, self._extern_libs)
+
+    def launches_overlap(self) -> bool:
+        """Whether a kernel can start before the one ahead on its stream has ended."""
+        return False
+
+    def _possible(self, kwargs: dict) -> dict:
+        """Options without `launch_pdl` where launches do not overlap: a hint, which Triton or the driver would refuse."""
+        if "launch_pdl" not in kwargs or self.launches_overlap():
+            return kwargs
+        return {name: value for name, value in kwargs.items() if name != "launch_pdl"}
 
     def allow_tf32(self) -> bool:
         return torch.backends.cuda.matmul.allow_tf32        # torch's name for it on both vendors

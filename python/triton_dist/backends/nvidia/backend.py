@@ -81,6 +81,9 @@ class NvidiaBackend(GpuBackend):
         wide = torch.cuda.get_device_capability(self.device()) not in ((8, 6), (8, 9))
         return GemmConfig(128, 256 if wide else 128, 64, group_m=8, num_warps=8, num_stages=3)
 
+    def launches_overlap(self) -> bool:
+        return torch.cuda.get_device_capability(self.device()) >= (9, 0)
+
     def copies_boxes(self) -> bool:
         return torch.cuda.get_device_capability(self.device()) >= (9, 0)
 
