@@ -6,8 +6,8 @@
 
 A notify behind data costs a fence, which waits until the data has arrived. A packet needs none: each int64 word carries 32
 bits of data and the number of the call, written and read as one, so that who polls the number has the data. Calls count from
-1, since 0 is the content of fresh memory. Two halves take turns: what a slow rank still reads of call n is not overwritten before call n + 2,
-and nobody gets there before all have sent n + 1, hence have read n.
+1, since 0 is the content of fresh memory. Two halves take turns: what a slow rank still reads of call n is not overwritten
+before call n + 2, and nobody gets there before all have sent n + 1, hence have read n.
 
 Small kernels live off their launch: this one may start while the one ahead still runs, and waits for it by gdc_wait before it
 touches anything (on GPUs from sm_90 on; elsewhere the option and both calls do nothing).
