@@ -48,6 +48,12 @@ def test_gpus_are_used_unless_the_emulator_is_asked_for():
         assert "--nproc-per-node=4" in argv and env["TRITON_DIST_BACKEND"] == "emulator"
 
 
+def test_a_vendor_is_asked_for_and_no_gpu_is_there():
+    with pytest.raises(launch.UsageError, match="TRITON_DIST_BACKEND=nvidia: no GPU is visible; leave it out"):
+        planned("test_ag_gemm.py", TRITON_DIST_BACKEND="nvidia")
+    assert "--nproc-per-node=2" in planned("--nproc_per_node", "2", "test_ag_gemm.py", TRITON_DIST_BACKEND="nvidia")[0]
+
+
 def test_user_variables_are_kept():
     _, env = planned("test_gemm_rs.py", OMP_NUM_THREADS="7", PYTHONPATH="/mine", PYTHONUNBUFFERED="0")
     assert env["OMP_NUM_THREADS"] == "7" and env["PYTHONUNBUFFERED"] == "0"

@@ -151,8 +151,11 @@ def plan(command: Command, environ: dict) -> tuple[list, dict]:
         env.setdefault("TRITON_DIST_BACKEND", "emulator")
         env.setdefault("OMP_NUM_THREADS", "1")
         ranks = _EMULATED_RANKS
-    else:
+    elif gpus or "nproc_per_node" in command.options or command.options.get("check"):
         ranks = gpus
+    else:
+        raise UsageError(f"TRITON_DIST_BACKEND={environ.get('TRITON_DIST_BACKEND')}: no GPU is visible; leave it out for "
+                         "emulated ranks, or name --nproc_per_node")
     env.setdefault("PYTHONUNBUFFERED", "1")
     path = str(ROOT / "python")
     if path not in env.get("PYTHONPATH", "").split(os.pathsep):
