@@ -29,9 +29,9 @@ _VERDICTS = """## Bars
 What the project has set itself. *met*: the figure reaches the bar; *unclear*: it does not, but its interval does; *SHORT*: nor
 does its interval; *not measured*: for want of some shapes, whatever others say. *at*: the worst one. us: microseconds a call;
 busbw: GB/s; vs: the other's time over ours; *seq*: in sequence; *best_peer*: the fastest that is not ours. Shapes are the models'
-MLPs: small has 1 to 512 rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048. Sizes are timed in CUDA
-graphs, shapes in eager calls, and of *dispatch* the host's time. How means and their intervals are formed: `bench/bars.py`. The same from the
-command line: `triton-dist bench --verify-bars`.
+MLPs: small has 1 to 512 rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048. Sizes are timed in CUDA graphs,
+shapes in eager calls, and of *dispatch* the host's time. How means and their intervals are formed: `bench/bars.py`. The same
+from the command line: `triton-dist bench --verify-bars`.
 """
 _HOST_TIME = """## Host time
 
