@@ -77,6 +77,9 @@ class Thread:
         self.together = False                        # its next release is made by the last of its warps: all have released
         self.stale: list = []                        # (start, end, name) of freed heap ranges that its arguments point to
         self.ahead: Optional[np.ndarray] = None      # what it knows behind gdc_wait, until it has called that
+        # Of a stream, what a kernel knows that overlaps its last operation, and its present one.
+        self.beside: Optional[np.ndarray] = None
+        self.early: Optional[np.ndarray] = None
         self._set_own()
 
     @property

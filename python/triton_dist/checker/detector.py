@@ -80,7 +80,6 @@ class Detector(Observer):
         if found is None:
             found = stream.hb = self._new(f"stream {stream.name}", stream.device.rank, "stream")
             stream.issues, stream.snapshots, stream.follows = {}, {}, []
-            stream.beside = stream.early = None      # clocks: of a kernel that overlaps the last operation, and the present one
         return found
 
     def spawned(self, actor: Any) -> None:
@@ -100,12 +99,11 @@ class Detector(Observer):
 
     def _start(self, program: Any, hand: Thread) -> tuple:
         """(what a program knows as it starts, what it knows behind its gdc_wait; None where that is the same)."""
-        stream, launch = program.stream, program.launch
-        if stream.beside is None:
-            stream.beside = hand.C.copy()            # let in behind gdc_wait, the next kernel knows what is ahead of this one
-        if stream.early is None or not launch.overlaps:
+        if hand.beside is None:
+            hand.beside = hand.C.copy()              # let in behind gdc_wait, the next kernel knows what is ahead of this one
+        if hand.early is None or not program.launch.overlaps:
             return hand.C, None
-        return stream.early, hand.C.copy()
+        return hand.early, hand.C.copy()
 
     def caught_up(self) -> None:
         thread = self.thread()
@@ -115,9 +113,9 @@ class Detector(Observer):
             thread.ahead = None
 
     def let_in(self) -> None:
-        actor, thread = self.scheduler.current, self.thread()
+        thread = self.thread()
         if thread.ahead is not None:
-            actor.stream.beside = actor.stream.early
+            thread.home.beside = thread.home.early
 
     def _stale(self, program: Any) -> list:
         """Heap ranges of tensors that a launch was given after they were freed."""
@@ -200,7 +198,7 @@ class Detector(Observer):
         if ticket:
             stream.issues[ticket] = issue
         else:
-            stream.beside = None
+            hand.beside = None
             self._begin(hand, issue)
             for other, point in issue[1]:
                 self._follow(hand, other, point)
@@ -222,7 +220,7 @@ class Detector(Observer):
         hand = self._of_stream(stream)
         issue = stream.issues[ticket]
         early = copy.copy(hand)
-        early.C, stream.beside = stream.beside, None
+        early.C, hand.beside = hand.beside, None
         self._begin(hand, issue)
         for thread in [hand] + [early] * (early.C is not None):
             for other, point in issue[1]:
@@ -231,7 +229,7 @@ class Detector(Observer):
         if early.C is not None:
             early.learn(issue[0])
             early.trust()
-        stream.early = early.C
+        hand.early = early.C
 
     def completed(self, stream: Any, ticket: int) -> None:
         hand = self._of_stream(stream)
