@@ -9,6 +9,7 @@ import triton.language as tl
 import triton_dist
 import triton_dist.language as dl
 from triton_dist.checker import check_kernel
+from triton_dist.language import gdc_wait as turn
 
 
 @triton_dist.jit
@@ -41,6 +42,28 @@ def between(out, WAIT_FIRST: tl.constexpr):
     if not WAIT_FIRST:
         dl.gdc_wait()
     tl.store(out, 1.0)
+
+
+@triton.jit
+def gdc_wait():
+    """A name is not enough: this waits for nothing."""
+
+
+@triton.jit
+def by_another_name():
+    turn()
+
+
+@triton.jit
+def by_triton():
+    tl.extra.cuda.gdc_wait()
+
+
+@triton_dist.jit
+def consume_by(x, out, WAIT: tl.constexpr):
+    offsets = tl.arange(0, 64)
+    tl.store(out + offsets, tl.load(x + offsets))                # early by another way
+    WAIT()
 
 
 def faults(script):
@@ -100,3 +123,13 @@ def test_a_kernel_that_lets_the_next_one_in_before_it_has_waited_lets_it_overlap
         consume[(1,)](x, out, "load")
     found = faults(script)
     assert not found if wait_first else "store and load of 'x'" in found[0][1]
+
+
+@pytest.mark.parametrize("wait, overlaps", [(by_another_name, True), (by_triton, True), (in_turn, True), (gdc_wait, False)])
+def test_a_kernel_overlaps_where_it_waits_whatever_the_function_is_called(wait, overlaps):
+    def script(x, out, _):
+        produce[(1,)](x)
+        consume_by[(1,)](x, out, wait)
+    found = faults(script)
+    assert bool(found) == overlaps
+    assert not found or found[0][0] == "race" and "# early by another way" in found[0][1]

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Every op is clean, and checking costs little."""
 import time
+from types import SimpleNamespace
 
 import pytest
 from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, V, back_to_back, overtaking, side_stream, two_groups
@@ -9,6 +10,7 @@ from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, V, back_to_back, overtak
 from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.checker import check_kernel
 from triton_dist.checker.schedules import schedules
+from triton_dist.ops.traffic import sent
 
 
 class CoreAG(AG):
@@ -145,3 +147,9 @@ def test_checking_costs_at_most_as_much_as_running(op):
 def test_twenty_schedules_take_less_than_half_a_minute():
     report = check_kernel(lambda: back_to_back([AG(64, 64, 256)] * 3), 4, 20)
     assert report.clean and report.seconds < 30, str(report)
+
+
+def test_an_op_without_a_formula_counts_nothing():
+    group = SimpleNamespace(size=2, rank=0, world_ranks=(0, 1))
+    assert sent({"op": "somebody's own", "m": 4}, group) == {}
+    assert sent({}, group) == {}

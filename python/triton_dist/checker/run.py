@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 from triton_dist.backends.emulator import gluon_smem, memory
 from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.checker import sites, ties
 from triton_dist.checker.detector import Detector
 from triton_dist.checker.faults import Faults, Found
 from triton_dist.checker.global_memory import CheckedMemory
@@ -21,12 +22,16 @@ from triton_dist.checker.trouble import note_error
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """What lives before the block is not looked at by the collector inside: a run makes many small objects, all its own."""
+    """What lives before the block is not looked at by the collector inside: a run makes many small objects, all its own.
+
+    After it nothing that the checker remembers keeps a kernel alive."""
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        sites.forget()
+        ties.forget()
 
 
 @contextmanager

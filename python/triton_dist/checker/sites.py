@@ -31,6 +31,11 @@ class Site(NamedTuple):
 _interned: dict = {}     # ids of codes and instructions -> stack; a stack keeps its codes, so their ids stay their own
 
 
+def forget() -> None:
+    """Drops the stacks that are known, so that they keep no kernel alive. Nothing of the runs before may be in use."""
+    _interned.clear()
+
+
 def kernel_stack(frame: Any = None) -> tuple:
     """Of the running kernel, or one that stands at a frame: ((code, instruction), ...), innermost first; () outside a kernel.
 

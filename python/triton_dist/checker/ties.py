@@ -5,24 +5,19 @@
 Names are followed through assignments of the function, in any order, and through parameters into the calling statements.
 """
 import ast
-import functools
-from pathlib import Path
 from typing import Any, Optional
+
+from triton_dist.backends.emulator import sources
 
 _CONSUME = "consume_token"
 
 
-@functools.lru_cache(None)
-def _functions(file: str) -> list:
-    """All function definitions of a file."""
-    try:
-        tree = ast.parse(Path(file).read_text())
-    except (OSError, SyntaxError, ValueError):       # typed at a prompt, or gone
-        return []
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-
-
 _answers: dict = {}          # id of a stack -> (the stack, which keeps the id its own, the answer)
+
+
+def forget() -> None:
+    """Drops the answers that are known, and with them the code they keep alive."""
+    _answers.clear()
 
 
 def tied(stack: tuple) -> Optional[bool]:
@@ -48,12 +43,12 @@ def _tied(stack: tuple) -> Optional[bool]:
 def _place(code: Any, instruction: int) -> tuple:
     """(function definition, call expression) of an instruction; the second is None where it is not found."""
     line, _, column, _ = list(code.co_positions())[instruction // 2]
-    for function in _functions(code.co_filename):
-        if function.name == code.co_name and function.lineno <= (line or 0) <= function.end_lineno:
-            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)
-                     and node.lineno == line and node.col_offset == (column or 0) + function.col_offset]
-            return function, max(calls, key=lambda call: (call.end_lineno, call.end_col_offset), default=None)
-    return None, None
+    function = sources.definition_of(code)
+    if function is None:
+        return None, None
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)
+             and node.lineno == line and node.col_offset == column]
+    return function, max(calls, key=lambda call: (call.end_lineno, call.end_col_offset), default=None)
 
 
 def _depends(function: ast.FunctionDef, expressions: list, callers: tuple) -> Optional[bool]:

@@ -23,6 +23,8 @@ from triton_dist.runtime.errors import UnsupportedFeature
 NAME = "emulator"
 _LIMITS = dict(max_shared_mem=232448, max_num_regs=65536, warpSize=32, sm_clock_rate=1, mem_clock_rate=1,
                mem_bus_width=1)
+# How a kernel's first IR shows that it waits for the kernel ahead: our primitive, and Triton's.
+_GDC_WAITS = ('"tdist_gdc_wait"', "griddepcontrol.wait")
 
 
 class EmulatorCompiler(CUDABackend):
@@ -37,13 +39,15 @@ class EmulatorCompiler(CUDABackend):
         return target.backend == NAME
 
     def hash(self) -> str:
-        return f"triton_dist-{NAME}-1"
+        return f"triton_dist-{NAME}-2"
 
     def add_stages(self, stages: dict, options: Any, language: Any) -> None:
         gluon = getattr(language, "name", "TRITON") != "TRITON"
 
         def check(module: Any, metadata: dict) -> Any:
-            metadata.update(name=module.get_entry_func_name(), shared=0, tmem_size=0)
+            text = str(module)
+            metadata.update(name=module.get_entry_func_name(), shared=0, tmem_size=0,
+                            waits_its_turn=any(call in text for call in _GDC_WAITS))
             return module
         for first in ("glir", "ttgir") if gluon else ("ttir", ):      # what Gluon's front end makes: 3.9, 3.6
             stages[first] = check
@@ -143,7 +147,9 @@ def _launcher(source: Any, metadata: Any) -> Callable:
     def run(x: int, y: int, z: int, stream: Any, function: Any, packed: Any, described: Any, enter: Any, leave: Any,
             *args: Any) -> None:
         options = dict(num_warps=metadata.num_warps, num_ctas=metadata.num_ctas)
-        perform(machine().device(), frontend.bind(kernel, (x, y, z), args, options), described, enter, leave)
+        bound = frontend.bind(kernel, (x, y, z), args, options)
+        bound.overlaps |= metadata.waits_its_turn
+        perform(machine().device(), bound, described, enter, leave)
     return run
 
 

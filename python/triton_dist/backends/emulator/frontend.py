@@ -190,15 +190,4 @@ def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
 
     return Launch(kernel.__name__, _grid(grid, dict(bound.arguments)), int(options.get("num_warps") or 4), body,
                   int(options.get("num_ctas") or 1), bool(options.get("launch_cooperative_grid")), keep,
-                  bool(options.get("launch_pdl")) or _waits_its_turn(kernel.fn))
-
-
-@functools.cache
-def _waits_its_turn(fn: Callable) -> bool:
-    """Whether a kernel, or a jit function that it names, calls gdc_wait."""
-    names = fn.__code__.co_names
-    if "gdc_wait" in names:
-        return True
-    found = [fn.__globals__.get(name) for name in names]
-    found += [getattr(module, name, None) for module in found if inspect.ismodule(module) for name in names]
-    return any(_waits_its_turn(other.fn) for other in found if rebuild.is_jit(other) and other.fn is not fn)
+                  bool(options.get("launch_pdl")))

@@ -5,7 +5,6 @@
 Triton 3.6 has them with a constructor that the class defines; 3.9 also makes one from the fields, with defaults, and
 freezes what it has made. Fields are checked against their annotations, as Triton does while it traces.
 """
-import functools
 import inspect
 import types
 from typing import Any
@@ -90,9 +89,14 @@ def _constructor(kind: Any, fields: dict) -> Any:
     return rebuild.build(start) if rebuild.is_jit(start) else start
 
 
-@functools.lru_cache(None)
 def rebuilt(kind: Any) -> type:
-    """An aggregate class as rebuilt code sees it."""
+    """An aggregate class as rebuilt code sees it. It is kept on the class itself and goes with it."""
+    if "__tdist_rebuilt__" not in vars(kind):
+        kind.__tdist_rebuilt__ = _rebuild(kind)
+    return kind.__tdist_rebuilt__
+
+
+def _rebuild(kind: Any) -> type:
     members: dict = {"_fields": _fields_of(kind), "__triton_aggregate__": True, "__doc__": kind.__doc__}
     members["__aggregate_fields__"] = tuple(members["_fields"])
     made = type(kind.__name__, (Aggregate, ), members)

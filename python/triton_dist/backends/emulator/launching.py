@@ -20,7 +20,8 @@ def launch(device: Device, kernel: Any, grid: Any, args: tuple, kwargs: dict) ->
     for hook in getattr(kernel, "pre_run_hooks", ()):
         hook(*args, **kwargs)
     bound = frontend.bind(kernel, grid, args, kwargs)
-    trace(kernel, args, kwargs)
+    traced = trace(kernel, args, kwargs)
+    bound.overlaps |= getattr(getattr(traced, "metadata", None), "waits_its_turn", False)
     programs, most = math.prod(bound.grid), device.scheduler.num_sms
     if bound.cooperative and programs > most:
         raise InvalidArgument(f"{bound.name}: a cooperative launch of {programs} programs, of which {most} can be resident at a "

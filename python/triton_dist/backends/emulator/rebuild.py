@@ -7,9 +7,9 @@ with new globals: other jit functions are rebuilt likewise, Triton's builtins be
 that convert on first use, constexpr helpers stay. Nothing in Triton is patched, so one process can compile and emulate.
 """
 import ast
+import copy
 import functools
 import inspect
-import textwrap
 import types
 import weakref
 from typing import Any, Callable
@@ -18,7 +18,7 @@ from triton import knobs
 from triton.language import core
 from triton.runtime.jit import ConstexprFunction, JITCallable
 
-from triton_dist.backends.emulator import primitives, statements
+from triton_dist.backends.emulator import primitives, sources, statements
 from triton_dist.backends.emulator.registry import MARK, TWINS, twin, unsupported
 from triton_dist.language._call import SELECT
 from triton_dist.runtime.errors import UnsupportedFeature
@@ -224,9 +224,20 @@ if hasattr(core, "condition"):
 _BY_IDENTITY[id(range)] = statements.loop
 
 
+_GLUON = "triton.experimental.gluon.language."
+_OURS = ("triton_dist.language.memory", "triton_dist.backends.nvidia.hopper_prims")       # modules of ours that have twins
+
+
 def key_of(fn: Any) -> str:
-    """'core.load': the last part of a builtin's module, without underscore, and its name."""
-    return f"{fn.__module__.split('.')[-1].lstrip('_')}.{fn.__qualname__}"
+    """The name under which a function of Triton's language may have a twin; '' for a function of any other module.
+
+    'core.load': the last part of its module, without underscore, and its own name. Only Triton's modules and the two of
+    ours count, by their full names: a user's module may be called math.py.
+    """
+    module = str(getattr(fn, "__module__", ""))
+    if not hasattr(fn, "__qualname__") or not (module.startswith(("triton.language.", _GLUON)) or module in _OURS):
+        return ""
+    return f"{module.split('.')[-1].lstrip('_')}.{fn.__qualname__}"
 
 
 def convert(value: Any) -> Any:
@@ -248,18 +259,15 @@ def convert(value: Any) -> Any:
         return TWINS[_gluon_key(value)]
     extra = str(getattr(value, "__module__", "")).startswith("triton.language.extra")
     if extra or getattr(value, "__triton_builtin__", False):
-        key = key_of(value) if hasattr(value, "__qualname__") else ""
-        return TWINS.get(key) or (_missing(key) if callable(value) else value)
+        known = TWINS.get(key_of(value))
+        return known or (_missing(f"{value.__module__}.{getattr(value, '__qualname__', '')}") if callable(value) else value)
     return value
-
-
-_GLUON = "triton.experimental.gluon.language."
 
 
 def _gluon_key(fn: Any) -> str:
     """'gluon_core.arange' for a function or class of Gluon's own; '' for all else."""
-    module = str(getattr(fn, "__module__", ""))
-    return f"gluon_{key_of(fn)}" if module.startswith(_GLUON) and hasattr(fn, "__qualname__") else ""
+    key = key_of(fn)
+    return f"gluon_{key}" if key and fn.__module__.startswith(_GLUON) else ""
 
 
 def _missing(key: str) -> Callable:
@@ -274,9 +282,7 @@ def build(jit_function: Any) -> Callable:
     found = _built.get(fn)
     if found is not None:
         return found
-    lines, start = inspect.getsourcelines(fn)
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    ast.increment_lineno(tree, max(start, 1) - 1)
+    tree = sources.read(jit_function, fn)
     code, outer = fn.__code__, dict(fn.__globals__)
     for name, cell in zip(code.co_freevars, fn.__closure__ or ()):
         try:
@@ -284,11 +290,13 @@ def build(jit_function: Any) -> Callable:
         except ValueError:
             pass                                 # a name that its scope has not bound yet
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & outer.keys()
+    definition = copy.deepcopy(tree.body[0])
     node = _Rewriter({n for n in names if not _readable(n, outer[n])}).function(tree.body[0])
     tree.body = [node]
     scope = {"__builtins__": statements.BUILTINS, "__name__": fn.__module__, MARK: True, **_HELPERS}
     exec(compile(ast.fix_missing_locations(tree), code.co_filename, "exec"), scope)
     made = _built[fn] = scope[node.name]
+    sources.keep(made.__code__, definition)
     made.__defaults__ = tuple(map(convert, fn.__defaults__)) if fn.__defaults__ else None
     made.__kwdefaults__ = {k: convert(v) for k, v in fn.__kwdefaults__.items()} if fn.__kwdefaults__ else None
     made.__qualname__ = fn.__qualname__

@@ -133,11 +133,13 @@ def _fence(sem: str, scope: str) -> Callable:
 
 # -- overlapping launches ----------------------------------------------------------------------------------------------
 # Kernels of one stream run one after another here; a checker treats them as if they did not.
+@twin("gdc.gdc_wait")
 def gdc_wait() -> IntScalar:
     scheduler.active().observer.caught_up()
     return _ZERO
 
 
+@twin("gdc.gdc_launch_dependents")
 def gdc_launch_dependents() -> IntScalar:
     scheduler.active().observer.let_in()
     return _ZERO
