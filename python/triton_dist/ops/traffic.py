@@ -15,9 +15,8 @@ def sent(call: dict, group: Group) -> dict[int, int]:
     ag_gemm sends its shard to every peer; gemm_rs sends W - 1 chunks of partial sums to the next rank; a collective sends
     every peer its row, all_reduce the whole tensor or, in two hops, a part of it twice, and so does gemm_ar with its product;
     all_reduce_rmsnorm in two hops sends a peer the rows that it sums, and everyone the sums of its own.
-    Of an op that is not known here nothing is returned.
     What torch's collectives send is not counted, nor what all_to_all_vdev does, of which only the device knows; what an op
-    leaves to another one is counted there.
+    leaves to another one is counted there. Of an op that is not known here nothing is returned.
     """
     if call.get("op") not in _KNOWN or call["method"] in ("unfused", "ring", "nccl") or group.size == 1 or call["op"] == "all_to_all_vdev":
         return {}
