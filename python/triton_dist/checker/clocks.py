@@ -176,14 +176,19 @@ class Thread:
         self.events.clear()
         self._set_own()
 
+    def advance(self) -> None:
+        """A new moment of the block and of its one thread: what comes from now on is after what has been handed to another."""
+        self.step()
+        if self.split:
+            self.head_clk += 1
+            self._set_own()
+
     def begin(self) -> None:
         """A program starts behind a kernel boundary, which is a fence of all scopes, and the proxies may rely on all."""
         self.trust()
         known = self.C[KNOWS:SEEN + 1:SEEN].copy()
         self.fences = {2: known, 3: known}
-        self.step()
-        self.head_clk += 1
-        self._set_own()
+        self.advance()
 
     def barrier(self) -> None:
         """All its threads meet."""
@@ -193,23 +198,20 @@ class Thread:
     def released(self) -> np.ndarray:
         """[KNOWS, SEEN] as a release by one thread publishes them; moves on to a new moment."""
         out = self.C[KNOWS:SEEN + 1:SEEN].copy()
-        if self.split:
-            out[0, self.tid] = self.clk if self.together else self.fenced
-            self.together = False
+        if self.split and not self.together:
+            out[0, self.tid] = self.fenced
             self.head_clk += 1
             self.events.clear()
             self._set_own()
         else:
-            self.step()
+            self.together = False
+            self.advance()
         return out
 
     def published(self) -> np.ndarray:
         """All four rows, as a hand-over of the whole block publishes them; moves on to a new moment."""
         out = self.C.copy()
-        self.step()
-        if self.split:
-            self.head_clk += 1
-            self._set_own()
+        self.advance()
         return out
 
 

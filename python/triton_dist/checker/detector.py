@@ -91,7 +91,7 @@ class Detector(Observer):
         if actor.kind == "program":
             known, ahead = self._start(actor, parent)
         made = actor.hb = self._new(actor.name, actor.rank, actor.kind, known, split=True)
-        parent.step()
+        parent.advance()
         made.cta, made.home, made.ahead = actor.cta, parent.home or parent, ahead
         if actor.kind == "program":
             made.begin()
@@ -141,6 +141,7 @@ class Detector(Observer):
         made.C[:, tid] = clk + 1
         made.cta, made.home, made.stack = issuer.cta, issuer.home, sites.kernel_stack()
         issuer.ids.append((tid, clk + 1))
+        issuer.advance()
         return made
 
     def finished(self, actor: Any) -> None:

@@ -6,6 +6,7 @@ A signal remembers what its last release published; an acquire of sufficient sco
 other rank. A relaxed store publishes what a fence before it published, and the edge of a relaxed load counts behind an
 acquire fence (protocol rule 5).
 """
+import copy
 from typing import Any, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from triton_dist.checker.clocks import SEEN, Thread, joined
 from triton_dist.checker.shadow import Event
 
 LEVELS = {None: 0, "cta": 1, "gpu": 2, "sys": 3}
-_CHAIN = 8               # updates behind a store that are kept apart; more of them are rare
+_CHAIN = 8               # updates after a store that are kept apart, at least
 
 
 class Release:
@@ -26,6 +27,24 @@ class Release:
     def __init__(self, far: np.ndarray, near: np.ndarray, level: int, thread: Thread, sem: str, event: Event, segment: Segment):
         self.far, self.near, self.level, self.rank, self.cta = far, near, level, thread.rank, thread.cta
         self.sem, self.stack, self.event, self.segment = sem, event.stack, event, segment
+
+    def joined(self, later: "Release") -> "Release":
+        """One release that publishes what both do, for what is said of it the later one."""
+        made = copy.copy(later)
+        made.far, made.near = joined(self.far.copy(), later.far), joined(self.near.copy(), later.near)
+        made.cta = later.cta if self.cta is later.cta else None
+        return made
+
+
+def _folded(chain: list) -> list:
+    """The releases of a signal. Now and then old ones of one rank, order and scope become one that publishes what all did."""
+    if len(chain) % _CHAIN:
+        return chain
+    kept: dict = {}
+    for release in chain[:-1]:
+        key = release.rank, release.sem, release.level
+        kept[key] = kept[key].joined(release) if key in kept else release
+    return [*kept.values(), chain[-1]]
 
 
 class Signals:
@@ -114,7 +133,7 @@ class Signals:
             self._heard.difference_update(addresses)
             for at in addresses:
                 before = self._last.get(at) if kind == "atomic" else None
-                self._last[at] = [*before, made][-_CHAIN:] if before else [made]
+                self._last[at] = [*_folded(before), made] if before else [made]
 
     @staticmethod
     def _fenced(thread: Thread, level: int) -> np.ndarray:

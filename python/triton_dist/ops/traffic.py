@@ -5,8 +5,7 @@ from triton_dist.ops import _plan
 from triton_dist.runtime.groups import Group
 
 _COLLECTIVES = ("all_gather", "all_reduce", "all_to_all_single", "reduce_scatter")
-_KNOWN = (*_COLLECTIVES, "ag_gemm", "gemm_rs", "gemm_ar", "all_reduce_rmsnorm", "all_to_all_vdev", "all_gather_2d",
-          "reduce_scatter_2d")
+_KNOWN = (*_COLLECTIVES, "ag_gemm", "gemm_rs", "gemm_ar", "all_reduce_rmsnorm", "all_gather_2d", "reduce_scatter_2d")
 
 
 def sent(call: dict, group: Group) -> dict[int, int]:
@@ -18,7 +17,7 @@ def sent(call: dict, group: Group) -> dict[int, int]:
     What torch's collectives send is not counted, nor what all_to_all_vdev does, of which only the device knows; what an op
     leaves to another one is counted there. Of an op that is not known here nothing is returned.
     """
-    if call.get("op") not in _KNOWN or call["method"] in ("unfused", "ring", "nccl") or group.size == 1 or call["op"] == "all_to_all_vdev":
+    if call.get("op") not in _KNOWN or call["method"] in ("unfused", "ring", "nccl") or group.size == 1:
         return {}
     if call["op"] in _COLLECTIVES:
         return _to_peers(call["n"] * call["dtype"].itemsize, call["op"] == "all_reduce" and call["method"] != "one_shot", group)

@@ -117,6 +117,8 @@ def _notify_warp(op: str, bits: int, scope: str) -> Callable:
         else:                                # lane 0 of every warp that runs the call
             warps = running.current.cta.num_warps if running.current.cta else 1
             for warp in range(warps):
+                if warp:                     # who waits for fewer than all may go on now
+                    running.pause()
                 running.observer.warp_barrier(warp == warps - 1)
                 mem.flag_add(flag.v, value.v, bits, "release", scope)
         return _ZERO
