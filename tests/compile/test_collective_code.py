@@ -14,13 +14,13 @@ ALIGNED = ("x", "out", "data", "slots", "flags", "control", "team", "half", "n")
 
 
 def compiled(kernel, target: str, dtype: str = "bf16", world: int = 4, whole: bool = True, warps: int = 8,
-             scatter: bool = False, summed: bool = True):
+             scatter: bool = False, op: str | None = "sum"):
     """`kernel` with x and out of `dtype`, n divisible by 16."""
     types = {name: "constexpr" if name.isupper() else POINTERS.get(name, "i32") for name in kernel.arg_names}
     types.update({name: f"*{dtype}" for name in ("x", "out", "data") if name in types})
     lanes = 64 if target in HIP else 32
     known = dict(WORLD=world, RANKS=1 << (world - 1).bit_length(), THREADS=lanes * warps, WHOLE=whole, BLOCK=4096,
-                 SCATTER=scatter, SUM=summed)
+                 SCATTER=scatter, OP=op)
     return compile_kernel(kernel, types, {name: value for name, value in known.items() if name in types}, target,
                           divisible=ALIGNED, num_warps=warps, num_stages=1)
 
@@ -100,12 +100,33 @@ def test_push_moves_sixteen_bytes_at_a_time_and_fences_once_a_hop(target):
     assert len(re.findall(r"bar\.sync", text)) == 1 + 2 * (2 if PLAIN_RELEASE else 1)      # Triton 3.9: the exchange has its own
 
 
-@pytest.mark.parametrize("scatter, summed", [(False, False), (True, False), (True, True)])
-def test_one_hop_moves_sixteen_bytes_at_a_time_and_fences_once(scatter, summed):
-    text = "\n".join(instructions(compiled(one_hop_push, "sm_90", warps=16, scatter=scatter, summed=summed)))
+@pytest.mark.parametrize("scatter, op", [(False, None), (True, None), (True, "sum")])
+def test_one_hop_moves_sixteen_bytes_at_a_time_and_fences_once(scatter, op):
+    text = "\n".join(instructions(compiled(one_hop_push, "sm_90", warps=16, scatter=scatter, op=op)))
     assert not re.search(r"(ld|st)\.global\S*\.b16", text), "scalar accesses"
-    assert len(re.findall(r"st\.global\.v4\.b32", text)) == 3 + (1 if summed else 4)
+    assert len(re.findall(r"st\.global\.v4\.b32", text)) == 3 + (1 if op else 4)
     assert len(re.findall(r"atom\.global\.sys\.release", text)) == 1
-    pairs = instructions(built := compiled(one_hop_packets, "sm_90", scatter=scatter, summed=summed))
+    pairs = instructions(built := compiled(one_hop_packets, "sm_90", scatter=scatter, op=op))
     assert sum(bool(re.match(f"st{PAIR}", line)) for line in pairs) == 1 and built.metadata.shared == 0
     assert "convert_layout" not in built.asm["ttgir"]
+
+
+@pytest.mark.parametrize("op", ["avg", "max", "min"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp64", "i32", "i64"])
+@pytest.mark.parametrize("kernel", [*PACKETS, one_hop_push, push_kernel], ids=lambda k: k.__name__)
+def test_every_reduction_compiles_for_each_vendor(kernel, dtype, op):
+    """Three ranks: a lane of packets has no rank."""
+    for target in (CUDA[-1], HIP[-1]):
+        built = compiled(kernel, target, dtype, world=3, op=op)
+        if kernel in PACKETS and target in CUDA:
+            assert "convert_layout" not in built.asm["ttgir"]
+
+
+@pytest.mark.parametrize("dtype", ["i8", "i16", "i32", "i64"])
+def test_bytes_move_in_vectors_whatever_they_stand_for(dtype):
+    text = "\n".join(instructions(compiled(one_hop_push, "sm_90", dtype, scatter=True, op=None)))
+    assert not re.search(r"(ld|st)\.global\S*\.b8", text), "scalar accesses"
+    built = compiled(one_hop_packets, "sm_90", dtype, scatter=True, op=None)
+    assert "convert_layout" not in built.asm["ttgir"]
+    if dtype != "i64":
+        compiled(one_hop_packets, "sm_90", dtype, scatter=True, op=None, whole=False)

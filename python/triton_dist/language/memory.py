@@ -72,7 +72,9 @@ def symm_at(ptr, rank):
     with `ptr`). Alignment survives, so wide loads and stores stay wide. One add; no communication. A rank that loads
     and stores cannot reach (base 0) gives an address that faults when used."""
     shift: tl.constexpr = element_shift(ptr)
-    delta = _symm_delta(rank) >> shift        # in elements: Triton tracks alignment through ptr + int, not casts
+    delta = _symm_delta(rank)
+    if shift > 0:                             # a shift by 0 is dropped, and the hint with it
+        delta = delta >> shift                # in elements: Triton tracks alignment through ptr + int, not casts
     if can_hint(rank):
         delta = tl.multiple_of(delta, 256 >> shift)
     return ptr + delta

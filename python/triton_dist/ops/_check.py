@@ -16,14 +16,15 @@ def matrix(name: str, t: torch.Tensor, like: torch.Tensor | None = None) -> None
     tensor(name, t, like, ndim=2)
 
 
-def tensor(name: str, t: torch.Tensor, like: torch.Tensor | None = None, ndim: int | None = None) -> None:
-    """A fp16, bf16 or fp32 tensor of `ndim` dimensions on this rank's device, of the dtype of `like`."""
+def tensor(name: str, t: torch.Tensor, like: torch.Tensor | None = None, ndim: int | None = None,
+           any_dtype: bool = False) -> None:
+    """A tensor of `ndim` dimensions on this rank's device, of the dtype of `like`: fp16, bf16 or fp32, or any dtype."""
     if not isinstance(t, torch.Tensor):
         raise InvalidArgument(f"{name}: expected a torch.Tensor, found {type(t).__name__}; make one on triton_dist.device()")
     _strided(name, t)
     if ndim is not None and t.ndim != ndim:
         raise InvalidArgument(f"{name}: expected {ndim} dimensions, found shape {list(t.shape)}")
-    if t.dtype not in DTYPES:
+    if t.dtype not in DTYPES and not any_dtype:
         raise InvalidArgument(f"{name}: expected float16, bfloat16 or float32, found {t.dtype}; convert it with .to()")
     if max(t.shape, default=1) >= _MAX_SIZE:
         raise InvalidArgument(f"{name}: expected sizes below 2^31, found shape {list(t.shape)}; split the call")
@@ -78,11 +79,11 @@ def counts(name: str, t: torch.Tensor, shape: tuple, like: torch.Tensor | None =
     _placed(name, t)
 
 
-def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor) -> None:
+def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor, any_dtype: bool = False) -> None:
     """None, or a contiguous tensor of `shape` to write to."""
     if t is None:
         return
-    tensor(name, t, like, len(shape))
+    tensor(name, t, like, len(shape), any_dtype)
     if tuple(t.shape) != tuple(shape):
         raise InvalidArgument(f"{name}: expected shape {list(shape)}, found {list(t.shape)}; pass None to have it allocated")
     if not t.is_contiguous():
@@ -143,6 +144,10 @@ def _strided(name: str, t: torch.Tensor) -> None:
                               "holds this rank's part (a DTensor's to_local(), a sparse tensor's to_dense())")
     if t.is_neg():
         raise InvalidArgument(f"{name}: its memory holds the negated values (torch's neg bit); pass {name}.resolve_neg()")
+    if t.is_conj():
+        raise InvalidArgument(f"{name}: its memory holds the conjugates (torch's conj bit); pass {name}.resolve_conj()")
+    if t.is_quantized:
+        raise InvalidArgument(f"{name}: expected plain elements, found the quantized {t.dtype}; pass {name}.int_repr()")
 
 
 def _placed(name: str, t: torch.Tensor) -> None:

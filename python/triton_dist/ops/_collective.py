@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _plan
+from triton_dist.ops import _check, _plan
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -13,6 +13,8 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, worksp
 
 KIB, MIB = 1 << 10, 1 << 20
 WORD = 8                                # bytes of data in a pair of packets, which takes twice as many
+REDUCTIONS = ("sum", "avg", "max", "min")
+REDUCED = (*_check.DTYPES, torch.float64, torch.int32, torch.int64)         # dtypes that kernels reduce
 MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; addresses of packets fit int32
 
 # What "auto" takes, by op and by number of ranks (the next larger one listed): (up to how many bytes of tensor, method); above
@@ -37,15 +39,16 @@ def by_size(op: str, world: int, nbytes: int, above: str = "nccl") -> str:
     return next((method for most, method in steps if nbytes <= most), above)
 
 
-def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int) -> str:
+def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int, unserved: str | None = None) -> str:
     """The method of a call that has no plan yet. Every argument is equal on all ranks, so the answer is.
 
+    unserved: why no kernel serves it, if none does wherever it runs.
     The last of `methods` runs anywhere: auto is that one where no kernel can run, and inside graph capture without a plan.
     """
     anywhere = methods[-1]
     if not isinstance(method, str) or method not in ("auto", *methods):
         raise InvalidArgument(f"method: expected one of auto, {', '.join(methods)}, found {method!r}; leave it out for 'auto'")
-    reason = _plan.no_kernel(group)
+    reason = unserved or _plan.no_kernel(group)
     if reason is not None and method not in ("auto", anywhere):
         raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or {anywhere!r}")
     if method == "auto":
@@ -54,6 +57,15 @@ def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int) -> s
         others = " or ".join(repr(name) for name in methods if not name.endswith("_shot"))
         raise InvalidArgument(f"method: {method!r} carries at most {MOST_PACKET_BYTES} bytes, found {nbytes}; use {others}")
     return method
+
+
+def reduction(op: Any) -> str:
+    """The name of `op` as users give it: a name, or one of torch's ReduceOp."""
+    name = op if isinstance(op, str) else getattr(op, "name", getattr(op, "__name__", None))
+    name = name.lower() if isinstance(name, str) else name
+    if name not in REDUCTIONS:
+        raise InvalidArgument(f"op: expected one of {', '.join(REDUCTIONS)}, found {op!r}; use torch.distributed for others")
+    return name
 
 
 def words(n: int, dtype: torch.dtype) -> int:

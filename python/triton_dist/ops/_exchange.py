@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """How every collective is called: checks, the plan of a call, and the plans that all of them share."""
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Callable
 
 import torch
 
 from triton_dist.ops import _check, _collective, _plan, _recent
+from triton_dist.ops._bytes import carrier_of, flat
 from triton_dist.ops._one_hop import one_hop_packets, one_hop_push
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
@@ -19,12 +20,14 @@ from triton_dist.runtime.workspace import CountedWorkspace, team
 class Collective:
     """What distinguishes one collective from another.
 
-    scatter: x has a row for each rank, else all get the same. summed: what arrives is added up, else out has a row from each.
-    library(x, group, out): the group's own collective, on contiguous tensors. plans: methods of its own, beside those of one hop.
+    scatter: x has a row for each rank, else all get the same. reduction: what is done to what arrives ("sum", where a call does
+    not say another), or None: out has a row from each rank, and elements are only moved, so that they may be of any dtype.
+    library: the group's own collective, on contiguous tensors (x, group, out) or, with a reduction, (x, group, out, reduction).
+    plans: methods of its own, beside those of one hop.
     """
     name: str
     scatter: bool
-    summed: bool
+    reduction: str | None
     library: Callable
     plans: dict = field(default_factory=dict)
 
@@ -33,6 +36,11 @@ class Collective:
         """Names that `method` may have, beside auto."""
         return tuple(dict.fromkeys(("one_shot", *self.plans, "push", "nccl")))
 
+    @property
+    def reduces(self) -> bool:
+        """Whether what arrives is reduced, else moved."""
+        return self.reduction is not None
+
     @cached_property
     def calls(self) -> _recent.Calls:
         """Its calls."""
@@ -40,9 +48,9 @@ class Collective:
 
     def out_shape(self, shape: tuple, world: int) -> tuple:
         """Of out, for x of `shape`: rows are along the first dimension."""
-        if self.scatter and self.summed:
+        if self.scatter and self.reduces:
             return (shape[0] // world, *shape[1:])
-        if not self.scatter and not self.summed:
+        if not self.scatter and not self.reduces:
             return (shape[0] * world, *shape[1:])
         return tuple(shape)
 
@@ -55,38 +63,48 @@ class Collective:
         return out.data_ptr() - x.data_ptr() == (shift if x.numel() > out.numel() else -shift)
 
 
-def call(op: Collective, x: torch.Tensor, group: Any, out: torch.Tensor | None, method: str) -> torch.Tensor:
-    """One call of a collective. Returns out. Raises InvalidArgument before anything is sent."""
-    known = op.calls.known((method,), group, x, None, out)
+def call(op: Collective, x: torch.Tensor, group: Any, out: torch.Tensor | None, method: str,
+         reduction: Any = None) -> torch.Tensor:
+    """One call of a collective. Returns out. Raises InvalidArgument before anything is sent.
+
+    reduction: what the caller asks for; None where the op only moves elements.
+    """
+    known = op.calls.known((method, reduction), group, x, None, out)
     if out is None:
         out = known.new_out()
     known.plan.run(known.group, x, out)
     return out
 
 
-def _checked(op: Collective, group: Group, x: torch.Tensor, out: torch.Tensor | None, method: str) -> dict:
+def _checked(op: Collective, group: Group, x: torch.Tensor, out: torch.Tensor | None, method: str, reduction: Any) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.tensor("x", x)
-    if x.ndim == 0 and (op.scatter or not op.summed):
+    _check.tensor("x", x, any_dtype=True)
+    if x.ndim == 0 and (op.scatter or not op.reduces):
         raise InvalidArgument(f"x: expected at least 1 dimension for {op.name}, found a scalar; pass x.view(1)")
     if op.scatter and x.shape[0] % group.size:
         raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, found {x.shape[0]}; "
                               "pad the rows")
-    n, rows = x.numel() // (group.size if op.scatter else 1), 1 if op.summed and not op.scatter else group.size
-    _check.output("out", out, op.out_shape(tuple(x.shape), group.size), like=x)
+    n, rows = x.numel() // (group.size if op.scatter else 1), 1 if op.reduces and not op.scatter else group.size
+    _check.output("out", out, op.out_shape(tuple(x.shape), group.size), like=x, any_dtype=True)
     if not op.in_place(x, out, group):
         _check.no_overlap("out", out, x=x)
     _check.no_grad(x=x)
-    chosen = _collective.choose(op.name, method, op.methods, group, n * rows * x.element_size())
-    if n * rows >= 2**31 and chosen != "nccl":
+    unserved = None
+    if op.reduces:
+        reduction = _collective.reduction(reduction)
+        if reduction == "avg" and x.dtype == torch.bool:
+            raise InvalidArgument("op: 'avg' is of numbers, found torch.bool; convert x with .to()")
+        unserved = None if x.dtype in _collective.REDUCED else f"kernels reduce no {x.dtype}"
+    chosen = _collective.choose(op.name, method, op.methods, group, n * rows * x.element_size(), unserved)
+    if n * rows * carrier_of(x.dtype)[1] >= 2**31 and chosen != "nccl":
         raise InvalidArgument(f"method: {method!r} carries fewer than 2^31 elements over all ranks, found shape {list(x.shape)}; "
                               "use 'auto' or 'nccl', or split the call")
-    return dict(op=op.name, n=n, dtype=x.dtype, method=chosen)
+    return dict(op=op.name, n=n, dtype=x.dtype, method=chosen, reduction=reduction)
 
 
 def _make_plan(op: Collective, group: Group, agreed: dict, x: torch.Tensor, out: torch.Tensor | None) -> Any:
     """Decides how calls like this one run. Collective at the first use of a shape."""
-    meet, method = _plan.agree_once(group, agreed), agreed["method"]
+    meet, method, op = _plan.agree_once(group, agreed), agreed["method"], replace(op, reduction=agreed["reduction"])
     shape = op.out_shape(tuple(x.shape), group.size)
     if group.size == 1 or agreed["n"] == 0:
         plan: Any = Alone()
@@ -95,8 +113,9 @@ def _make_plan(op: Collective, group: Group, agreed: dict, x: torch.Tensor, out:
     else:
         out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
         make = op.plans.get(method) or {"one_shot": OneHopPackets, "push": OneHopPush}[method]
-        plan = make(op, x.contiguous(), out, agreed["n"], group, meet)
-        plan.copies = not x.is_contiguous()
+        carrier, each = (x.dtype, 1) if op.reduces else carrier_of(x.dtype)
+        plan = make(op, flat(x, carrier), flat(out, carrier), each * agreed["n"], group, meet)
+        plan.copies, plan.carrier = not x.is_contiguous(), None if carrier == x.dtype else carrier
     plan.out_shape = shape
     return plan
 
@@ -114,17 +133,24 @@ class Library(_plan.Plan):
     """The group's own collective."""
 
     def __init__(self, op: Collective):
-        self.library, self.captured = op.library, backend().is_capturing()      # capture may be why it was chosen
+        self.op, self.captured = op, backend().is_capturing()                   # capture may be why it was chosen
 
     def run(self, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
         backend().before_torch()
-        self.library(x.contiguous(), group, out)
+        if self.op.reduces:
+            self.op.library(x.contiguous(), group, out, self.op.reduction)
+        else:
+            dtype = x.dtype if x.dtype in _check.DTYPES else torch.uint8        # libraries do not take them all
+            self.op.library(flat(x, dtype), group, flat(out, dtype))
 
 
 class Kernel(_plan.OnWorkspace):
-    """One kernel on a workspace. Holds all that does not change from call to call. copies: whether x has gaps."""
+    """One kernel on a workspace. Holds all that does not change from call to call.
 
-    copies = False
+    copies: whether x has gaps. carrier: the dtype that the kernel takes the tensors' bytes for, where that is not their own.
+    """
+
+    copies, carrier = False, None
 
     def __init__(self, space: CountedWorkspace, kernel: Any, programs: int, x: torch.Tensor, out: torch.Tensor, rest: tuple,
                  options: dict, meet: Callable[[], None]):
@@ -133,6 +159,8 @@ class Kernel(_plan.OnWorkspace):
         meet()
 
     def args(self, x: torch.Tensor, out: torch.Tensor) -> tuple:
+        if self.carrier is not None:
+            return flat(x, self.carrier), flat(out, self.carrier)
         return x.contiguous() if self.copies else x, out
 
 
@@ -144,7 +172,7 @@ class OneHopPackets(Kernel):
         programs, options = _collective.grid_of_packets(words, group.size)
         space, slots, half = _collective.packets(group, group.size * words)
         super().__init__(space, one_hop_packets, programs, x, out, (slots, half, space.control, team(group), n, words),
-                         dict(SCATTER=op.scatter, SUM=op.summed, **options, WHOLE=_collective.whole_words(n, x, out)), meet)
+                         dict(SCATTER=op.scatter, OP=op.reduction, **options, WHOLE=_collective.whole_words(n, x, out)), meet)
 
 
 class OneHopPush(Kernel):
@@ -156,4 +184,4 @@ class OneHopPush(Kernel):
                                                 rounds * programs * group.size)
         super().__init__(space, one_hop_push, programs, x, out,
                          (data, data.numel() // 2, flags, flags.numel() // 2, space.control, team(group), n, blocks, rounds),
-                         dict(SCATTER=op.scatter, SUM=op.summed, **options), meet)
+                         dict(SCATTER=op.scatter, OP=op.reduction, **options), meet)

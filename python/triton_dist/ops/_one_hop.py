@@ -1,21 +1,22 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Kernels in which every rank sends something to every rank once, and sums or keeps what arrives.
+"""Kernels in which every rank sends something to every rank once, and reduces or keeps what arrives.
 
-SCATTER: x is [WORLD, n] and rank j gets row j, else x is [n] and all ranks get it. SUM: out is [n], the sum over ranks of what
-arrived, else it is [WORLD, n], a row from each rank. So all-reduce is SUM alone, reduce-scatter both, all-to-all SCATTER alone,
-and all-gather neither. `out` may be x, or where one of them has one row, this rank's row of the other. Sums are in fp32 in an
-order that all ranks share, with one rounding.
+SCATTER: x is [WORLD, n] and rank j gets row j, else x is [n] and all ranks get it. OP: out is [n], the reduction over ranks
+of what arrived (ops._reduce), or where OP is None it is [WORLD, n], a row from each rank. So all-reduce has OP alone,
+reduce-scatter both, all-to-all SCATTER alone, and all-gather neither. `out` may be x, or where one of them has one row, this
+rank's row of the other. Reductions are in an order that all ranks share, with one rounding.
 """
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, release, store_words, sum_over_ranks
+from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, reduce_over_ranks, release, store_words
+from triton_dist.ops._reduce import combined, finished, neutral
 from triton_dist.runtime.jit import jit
 
 
 @jit(do_not_specialize=["n", "words"])
-def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.constexpr, SUM: tl.constexpr, WORLD: tl.constexpr,
+def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.constexpr, OP: tl.constexpr, WORLD: tl.constexpr,
                     RANKS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
     """Packets: int64 slots [2 halves of `half`][rank][words][pair], for n elements in `words` words.
 
@@ -32,7 +33,7 @@ def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.co
     inbox = slots + (epoch & 1) * half
     outbox += (epoch & 1) * half
     source = x + rank * n if SCATTER else x
-    target = out if SUM else out + rank * n
+    target = out if OP is not None else out + rank * n
     block: tl.constexpr = THREADS // RANKS
     first, step = tl.program_id(0) * block, tl.num_programs(0) * block
     for start in range(first, words, step):
@@ -46,15 +47,15 @@ def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.co
         own = (rank == index) & inside
         mine = load_words(source, word, own, n, WHOLE)
         arrived = mine | dl.ll_load_pair(inbox + 2 * (rank * words + word), epoch, peer & inside)
-        if SUM:
-            store_words(target, word, own, n, sum_over_ranks(arrived, x.dtype.element_ty, RANKS), WHOLE)
+        if OP is not None:
+            store_words(target, word, own, n, reduce_over_ranks(arrived, x.dtype.element_ty, WORLD, RANKS, OP), WHOLE)
         else:
             store_words(target, word, (rank < WORLD) & inside, n, arrived, WHOLE)
 
 
 @jit(do_not_specialize=["blocks", "rounds"])
 def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks, rounds, SCATTER: tl.constexpr,
-                 SUM: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+                 OP: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
     """Plain stores: data [2 halves of `half`][rank][blocks * BLOCK], for n elements in `blocks` blocks.
 
     In round t a program sends block t * programs + pid to all peers and takes what came in round t - 1, so that links never idle.
@@ -92,12 +93,12 @@ def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks
             offs = ((t - 1) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             here = dl.consume_token(inbox, token) + offs
             mine = tl.load(own + offs, mask=offs < n, other=0.0)
-            if SUM:
-                total = tl.zeros((BLOCK,), tl.float32)
+            if OP is not None:
+                total = neutral((BLOCK,), x.dtype.element_ty, OP)
                 for r in tl.static_range(WORLD):
                     theirs = tl.load(here + r * pitch, mask=(offs >= 0) & (index != r), other=0.0)
-                    total += tl.where(index == r, mine, theirs).to(tl.float32)
-                tl.store(out + offs, total.to(out.dtype.element_ty), mask=offs < n)
+                    total = combined(total, tl.where(index == r, mine, theirs).to(total.dtype), OP)
+                tl.store(out + offs, finished(total, WORLD, OP).to(out.dtype.element_ty), mask=offs < n)
             else:
                 tl.store(out + index.to(tl.int64) * n + offs, mine, mask=offs < n)
                 for i in tl.static_range(1, WORLD):

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
+from triton_dist.ops._reduce import finished, neutral, reduced
 from triton_dist.runtime.workspace import MAX_PROGRAMS, TEAM_DELTAS
 
 _COPIES, _DELTAS = tl.constexpr(MAX_PROGRAMS), tl.constexpr(TEAM_DELTAS)
@@ -58,16 +59,16 @@ def release(flags, epoch, mask):
 
 @triton.jit
 def load_words(x, word, mask, n, WHOLE: tl.constexpr):
-    """int64 words of x [n], each of 2 or 4 elements: those at `word` where `mask`, 0 beyond the end.
+    """int64 words of x [n], each of 1 to 8 elements: those at `word` where `mask`, 0 beyond the end.
 
-    WHOLE: x consists of whole words and begins at a multiple of 8 bytes.
+    WHOLE: x consists of whole words and begins at a multiple of 8 bytes, as 8-byte elements always do.
     """
     bits: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
     each: tl.constexpr = 64 // bits
     if WHOLE:
         words = tl.load(x.to(tl.pointer_type(tl.int64), bitcast=True) + word, mask=mask & (word < n // each), other=0)
     else:
-        raw = x.to(tl.pointer_type(tl.int16 if bits == 16 else tl.int32), bitcast=True)
+        raw = x.to(tl.pointer_type(tl.int8 if bits == 8 else (tl.int16 if bits == 16 else tl.int32)), bitcast=True)
         words = tl.zeros_like(word).to(tl.int64)
         for e in tl.static_range(each):
             at = each * word + e
@@ -84,7 +85,7 @@ def store_words(out, word, mask, n, words, WHOLE: tl.constexpr):
     if WHOLE:
         tl.store(out.to(tl.pointer_type(tl.int64), bitcast=True) + word, words, mask=mask & (word < n // each))
     else:
-        raw = out.to(tl.pointer_type(tl.int16 if bits == 16 else tl.int32), bitcast=True)
+        raw = out.to(tl.pointer_type(tl.int8 if bits == 8 else (tl.int16 if bits == 16 else tl.int32)), bitcast=True)
         for e in tl.static_range(each):
             at = each * word + e
             tl.store(raw + at, (words >> (bits * e)).to(raw.dtype.element_ty), mask=mask & (at < n))
@@ -92,31 +93,51 @@ def store_words(out, word, mask, n, words, WHOLE: tl.constexpr):
 
 @triton.jit
 def packed(values, e, dtype: tl.constexpr):
-    """fp32 `values` rounded to `dtype`, as element `e` of int64 words that are 0 elsewhere."""
+    """`values`, rounded to `dtype` of 2 to 8 bytes, as element `e` of int64 words that are 0 elsewhere."""
     bits: tl.constexpr = dtype.primitive_bitwidth
-    raw = values.to(dtype).to(tl.int16 if bits == 16 else tl.int32, bitcast=True).to(tl.int64)
-    return (raw & ((1 << bits) - 1)) << (bits * e)
+    if bits == 64:
+        return values.to(tl.int64, bitcast=True)
+    else:
+        raw = values.to(dtype).to(tl.int16 if bits == 16 else tl.int32, bitcast=True).to(tl.int64)
+        return (raw & ((1 << bits) - 1)) << (bits * e)
 
 
 @triton.jit
 def unpacked(words, e, dtype: tl.constexpr):
-    """Element `e` of int64 words of `dtype` elements, in fp32."""
+    """Element `e` of int64 words of `dtype` elements, of the type that `dtype` is reduced in."""
     bits: tl.constexpr = dtype.primitive_bitwidth
-    return (words >> (bits * e)).to(tl.int16 if bits == 16 else tl.int32).to(dtype, bitcast=True).to(tl.float32)
+    if bits == 64:
+        return words.to(dtype, bitcast=True)
+    else:
+        values = (words >> (bits * e)).to(tl.int16 if bits == 16 else tl.int32).to(dtype, bitcast=True)
+        return values.to(tl.float32) if dtype.is_floating() else values
 
 
 @triton.jit
-def sum_over_ranks(words, dtype: tl.constexpr, RANKS: tl.constexpr):
-    """The sum of each RANKS neighbours of int64 words [THREADS] of `dtype` elements, in the place of each of them.
+def reduce_over_ranks(words, dtype: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, OP: tl.constexpr):
+    """The reduction (see ops._reduce) of each RANKS neighbours of int64 words [THREADS] of `dtype`, in the place of each of them.
 
-    In fp32, by tl.sum's tree, with one rounding to `dtype`.
+    By a tree, with one rounding to `dtype`. Of RANKS neighbours the first WORLD have terms.
     """
-    return sum_and_add(words, (), dtype, RANKS)
+    threads: tl.constexpr = words.shape[0]
+    total = tl.zeros((threads, ), tl.int64)
+    for e in tl.static_range(64 // dtype.primitive_bitwidth):
+        terms = unpacked(words, e, dtype)
+        if WORLD < RANKS:
+            terms = tl.where(tl.arange(0, threads) % RANKS < WORLD, terms, neutral((threads, ), dtype, OP))
+        part = reduced(tl.reshape(terms, (threads // RANKS, RANKS)), OP)
+        part = tl.reshape(tl.broadcast_to(part, (threads // RANKS, RANKS)), (threads, ))
+        total |= packed(finished(part, WORLD, OP), e, dtype)
+    return total
 
 
 @triton.jit
 def sum_and_add(words, added, dtype: tl.constexpr, RANKS: tl.constexpr):
-    """As sum_over_ranks, and before the rounding each of `added`: tuple of words [THREADS] that neighbours have alike."""
+    """The sum of each RANKS neighbours of int64 words [THREADS] of fp16, bf16 or fp32, in the place of each of them.
+
+    In fp32, by tl.sum's tree, with one rounding to `dtype`. Before the rounding it adds each of `added`, a tuple of words
+    [THREADS] that neighbours have alike.
+    """
     threads: tl.constexpr = words.shape[0]
     total = tl.zeros((threads, ), tl.int64)
     for e in tl.static_range(64 // dtype.primitive_bitwidth):

@@ -75,12 +75,15 @@ class Group(ABC):
         """out [size * rows, ...] receives x [rows, ...] of every member, by index."""
 
     @abstractmethod
-    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        """out [rows, ...] receives the sum over members of their x [size * rows, ...], rows of this member's index."""
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor, op: str = "sum") -> None:
+        """out [rows, ...] receives the reduction over members of their x [size * rows, ...], rows of this member's index.
+
+        op: "sum", "max" or "min".
+        """
 
     @abstractmethod
-    def all_reduce_tensor(self, x: torch.Tensor) -> None:
-        """x, of any shape, becomes the sum over members of their x."""
+    def all_reduce_tensor(self, x: torch.Tensor, op: str = "sum") -> None:
+        """x, of any shape, becomes the "sum", "max" or "min" over members of their x."""
 
     @abstractmethod
     def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: list | None = None,
@@ -108,10 +111,10 @@ class SoloGroup(Group):
     def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
         out.copy_(x)
 
-    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor, op: str = "sum") -> None:
         out.copy_(x)
 
-    def all_reduce_tensor(self, x: torch.Tensor) -> None:
+    def all_reduce_tensor(self, x: torch.Tensor, op: str = "sum") -> None:
         pass
 
     def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: list | None = None,
@@ -153,12 +156,15 @@ class TorchGroup(Group):
         gather = getattr(self._dist, "all_gather_single", None) or self._dist.all_gather_into_tensor     # torch 2.13's name
         backend().blocking(lambda: gather(out, x, group=self._pg))
 
-    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor, op: str = "sum") -> None:
         scatter = getattr(self._dist, "reduce_scatter_single", None) or self._dist.reduce_scatter_tensor
-        backend().blocking(lambda: scatter(out, x, group=self._pg))
+        backend().blocking(lambda: scatter(out, x, self._reduce_op(op), group=self._pg))
 
-    def all_reduce_tensor(self, x: torch.Tensor) -> None:
-        backend().blocking(lambda: self._dist.all_reduce(x, group=self._pg))
+    def all_reduce_tensor(self, x: torch.Tensor, op: str = "sum") -> None:
+        backend().blocking(lambda: self._dist.all_reduce(x, self._reduce_op(op), group=self._pg))
+
+    def _reduce_op(self, op: str) -> Any:
+        return getattr(self._dist.ReduceOp, op.upper())
 
     def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: list | None = None,
                           in_splits: list | None = None) -> None:

@@ -78,18 +78,18 @@ class VirtualGroup(Group):
         with torch.no_grad():
             out.copy_(torch.cat(parts).view(out.shape))
 
-    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor, op: str = "sum") -> None:
         self.finish_stream()
         rows = x.shape[0] // self.size
         parts = self._meet("reduce_scatter_tensor", x.detach().clone())
         with torch.no_grad():
-            out.copy_(_sum([part[self.rank * rows:(self.rank + 1) * rows] for part in parts]))
+            out.copy_(_reduced([part[self.rank * rows:(self.rank + 1) * rows] for part in parts], op))
 
-    def all_reduce_tensor(self, x: torch.Tensor) -> None:
+    def all_reduce_tensor(self, x: torch.Tensor, op: str = "sum") -> None:
         self.finish_stream()
         parts = self._meet("all_reduce_tensor", x.detach().clone())
         with torch.no_grad():
-            x.copy_(_sum(parts))
+            x.copy_(_reduced(parts, op))
 
     def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: Optional[list] = None,
                           in_splits: Optional[list] = None) -> None:
@@ -144,7 +144,9 @@ class VirtualGroup(Group):
         return f"{meeting.what}, which rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not call"
 
 
-def _sum(parts: list) -> torch.Tensor:
-    """In the order of ranks; 2-byte types in fp32."""
+def _reduced(parts: list, op: str) -> torch.Tensor:
+    """Their "sum", "max" or "min". Sums are in the order of ranks, 2-byte types in fp32."""
     stacked = torch.stack(parts)
+    if op != "sum":
+        return getattr(stacked, f"a{op}")(0)
     return stacked.float().sum(0) if stacked.dtype in (torch.bfloat16, torch.float16) else stacked.sum(0)

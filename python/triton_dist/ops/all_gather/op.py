@@ -13,7 +13,7 @@ def all_gather(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
     """x of every rank, one after the other along the first dimension. Collective over `group`.
 
     Args:
-        x: fp16, bf16 or fp32 [rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
+        x: of any dtype, [rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous [W * rows, ...] of x's dtype, or None to allocate. x may be this rank's rows of it; else they must not
             overlap.
@@ -26,4 +26,4 @@ def all_gather(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
     return call(_ALL_GATHER, x, group, out, method)
 
 
-_ALL_GATHER = Collective("all_gather", scatter=False, summed=False, library=all_gather_reference)
+_ALL_GATHER = Collective("all_gather", scatter=False, reduction=None, library=all_gather_reference)

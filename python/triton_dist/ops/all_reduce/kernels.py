@@ -2,19 +2,20 @@
 # SPDX-License-Identifier: MIT
 """All-reduce in two hops; that in one hop is in ops._one_hop.
 
-Every sum is in fp32 in an order that all ranks share, with one rounding, so it repeats bit by bit.
+OP is the reduction (ops._reduce). Every one is in an order that all ranks share, with one rounding, so it repeats bit by bit.
 """
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, release, store_words, sum_over_ranks
+from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, reduce_over_ranks, release, store_words
+from triton_dist.ops._reduce import combined, finished, neutral
 from triton_dist.runtime.jit import jit
 
 
 @jit(do_not_specialize=["n", "part"])
 def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.constexpr, RANKS: tl.constexpr,
-                    THREADS: tl.constexpr, WHOLE: tl.constexpr):
-    """out [n] = sum over ranks of x [n], in two hops: rank j sums part j, of `part` words, and sends the sum to all.
+                    THREADS: tl.constexpr, WHOLE: tl.constexpr, OP: tl.constexpr):
+    """out [n] = reduction over ranks of x [n], in two hops: rank j reduces part j, of `part` words, and sends it to all.
 
     Packets, threads and RANKS as in one_hop_packets: slots [2 halves of `half`][terms, sums][rank][part][pair].
     Who writes: every rank stores part j of x into row `index` of rank j's terms, and its sum into row `index` of all ranks' sums.
@@ -41,7 +42,7 @@ def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.const
         own = (rank == index) & (word < part)
         mine = load_words(x, rank * part + word, own, n, WHOLE)
         theirs = dl.ll_load_pair(inbox + 2 * (rank * part + word), epoch, send)
-        total = sum_over_ranks(mine | theirs, x.dtype.element_ty, RANKS)
+        total = reduce_over_ranks(mine | theirs, x.dtype.element_ty, WORLD, RANKS, OP)
         dl.ll_store_pair(outbox + sums + 2 * word, total, epoch, send)
         store_words(out, rank * part + word, own, n, total, WHOLE)
     for start in range(first, part, step):
@@ -53,8 +54,8 @@ def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.const
 
 @jit(do_not_specialize=["blocks", "rounds"])
 def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks, rounds, WORLD: tl.constexpr,
-                RANKS: tl.constexpr, BLOCK: tl.constexpr):
-    """out [n] = sum over ranks of x [n] in two hops of plain stores: data [terms, sums; of `half` each][rank][part].
+                RANKS: tl.constexpr, BLOCK: tl.constexpr, OP: tl.constexpr):
+    """out [n] = reduction over ranks of x [n] in two hops of plain stores: data [terms, sums; of `half` each][rank][part].
 
     A part is `blocks` blocks; in round t a program takes block t * programs + pid of every part. It sends the terms of round t,
     sums what came in round t - 1 and sends the sums, and copies to `out` the sums of round t - 2, so that the links never idle.
@@ -88,11 +89,11 @@ def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks,
             at = index * part + offs
             mine = tl.load(x + at, mask=at < n, other=0.0)
             here = dl.consume_token(data, token)
-            total = tl.zeros((BLOCK,), tl.float32)
+            total = neutral((BLOCK,), x.dtype.element_ty, OP)
             for r in tl.static_range(WORLD):
                 theirs = tl.load(here + r * part + offs, mask=(offs >= 0) & (index != r), other=0.0)
-                total += tl.where(index == r, mine, theirs).to(tl.float32)
-            total = total.to(out.dtype.element_ty)
+                total = combined(total, tl.where(index == r, mine, theirs).to(total.dtype), OP)
+            total = finished(total, WORLD, OP).to(out.dtype.element_ty)
             for i in tl.static_range(1, WORLD):
                 tl.store(outboxes[i - 1] + half + offs, total)
             tl.store(out + at, total, mask=at < n)

@@ -13,24 +13,33 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import team
 
 
-def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None, method: str = "auto") -> torch.Tensor:
-    """Sum over ranks of x, on every rank. Collective over `group`.
+def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None, method: str = "auto",
+               op: Any = "sum") -> torch.Tensor:
+    """Sum, or another reduction, over ranks of x, on every rank. Collective over `group`.
 
     Args:
-        x: fp16, bf16 or fp32 of any shape on `triton_dist.device()`. Equal shape and dtype on all ranks.
+        x: fp16, bf16, fp32, fp64, int32 or int64 of any shape on `triton_dist.device()`. Equal shape and dtype on all
+            ranks. Other dtypes go to the group's own collective, which may not know them.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
-        out: contiguous, of x's shape and dtype, or None to allocate. `out=x` sums in place; else they must not overlap.
+        out: contiguous, of x's shape and dtype, or None to allocate. `out=x` reduces in place; else they must not overlap.
         method: "one_shot" (packets that carry their own flag, everything to everyone: the lowest latency), "two_shot"
-            (packets: each rank sums a part and sends the sum), "push" (the same with plain stores and flags, for large
-            tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all ranks.
+            (packets: each rank reduces a part and sends the result), "push" (the same with plain stores and flags, for
+            large tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all
+            ranks.
+        op: "sum", "avg", "max" or "min", or torch's ReduceOp of that name. The same on all ranks.
 
-    Returns out. Sums are in fp32 in an order that depends on the number of ranks and the method only, with one rounding to the
-    dtype: the same inputs give the same bits, the same on every rank. That does not hold for "nccl".
+    Returns out. fp16, bf16 and fp32 are reduced in fp32 and rounded once, other dtypes in their own (integers wrap). The
+    order depends on the number of ranks and the method only: the same inputs give the same bits, the same on every rank.
+    That does not hold for "nccl". An average of integers is rounded towards zero. A maximum or minimum of what contains
+    a NaN is NaN; with "nccl" it is what the library makes of it.
     In graphs: run the same call once before capture, else auto captures "nccl" and the other methods refuse. Replays and
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Raises InvalidArgument before anything is sent.
+
+    Example:
+        mean = all_reduce(grad, op="avg")
     """
-    return call(_ALL_REDUCE, x, group, out, method)
+    return call(_ALL_REDUCE, x, group, out, method, op)
 
 
 class _TwoShot(Kernel):
@@ -41,7 +50,7 @@ class _TwoShot(Kernel):
         programs, options = _collective.grid_of_packets(part, group.size)
         space, slots, half = _collective.packets(group, 2 * group.size * part)
         super().__init__(space, two_shot_kernel, programs, x, out, (slots, half, space.control, team(group), n, part),
-                         dict(options, WHOLE=_collective.whole_words(n, x, out)), meet)
+                         dict(options, WHOLE=_collective.whole_words(n, x, out), OP=op.reduction), meet)
 
 
 class _TwoHopPush(Kernel):
@@ -53,7 +62,7 @@ class _TwoHopPush(Kernel):
                                                 rounds * programs * group.size)
         super().__init__(space, push_kernel, programs, x, out,
                          (data, data.numel() // 2, flags, flags.numel() // 2, space.control, team(group), n, blocks, rounds),
-                         options, meet)
+                         dict(options, OP=op.reduction), meet)
 
 
 def _push(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]) -> Kernel:
@@ -63,5 +72,5 @@ def _push(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Gro
 
 
 _ONE_HOP_BYTES = 4 << 20                # above, two hops are faster: each rank sums half of the tensor only
-_ALL_REDUCE = Collective("all_reduce", scatter=False, summed=True, library=all_reduce_reference,
+_ALL_REDUCE = Collective("all_reduce", scatter=False, reduction="sum", library=all_reduce_reference,
                          plans={"two_shot": _TwoShot, "push": _push})

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops import _check, _plan
+from triton_dist.ops._bytes import rows_of_bytes
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
@@ -29,14 +30,14 @@ def all_to_all_by_lists(x: torch.Tensor, output_split_sizes: Any, input_split_si
     if out is None:
         out = torch.empty((sum(output_split_sizes), *x.shape[1:]), dtype=x.dtype, device=x.device)
     backend().before_torch()
-    members.all_to_all_tensor(out, x.contiguous(), list(output_split_sizes), list(input_split_sizes))
+    members.all_to_all_tensor(rows_of_bytes(out), rows_of_bytes(x), list(output_split_sizes), list(input_split_sizes))
     return out
 
 
 def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Group, out: torch.Tensor | None,
              method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.tensor("x", x)
+    _check.tensor("x", x, any_dtype=True)
     if x.ndim == 0:
         raise InvalidArgument("x: expected at least 1 dimension, the first of which is split, found a scalar; pass x.view(1)")
     if method not in ("auto", "nccl"):
@@ -50,7 +51,7 @@ def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, g
             _check.size(name, size)
     if sum(input_split_sizes) != x.shape[0]:
         raise InvalidArgument(f"input_split_sizes: expected {x.shape[0]} rows together, as x has, found {sum(input_split_sizes)}")
-    _check.output("out", out, (sum(output_split_sizes), *x.shape[1:]), like=x)
+    _check.output("out", out, (sum(output_split_sizes), *x.shape[1:]), like=x, any_dtype=True)
     _check.no_overlap("out", out, x=x)
     _check.no_grad(x=x)
     return dict(op=_NAME, row=x.shape[1:].numel(), dtype=x.dtype, method="nccl")

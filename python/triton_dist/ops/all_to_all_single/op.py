@@ -15,7 +15,7 @@ def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None
     """Rows of x for every rank: out has those that each rank had for this one. Collective over `group`.
 
     Args:
-        x: fp16, bf16 or fp32 [W * rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
+        x: of any dtype, [W * rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
         output_split_sizes, input_split_sizes: numbers of rows from each rank and for each rank, as torch's all_to_all_single
             takes them; then rows may differ between ranks, and the group's own collective serves the call. None: all equal.
             What a rank expects must be what its peer has for it: TRITON_DIST_DEBUG=1 compares. Splits that only the device
@@ -34,4 +34,4 @@ def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None
     return call(_ALL_TO_ALL_SINGLE, x, group, out, method)
 
 
-_ALL_TO_ALL_SINGLE = Collective("all_to_all_single", scatter=True, summed=False, library=all_to_all_single_reference)
+_ALL_TO_ALL_SINGLE = Collective("all_to_all_single", scatter=True, reduction=None, library=all_to_all_single_reference)

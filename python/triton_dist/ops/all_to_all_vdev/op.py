@@ -6,6 +6,7 @@ from typing import Any, Callable
 import torch
 
 from triton_dist.ops import _check, _collective, _plan, _recent
+from triton_dist.ops._bytes import carrier_of, flat
 from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
 from triton_dist.ops.all_to_all_vdev.reference import all_to_all_vdev_reference
 from triton_dist.runtime.backend import backend
@@ -25,7 +26,7 @@ def all_to_all_vdev(x: torch.Tensor, in_splits: torch.Tensor, *, capacity: int |
     """All-to-all of as many rows as a tensor on the device says: no host waits for it. Collective over `group`.
 
     Args:
-        x: fp16, bf16 or fp32 [rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
+        x: of any dtype, [rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
         in_splits: int32 or int64 [W] on the device, contiguous: how many rows of x each rank gets, one rank's behind another's.
             Values below 0 count as 0, and what goes beyond x is cut off.
         capacity: rows of out where it is allocated; None: W * rows, for which everything fits. Equal on all ranks.
@@ -64,7 +65,7 @@ def _must_fit(x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor, out_s
 def _checked(group: Group, x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor | None,
              out_splits_offsets: torch.Tensor | None, capacity: Any, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.tensor("x", x)
+    _check.tensor("x", x, any_dtype=True)
     if x.ndim == 0:
         raise InvalidArgument("x: expected at least 1 dimension, the first of which is split, found a scalar; pass x.view(1)")
     m, row = x.shape[0], x[:1].numel() if x.shape[0] else 0
@@ -74,7 +75,7 @@ def _checked(group: Group, x: torch.Tensor, in_splits: torch.Tensor, out: torch.
     if out is not None and not isinstance(out, torch.Tensor):
         raise InvalidArgument(f"out: expected None or a torch.Tensor, found {type(out).__name__}")
     given = capacity if capacity is not None else out.shape[0] if out is not None and out.ndim else group.size * m
-    _check.output("out", out, (given, *x.shape[1:]), like=x)
+    _check.output("out", out, (given, *x.shape[1:]), like=x, any_dtype=True)
     if out_splits_offsets is not None:
         _check.counts("out_splits_offsets", out_splits_offsets, (2, group.size), like=in_splits)
     _check.no_overlap("out", out, x=x, in_splits=in_splits, out_splits_offsets=out_splits_offsets)
@@ -129,7 +130,10 @@ class _Push(_plan.OnWorkspace):
 
     def __init__(self, x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor, out_splits_offsets: torch.Tensor,
                  group: Group, agreed: dict, meet: Callable[[], None]):
-        m, row, capacity = agreed["m"], agreed["row"], agreed["capacity"]
+        carrier, each = carrier_of(x.dtype)
+        self.carrier = None if carrier == x.dtype else carrier
+        m, row, capacity = agreed["m"], each * agreed["row"], agreed["capacity"]
+        x, out = flat(x, carrier), flat(out, carrier)
         _, programs, rounds, options = _collective.grid_of_blocks(max(1, min(m, capacity) * row), x.dtype, group.size)
         head = -(-_PAIR * options["RANKS"] ** 2 // _GRAIN) * _GRAIN           # bytes of packets, which begin a half
         space = workspace(group, "rows by splits", CountedWorkspace)
@@ -144,6 +148,8 @@ class _Push(_plan.OnWorkspace):
         meet()
 
     def args(self, x, in_splits, out, out_splits_offsets) -> tuple:
+        if self.carrier is not None:
+            x, out = flat(x, self.carrier), flat(out, self.carrier)
         return x.contiguous(), in_splits, out, out_splits_offsets
 
 

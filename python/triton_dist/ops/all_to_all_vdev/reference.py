@@ -3,6 +3,7 @@
 """What all_to_all_vdev computes, with the group's own collective: the method "nccl", and the tests' reference."""
 import torch
 
+from triton_dist.ops._bytes import rows_of_bytes
 from triton_dist.runtime.groups import Group
 
 
@@ -16,5 +17,5 @@ def all_to_all_vdev_reference(x: torch.Tensor, in_splits: torch.Tensor, group: G
     out_splits_offsets[0], out_splits_offsets[1] = received, received.cumsum(0) - received
     counts, mine = received.tolist(), sent.tolist()
     rows = x.new_empty((sum(counts), *x.shape[1:]))
-    group.all_to_all_tensor(rows, x[:sum(mine)].contiguous(), counts, mine)
+    group.all_to_all_tensor(rows_of_bytes(rows), rows_of_bytes(x[:sum(mine)]), counts, mine)
     out[:len(rows)] = rows[:len(out)]

@@ -6,7 +6,12 @@ import torch
 from triton_dist.runtime.groups import Group
 
 
-def reduce_scatter_reference(x: torch.Tensor, group: Group, out: torch.Tensor) -> torch.Tensor:
+def reduce_scatter_reference(x: torch.Tensor, group: Group, out: torch.Tensor, op: str = "sum") -> torch.Tensor:
     """out from x, both contiguous, shapes as in reduce_scatter."""
-    group.reduce_scatter_tensor(out, x)
+    inexact = x.is_floating_point() or x.is_complex()
+    if op == "avg" and inexact:
+        x = x * (1 / group.size)                    # first, so that a sum does not overflow where the average would not
+    group.reduce_scatter_tensor(out, x, "sum" if op == "avg" else op)
+    if op == "avg" and not inexact:
+        out.div_(group.size, rounding_mode="trunc")
     return out
