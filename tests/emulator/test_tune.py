@@ -48,12 +48,17 @@ class Clock:
         monkeypatch.setattr(_measure, "batch", batch)
 
 
+def decisions():
+    """All that this rank has decided, each once."""
+    return list({id(found): found for known in state().decisions.values() for found in known.values()}.values())
+
+
 def auto(op, *shape, repeat=2, **options):
     """Two calls by `auto`, checked; then what was decided on this rank."""
     call = OPS[op](*shape, **options)
     call.method = "auto"
     back_to_back([call], repeat=repeat)
-    decision, = state().decisions.values()
+    decision, = decisions()
     return decision
 
 
@@ -112,7 +117,7 @@ def test_where_all_tilings_fail_auto_is_unfused_and_a_method_says_why(monkeypatc
         call.method = "ws"
         with pytest.raises(RuntimeError, match="no compiler"):
             back_to_back([call])
-        return [decision.choice.method for decision in state().decisions.values()]
+        return [decision.choice.method for decision in decisions()]
     assert run_ranks(script, 2) == [["ws"]] * 2
 
 
@@ -238,7 +243,7 @@ def test_an_explicit_method_is_tuned_among_its_own_tilings(monkeypatch):
         back_to_back([call])
         call.method = "auto"
         back_to_back([call])
-        return [decision.choice for decision in state().decisions.values()]
+        return [decision.choice for decision in decisions()]
     for ws, best in run_ranks(script, 2):
         assert ws.method == "ws" and ws.config.group_m == 1 and best == Choice("unfused")
 
@@ -247,6 +252,44 @@ def test_ranks_whose_weights_differ_in_size_tune_together(monkeypatch):
     Clock(monkeypatch, lambda rank, choice: 1.0)
     found = run_ranks(lambda: auto("ag_gemm", 20, lambda rank: 8 * rank, 48, dtype=F16), 3)
     assert found[0].entry.shape.n == 24 and all(decision == found[0] for decision in found)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_linear_of_another_size_decides_for_itself(op, monkeypatch):
+    """What ranks must agree on does not hold N of ag_gemm, K of gemm_rs: the sum over ranks does, and explain keeps them apart.
+
+    A size that differs by one, as in uneven splits, takes the decision of the known one.
+    """
+    fastest = {}
+    Clock(monkeypatch, lambda rank, choice: 1.0 if choice.method == fastest["now"] else 2.0)
+    shape = {"ag_gemm": lambda size: (20, size, 48), "gemm_rs": lambda size: (20, 40, size)}[op]
+    whole = {"ag_gemm": lambda size: (40, 2 * size, 48), "gemm_rs": lambda size: (40, 40, 2 * size)}[op]
+
+    def script():
+        for size, method in ((16, "unfused"), (96, "portable")):
+            fastest["now"] = method
+            call = OPS[op](*shape(size), dtype=F16)
+            call.method = "auto"
+            back_to_back([call], repeat=1)
+        uneven = OPS[op](*(size if size != 96 else lambda rank: 97 - rank for size in shape(96)), dtype=F16)
+        uneven.method = "auto"
+        back_to_back([uneven], repeat=1)
+        return decisions(), [explain(op, *whole(size), dtype=F16) for size in (16, 96)]
+    for made, (small, large) in run_ranks(script, 2):
+        assert [found.choice.method for found in made] == ["unfused", "portable"]
+        assert (small.chosen, large.chosen) == ("unfused", "portable")
+        assert "1 ms at this shape" in small.reason and "1 ms at this shape" in large.reason
+
+
+def test_explain_names_the_shape_that_decided_for_unequal_parts(monkeypatch):
+    Clock(monkeypatch, lambda rank, choice: 1.0 if choice.method == "ws" else 2.0)
+
+    def script():
+        auto("ag_gemm", 20, lambda rank: 16 + 48 * rank, 48, dtype=F16)
+        return explain("ag_gemm", 40, 4096, 48, dtype=F16)
+    for found in run_ranks(script, 2):
+        assert found.chosen == "ws" and "1 ms at ag_gemm float16 M=40 N=80 K=48 on" in found.reason
+        assert "this shape" not in found.reason
 
 
 @pytest.mark.parametrize("op", OPS)

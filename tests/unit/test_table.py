@@ -4,12 +4,14 @@
 import json
 import multiprocessing
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_dist.ops import _table, _tune
+from triton_dist.ops import _sources, _table, _tune
 from triton_dist.ops._table import Choice, Entry, Place, Shape
 from triton_dist.runtime.backend import BACKENDS, GemmConfig, backend
 
@@ -140,12 +142,36 @@ def test_shipped_tables_can_be_read():
     assert backend().tables() == ()                     # times of an emulator are nobody's
 
 
-def test_the_hash_follows_the_sources(tmp_path, monkeypatch):
-    first = _tune.kernels_version.__wrapped__()
-    assert first == _tune.kernels_version.__wrapped__() and len(first) == 12
-    read = _tune.Path.read_bytes
-    monkeypatch.setattr(_tune.Path, "read_bytes", lambda path: read(path) + b"#" * (path.name == "kernels.py"))
-    assert _tune.kernels_version.__wrapped__() != first
+@pytest.mark.parametrize("op", _tune.TUNED)
+def test_figures_hold_for_the_files_that_an_ops_kernels_import(op, monkeypatch):
+    """For each of them, and for no other op's: a change of all_to_all_vdev leaves figures of GEMMs as they are."""
+    version = _sources.kernels_version.__wrapped__
+    first, read = version(op), Path.read_bytes
+    assert first == version(op) and len(first) == 12
+    for name in (f"ops/{op}/op.py", f"ops/{op}/kernels.py", "ops/_gemm.py", "ops/_packets.py", "ops/_one_hop.py",
+                 "language/memory.py", "language/sync.py", "language/abi.py", "backends/nvidia/hopper_prims.py"):
+        monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * str(path).endswith(name))
+        assert version(op) != first, name
+    for name in ("all_to_all_vdev/kernels.py", "gemm_ar/kernels.py", "bench/measure.py", "ops/explain.py"):
+        monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * str(path).endswith(name))
+        assert version(op) == first, name
+
+
+def test_figures_of_a_gpu_hold_for_its_device_functions():
+    from triton_dist.backends.nvidia.backend import NvidiaBackend
+    with mock.patch.object(_sources, "backend", lambda: NvidiaBackend.__new__(NvidiaBackend)), \
+            mock.patch.object(NvidiaBackend, "core", lambda self, op: None):
+        names = {str(path.relative_to(_sources.ROOT)) for path in _sources.sources("gemm_rs")}
+    assert {"backends/gpu/common.ll", "backends/nvidia/device.ll", "backends/gpu/device_runtime.py"} <= names
+
+
+@pytest.mark.parametrize("name, known", [
+    ("NVIDIA H100 80GB HBM3", True), ("NVIDIA H200", True), ("NVIDIA H20", False), ("NVIDIA H100 PCIe", False),
+    ("NVIDIA GH200 480GB", False)])
+def test_rates_are_those_of_the_device_they_were_measured_on(name, known, monkeypatch):
+    from triton_dist.backends.nvidia.backend import NvidiaBackend
+    monkeypatch.setattr(NvidiaBackend, "device_name", lambda self: name)
+    assert (NvidiaBackend.__new__(NvidiaBackend).machine_model() is not None) is known
 
 
 def test_h100_and_h200_are_alike(monkeypatch):

@@ -6,12 +6,9 @@ Tables come from member 0 of a group, by a collective at the group's first use; 
 TRITON_DIST_AUTOTUNE asks for it, the first use of a shape times the candidates on the real call. What is compared are the
 slowest rank's medians, which all ranks have; a candidate that one rank cannot build is tried by none.
 """
-import functools
-import hashlib
-import inspect
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -19,6 +16,7 @@ from typing import Any, Callable, Sequence
 from triton import knobs
 
 from triton_dist.ops import _measure, _table
+from triton_dist.ops._sources import kernels_version
 from triton_dist.ops._table import Choice, Entry, Place, Shape
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.environment import autotune, cache_dir
@@ -27,22 +25,29 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.state import state
 from triton_dist.runtime.versions import installed
 
+TUNED = ("ag_gemm", "gemm_rs")  # ops whose ways to run are timed
+_SHARED = "any size"            # key of the decision that holds for all sizes without one of their own
 _LEVEL = 1.01                   # times that differ by less are equal, and the candidate named first is taken
 
 
 @dataclass(frozen=True)
 class Decision:
-    """How calls of one kind run, and why; `entry`: the figures it rests on."""
+    """How calls of one kind run, and why.
+
+    entry: the figures it rests on. shape: the one that it was made for; None where sizes that may differ over the ranks
+    were not asked for.
+    """
     choice: Choice
     reason: str
     entry: Entry | None = None
+    shape: Shape | None = None
 
 
 @dataclass
 class Tables:
     """What a group knows of times. Equal on all its members."""
     mode: str                   # TRITON_DIST_AUTOTUNE of member 0
-    place: Place
+    places: dict                # op -> Place
     entries: dict               # Shape -> Entry
     fresh: set = field(default_factory=set)             # shapes measured by this process
 
@@ -70,11 +75,37 @@ def cache_file() -> Path:
 
 
 def decide(group: Group, call: Call) -> Decision:
-    """How calls like this one run. Collective at the first use of its key."""
-    known, where = state().decisions, (group.key, call.key)
-    if where not in known:
-        known[where] = _decide(group, call)
-    return known[where]
+    """How calls like this one run. Collective at the first use of its key, and of a `local` that is new under it.
+
+    Ranks cannot see each other's `local`, so it must be new on all of them or on none. Two cases make that so in practice:
+    a `local` that is larger or smaller by one than a known one (an uneven split of another layer) counts as known, and once
+    ranks have had unequal ones, all calls of the key share that decision.
+    """
+    known = state().decisions.setdefault((group.key, call.key), {})
+    found = _known(known, call.local)
+    if found is None:
+        sizes, found = _decide(group, call)
+        if len(sizes) != 1:
+            known[_SHARED] = found
+        if sizes:
+            known[call.local] = found
+    return found
+
+
+def _known(known: dict, local: int) -> Decision | None:
+    near = next((size for size in (local, local - 1, local + 1) if size in known), _SHARED)
+    return known.get(near)
+
+
+def decided(group: Group, key: tuple, shape: Shape) -> Decision | None:
+    """What `decide` has said for calls of `shape`, evenly divided; None where it has not been asked for them."""
+    known = state().decisions.get((group.key, key), {})
+    own = next((found for found in known.values() if found.shape in (None, shape)), None)
+    shared = known.get(_SHARED)
+    if own is not None or shared is None:
+        return own
+    return replace(shared, reason=f"it was decided for {shared.shape}, whose parts differ over the ranks, and holds for all "
+                                  f"sizes since: {shared.reason.replace('at this shape', f'at {shared.shape}')}")
 
 
 def tables(group: Group) -> Tables:
@@ -97,21 +128,28 @@ def from_table(candidates: Sequence[Choice], rule: tuple, shape: Shape, entries:
     return Decision(choice, f"of {len(ms)} measured it was the fastest, {ms[choice]:.4g} ms at {where} on {entry.date}", entry)
 
 
-def _decide(group: Group, call: Call) -> Decision:
+def _decide(group: Group, call: Call) -> tuple[set, Decision]:
+    """(the set of all ranks' `local` where it mattered, the decision)."""
     if len(call.candidates) == 1:
-        return Decision(call.candidates[0], "it is the only candidate")
-    known = tables(group)
-    if known.mode == "0" and not known.entries:
-        return Decision(*call.rule)
-    shape = call.shape(sum(group.all_gather_object(call.local)))
+        return set(), Decision(call.candidates[0], "it is the only candidate")
+    figures = tables(group)
+    if figures.mode == "0" and not figures.entries:
+        return set(), Decision(*call.rule)
+    sizes = group.all_gather_object(call.local)
+    shape = call.shape(sum(sizes))
+    return set(sizes), replace(_by_figures(group, call, shape, figures), shape=shape)
+
+
+def _by_figures(group: Group, call: Call, shape: Shape, known: Tables) -> Decision:
     found = from_table(call.candidates, call.rule, shape, known.entries)
     if known.mode == "0" or (found.entry if known.mode == "1" else shape in known.fresh):
         return found
     start = time.perf_counter()
     ms, failed = _measure.measure(group, f"tuning {shape}", call.candidates, call.build)
-    entry = Entry(known.place, shape, group.broadcast_object(date.today().isoformat()), ms, failed)
+    place = known.places[shape.op]
+    entry = Entry(place, shape, group.broadcast_object(date.today().isoformat()), ms, failed)
     before = known.entries.get(shape)
-    entry = before.with_more(entry) if before is not None and before.place == known.place else entry
+    entry = before.with_more(entry) if before is not None and before.place == place else entry
     known.entries[shape] = entry
     known.fresh.add(shape)
     found = from_table(call.candidates, call.rule, shape, known.entries)
@@ -146,17 +184,20 @@ def _share(group: Group) -> Tables:
         mode, error = "", str(wrong)
     if group.rank == 0:
         tunes = mode in ("1", "force")                      # versions matter to a user's own figures alone
-        mine = mode, installed()["triton"], kernels_version() if tunes else "", _read(own=tunes)
+        kernels = {op: kernels_version(op) if tunes else "" for op in TUNED}
+        mine = mode, installed()["triton"], kernels, _read(own=tunes)
     names, errors, found = zip(*group.all_gather_object((backend().device_name(), error, mine)))
     if any(errors):
         raise InvalidArgument(next(filter(None, errors)))
     mode, triton, kernels, (shipped, own) = found[0]
     nodes = group.nodes if group.size > 1 else ((0,),)
-    place = Place(" + ".join(sorted(set(names))), group.size, "+".join(str(len(node)) for node in nodes), triton, kernels)
-    alike = [entry for entry in shipped if (entry.place.world, entry.place.topology) == (place.world, place.topology)
+    device, topology = " + ".join(sorted(set(names))), "+".join(str(len(node)) for node in nodes)
+    places = {op: Place(device, group.size, topology, triton, version) for op, version in kernels.items()}
+    alike = [entry for entry in shipped if (entry.place.world, entry.place.topology) == (group.size, topology)
              and len(set(names)) == 1]
-    alike.sort(key=lambda entry: entry.place.device == place.device)       # of this very device last: it holds
-    return Tables(mode, place, {entry.shape: entry for entry in [*alike, *(entry for entry in own if entry.place == place)]})
+    alike.sort(key=lambda entry: entry.place.device == device)       # of this very device last: it holds
+    own = [entry for entry in own if entry.place == places.get(entry.shape.op)]
+    return Tables(mode, places, {entry.shape: entry for entry in [*alike, *own]})
 
 
 def _read(own: bool) -> tuple[list, list]:
@@ -168,19 +209,6 @@ def _read(own: bool) -> tuple[list, list]:
         except (OSError, ValueError) as error:
             _warn_once(f"{error}; its figures are not used" + (", and new ones will replace it" if kind else ""))
     return [entry for entry in found[0] if backend().alike(entry.place.device)], found[1]
-
-
-@functools.cache
-def kernels_version() -> str:
-    """A hash of the sources of ops, cores and this backend: of others, times say nothing of these kernels."""
-    here = Path(__file__).parent
-    cores = [core for op in ("ag_gemm", "gemm_rs") if (core := backend().core(op)) is not None]
-    folders = {Path(inspect.getfile(type(maker))).parent for maker in (backend(), *cores)}
-    sources = {*here.glob("*/*.py"), here / "_gemm.py", *(path for folder in folders for path in folder.glob("*.py"))}
-    digest = hashlib.sha256()
-    for path in sorted(sources):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
 
 
 def _warn_once(text: str) -> None:

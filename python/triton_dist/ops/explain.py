@@ -14,7 +14,6 @@ from triton_dist.ops.gemm_rs import op as _gemm_rs
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
-from triton_dist.runtime.state import state
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
         found = _tune.Decision(Choice("unfused"), _plan.obstacle(members, needs_stream_memory_ops=op == "ag_gemm"))
     else:
         rule = _plan.rule(op, ways, members, bytes_in)
-        found = (state().decisions.get((members.key, tuple(agreed.items())))
+        found = (_tune.decided(members, tuple(agreed.items()), shape)
                  or _tune.from_table(ways, rule, shape, _tune.tables(members).entries))
     return Explanation(op, Shape(op, shape.dtype, m, n, k), members.size, found.choice, found.reason,
                        _rows(ways, shape, members, dtype, _tune.tables(members).entries))

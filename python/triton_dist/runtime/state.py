@@ -32,7 +32,7 @@ class RankState:
     shmem_pads: list = field(default_factory=list)      # flags of SHMEM teams
     first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
     tables: dict = field(default_factory=dict)          # group key -> measured times that its members share
-    decisions: dict = field(default_factory=dict)       # (group key, what ranks agree on) -> how such calls of an op run
+    decisions: dict = field(default_factory=dict)       # (group key, what ranks agree on) -> {size: how calls run}
     warned: set = field(default_factory=set)
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)
     side_stream: Any = None                             # copy-engine pushes go here

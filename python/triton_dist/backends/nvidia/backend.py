@@ -23,7 +23,8 @@ H200 = replace(H100, memory_gbs=4300.0)
 
 _FEW_ROWS_BYTES = 200 << 10         # of shared memory for weights on their way; an SM has 227 KB
 
-_HOPPER_SXM = {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}      # the same multiprocessors and links
+_MACHINES = {"NVIDIA H100 80GB HBM3": H100, "NVIDIA H200": H200}
+_HOPPER_SXM = set(_MACHINES)        # the same multiprocessors and links
 
 
 class NvidiaBackend(GpuBackend):
@@ -62,9 +63,7 @@ class NvidiaBackend(GpuBackend):
         return self._cores.get(op)
 
     def machine_model(self) -> MachineModel | None:
-        if torch.cuda.get_device_capability(self.device()) != (9, 0):
-            return None
-        return H200 if self.device_name() == "NVIDIA H200" else H100
+        return _MACHINES.get(self.device_name())            # others of sm_90 have other rates, or have not been measured
 
     def alike(self, device: str) -> bool:
         return super().alike(device) or {device, self.device_name()} <= _HOPPER_SXM
