@@ -148,21 +148,6 @@ def test_a_workspace_that_found_no_room_starts_afresh(op, monkeypatch):
     run_ranks(script, 2)
 
 
-@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs"])
-def test_core_leaves_misaligned_outputs_to_the_portable_kernel(op):
-    def script():
-        from triton_dist import ops
-        from triton_dist.runtime.groups import resolve
-        group = resolve()
-        x, w = torch.ones(16, 64, dtype=F16), torch.ones(16, 64, dtype=F16)
-        rows = 16 * group.size if op == "ag_gemm" else 16 // group.size
-        out = torch.empty(rows * 16 + 1, dtype=F16)[1:].view(rows, 16)
-        getattr(ops, op)(x, w, out=out, method="ws")
-        triton_dist.synchronize()
-        assert bool((out == (64 if op == "ag_gemm" else 64 * group.size)).all())
-    run_ranks(script, 2)
-
-
 def test_hop_dtype_holds_for_the_unfused_method_too():
     """Partial sums of 128,000 overflow fp16; in float32 they cancel."""
     def script():

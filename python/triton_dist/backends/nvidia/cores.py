@@ -85,8 +85,9 @@ class _Core:
     """`tiles(dtype, m)` gives the tiling for chunks of m rows; `preferred` says whether `auto` takes the core.
 
     `config` is the tiling without measurements, the first of `configs`, among which measuring may choose.
-    `serves`, `config` and `configs` depend on what all ranks agree on. A rank whose own tensors `accepts` refuses runs the
-    portable kernel in the same call: buffers, flags and tiling are the same. `bind` makes the arguments of a plan's calls.
+    `serves`, `config` and `configs` depend on what all ranks agree on. A rank whose own tensors `accepts` refuses runs on
+    copies, or the portable kernel in the same call: buffers, flags and tiling are the same. `bind` makes the arguments of
+    a plan's calls.
     """
 
     bind: type                          # (plan, has_bias) -> an object with kernel, options and args(...)
@@ -99,9 +100,9 @@ class _Core:
         """Whether calls whose symmetric buffers have rows of `row` elements can use the core."""
         return dtype.itemsize == 2 and row * dtype.itemsize % 16 == 0
 
-    def accepts(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> bool:
+    def accepts(self, *tensors: torch.Tensor) -> bool:
         """Whether this rank's tensors can be read and written by TMA."""
-        return _tma_can_read(x, weight, out)
+        return _tma_can_read(*tensors)
 
 
 class _Bound:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _check, _plan, _recent, _tune
+from triton_dist.ops import _aligned, _check, _plan, _recent, _tune
 from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.ag_gemm import by_sms, gather
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
@@ -37,8 +37,8 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         bias: [N_local] or None, same dtype, added in fp32 before rounding.
         out: [M, N_local] contiguous, or None to allocate.
         return_gathered: also return the gathered x [M, K], rows in group order.
-        method: "auto", "ws" (fused, the device's warp-specialised core), "portable" (fused) or "unfused" (a collective,
-            then a matmul). The same on all ranks.
+        method: "auto", "ws" (fused, the device's warp-specialised core; what it cannot read or write is copied at each
+            call), "portable" (fused) or "unfused" (a collective, then a matmul). The same on all ranks.
         comm_sms: None, or the number of SMs (1 to 32) that push x instead of the copy engine, and which the GEMM leaves to
             them: for few rows, where a copy's start takes longest. Over nodes, how many programs send at most. The same on
             all ranks.
@@ -148,7 +148,7 @@ def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor
     (m, k), n, dtype, method, comm_sms = x.shape, weight.shape[0], x.dtype, agreed["method"], agreed.get("comm_sms")
 
     def make(choice: Choice) -> _plan.Plan:
-        return _Unfused(x, n, group) if choice.method == "unfused" else _Fused(x, weight, group, choice)
+        return _Unfused(x, n, group) if choice.method == "unfused" else _Fused(x, weight, group, choice, method == "ws")
 
     if method == "unfused":
         return make(Choice(method))
@@ -201,11 +201,12 @@ class _Unfused(_plan.Unfused):
 class _Fused(_plan.OnWorkspace):
     """A gather beside one kernel. Holds all that does not change from call to call.
 
-    m, k, n: sizes of x [m, k] and weight [n, k]. A chunk of the gather buffer has `tiles` tiles of rows; pitch: its rows.
+    asked: whether the caller named the method. m, k, n: sizes of x [m, k] and weight [n, k].
+    A chunk of the gather buffer has `tiles` tiles of rows; pitch: its rows.
     """
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, choice: Choice):
-        self.group, self.dtype, self.config = group, x.dtype, choice.config
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, choice: Choice, asked: bool):
+        self.group, self.dtype, self.config, self.asked = group, x.dtype, choice.config, asked
         (self.m, self.k), self.n = x.shape, weight.shape[0]
         self.core = backend().core("ag_gemm") if choice.method == "ws" else None
         self.tiles = -(-self.m // self.config.block_m)
@@ -223,20 +224,29 @@ class _Fused(_plan.OnWorkspace):
         x, weight = x.contiguous(), _check.rows_contiguous(weight)
         self.gather.prepare(x)
         out = x.new_empty(self.out_shape) if out is None else out
-        accepted = self.core is not None and self.core.accepts(x, weight, out)      # by this rank; others may differ
-        self.call = self.gather.arguments(self.core if accepted else None)(self, bias is not None)
+        by_core, self.copies = _aligned.served("ag_gemm", self.core, self.asked, x, weight, out)
+        if self.copies:
+            x, weight, out = (_aligned.readable(self.core, t) for t in (x, weight, out))
+        self.call = self.gather.arguments(self.core if by_core else None)(self, bias is not None)
         programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
         self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
                                         self.call.options)
 
     def run(self, group, x, weight, bias, out, return_gathered):
-        x, weight = x.contiguous(), _check.rows_contiguous(weight)
+        x, weight, target = x.contiguous(), _check.rows_contiguous(weight), out
+        if self.copies:
+            backend().before_torch()
+            x, weight = _aligned.readable(self.core, x), _aligned.readable(self.core, weight)
+            target = out if self.core.accepts(out) else _aligned.room(out)
         current, side = backend().current_stream(), side_stream()
         with self.space.call() as epoch:
             side.wait_stream(current)
             self.gather.start(x, epoch, side)
-            self.launch(*self.call.args(x, weight, bias, out, epoch))
+            self.launch(*self.call.args(x, weight, bias, target, epoch))
             current.wait_stream(side)
+        if target is not out:
+            backend().before_torch()
+            out.copy_(target)
         return self._gathered(x, epoch) if return_gathered else None
 
     def _gathered(self, x: torch.Tensor, epoch: int | None) -> torch.Tensor:

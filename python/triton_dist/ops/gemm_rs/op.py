@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _check, _plan, _recent, _tune
+from triton_dist.ops import _aligned, _check, _plan, _recent, _tune
 from triton_dist.ops._table import Choice, Shape
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
@@ -28,8 +28,8 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         bias: [N] or None, same dtype: added once, in fp32, to the sum. Pass the same on every rank.
         out: [M / W, N] contiguous, or None to allocate.
         hop_dtype: dtype in which partial sums travel: that of x (one rounding a hop) or torch.float32. None: that of x.
-        method: "auto", "ws" (fused, the device's warp-specialised core), "portable" (fused) or "unfused" (a matmul, then
-            a collective). The same on all ranks.
+        method: "auto", "ws" (fused, the device's warp-specialised core; what it cannot read or write is copied at each
+            call), "portable" (fused) or "unfused" (a matmul, then a collective). The same on all ranks.
 
     Returns out [M / W, N]: the rows of this rank's group index.
     Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; over nodes so in each
@@ -104,7 +104,9 @@ def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor
         return _Empty((m, n))
 
     def make(choice: Choice) -> _plan.Plan:
-        return _Unfused((m, n), hop_dtype) if choice.method == "unfused" else _Fused(x, weight, group, hop_dtype, choice)
+        if choice.method == "unfused":
+            return _Unfused((m, n), hop_dtype)
+        return _Fused(x, weight, group, hop_dtype, choice, method == "ws")
 
     if method == "unfused":
         return make(Choice(method))
@@ -145,11 +147,13 @@ class _Unfused(_plan.Unfused):
 class _Fused(_plan.OnWorkspace):
     """A ring, or one in each node, inside one kernel. Holds all that does not change from call to call.
 
-    m, n, k: sizes of out [m, n] and weight [n, k]. pitch: rows from one chunk of the slots to the next, whole tiles.
+    asked: whether the caller named the method. m, n, k: sizes of out [m, n] and weight [n, k].
+    pitch: rows from one chunk of the slots to the next, whole tiles.
     """
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, hop_dtype: torch.dtype, choice: Choice):
-        self.group, self.dtype, self.hop_dtype, self.config = group, x.dtype, hop_dtype, choice.config
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, group: Group, hop_dtype: torch.dtype, choice: Choice,
+                 asked: bool):
+        self.group, self.dtype, self.hop_dtype, self.config, self.asked = group, x.dtype, hop_dtype, choice.config, asked
         self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
         self.out_shape = (self.m, self.n)
         self.core = backend().core("gemm_rs") if choice.method == "ws" else None
@@ -166,11 +170,25 @@ class _Fused(_plan.OnWorkspace):
     def compile(self, x, weight, bias, out):
         x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
         out = x.new_empty(self.out_shape) if out is None else out
-        accepted = self.core is not None and self.core.accepts(x, weight, out)      # by this rank; others may differ
-        self.call = (self.core.bind if accepted else self.portable)(self, bias is not None)
+        by_core, self.copies = _aligned.served("gemm_rs", self.core, self.asked, x, weight, out)
+        if self.copies:
+            x, weight, out = (_aligned.readable(self.core, t) for t in (x, weight, out))
+        self.call = (self.core.bind if by_core else self.portable)(self, bias is not None)
         self.launch = backend().prepare(self.call.kernel, (self.programs,),
                                         self.call.args(x, weight, bias, out),
                                         dict(self.call.options, launch_cooperative_grid=True))
+
+    def run(self, group, x, weight, bias, out):
+        if not self.copies:
+            super().run(group, x, weight, bias, out)
+            return
+        backend().before_torch()
+        x, weight = (_aligned.readable(self.core, _check.rows_contiguous(t)) for t in (x, weight))
+        target = out if self.core.accepts(out) else _aligned.room(out)
+        super().run(group, x, weight, bias, target)
+        if target is not out:
+            backend().before_torch()
+            out.copy_(target)
 
     def args(self, x, weight, bias, out) -> tuple:
         return self.call.args(_check.rows_contiguous(x), _check.rows_contiguous(weight), bias, out)
