@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Overlap operators. One op, one folder: reference.py says what it computes, kernels.py how, op.py plans and dispatches."""
+from triton_dist.ops._entry import entry as _entry
 from triton_dist.ops.ag_gemm.op import ag_gemm
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
@@ -17,3 +18,7 @@ __all__ = [
     "ag_gemm", "all_gather", "all_gather_2d", "all_reduce", "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev",
     "explain", "gemm_ar", "gemm_rs", "reduce_scatter", "reduce_scatter_2d",
 ]
+
+for _name in __all__:
+    if _name != "explain":
+        _entry(globals()[_name])

@@ -44,7 +44,7 @@ class Collective:
     @cached_property
     def calls(self) -> _recent.Calls:
         """Its calls."""
-        return _recent.Calls(self.name, "x out", partial(_checked, self), partial(_make_plan, self))
+        return _recent.Calls(self.name, "x out", partial(_checked, self), partial(_make_plan, self), "nccl")
 
     def out_shape(self, shape: tuple, world: int) -> tuple:
         """Of out, for x of `shape`: rows are along the first dimension."""

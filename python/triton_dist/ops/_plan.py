@@ -8,8 +8,9 @@ import torch
 
 from triton_dist.ops import _check
 from triton_dist.ops._table import Choice
+from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
+from triton_dist.runtime.errors import CollectiveMismatch, HangError, InvalidArgument, OutOfHeap
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.heap import heap
 from triton_dist.runtime.state import state
@@ -50,11 +51,38 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
         agreed, plan = plan.agreed if moved else checked(op, group, check), None
     same_call(group, plan.agreed if plan else agreed)
     if plan is None:
-        plan = make(agreed)
+        try:
+            with ambient.clean():
+                plan = make(agreed)
+        except (HangError, CollectiveMismatch):         # peers know
+            raise
+        except BaseException as error:
+            withdraw(group, agreed, error)
+            raise
         if len(plans) >= _MAX_PLANS:
             plans.clear()
         plan.agreed, plans[where] = agreed, plan
     return plan
+
+
+def made(op: str, group: Group, agreed: dict, anywhere: str | bool, make: Callable[[dict], Any]) -> Any:
+    """The plan that `make(agreed)` gives. Where the symmetric heap has no room for it, on all ranks then, that of the method
+    `anywhere` instead, of which it warns once; without one the error stands.
+    """
+    try:
+        return make(agreed)
+    except OutOfHeap as error:
+        if not anywhere:
+            raise
+        warn_once((op, "heap"), f"triton_dist.{op} runs by {anywhere!r}, which is slower: {error}")
+        return make(dict(agreed, method=anywhere))
+
+
+def warn_once(what: Any, text: str) -> None:
+    """Warns of `what` on the first occasion in a world."""
+    if what not in state().warned:
+        state().warned.add(what)
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
 
 
 def checked(op: str, group: Group, check: Callable[[], dict]) -> dict:
@@ -94,6 +122,23 @@ class Unfused(Plan):
         self.captured = True if backend().is_capturing() else None
 
 
+class Wrapped(Plan):
+    """A plan for calls in a state of torch that its own code should not see, or under autocast in `dtype`."""
+
+    def __init__(self, plan: Plan, dtype: torch.dtype | None):
+        self._plan, self._dtype = plan, dtype
+        self.out_shape, self.agreed, self.captured = plan.out_shape, plan.agreed, plan.captured
+
+    def moved(self) -> bool:
+        return self._plan.moved()
+
+    def run(self, group: Group, *tensors: Any) -> Any:
+        with ambient.plain():
+            if self._dtype is not None:
+                tensors = tuple(ambient.cast(t, self._dtype) for t in tensors)
+            return self._plan.run(group, *tensors)
+
+
 class OnWorkspace(Plan):
     """Points into buffers of a workspace, as they were when it was made. A call is one launch, unless `run` is another.
 
@@ -110,9 +155,14 @@ class OnWorkspace(Plan):
         raise NotImplementedError
 
     def run(self, group: Group, *tensors: torch.Tensor | None) -> None:
-        self.space.call()
         try:                                # less time than `with`
-            self.launch(*self.args(*tensors))
+            args = self.args(*tensors)      # may copy, so it may fail
+            self.space.call()
+        except BaseException as error:
+            withdraw(group, self.agreed, error)
+            raise
+        try:
+            self.launch(*args)
         except BaseException as error:
             self.space.failed(error)
             raise
@@ -168,6 +218,18 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
         _note_refused(key)
 
 
+def withdraw(group: Group, agreed: dict, error: BaseException) -> None:
+    """The last call on `group` ends by `error` before this rank has sent anything: like one that it refuses.
+
+    So nothing is poisoned. Where all ranks have failed alike they go on; where not, the next call says so, or a peer that waits.
+    """
+    try:
+        backend().note_call(group, state().calls[group.key][0], f"{agreed['op']}, ended before it began by "
+                            f"{type(error).__name__}: {error}", True)
+    finally:
+        _note_refused(group.key)
+
+
 def _note_refused(key: tuple) -> None:
     """The next call on the group is not one to be taken as known."""
     state().refused.add(key)
@@ -221,9 +283,7 @@ def possible(op: str, method: str, group: Group, core_serves: bool, needs_stream
     if reason is not None and method != "auto":
         raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or 'unfused'")
     if reason is not None:
-        if (op, reason) not in state().warned:
-            state().warned.add((op, reason))
-            warnings.warn(f"triton_dist.{op} runs unfused: {reason}", RuntimeWarning, stacklevel=5)
+        warn_once((op, reason), f"triton_dist.{op} runs unfused: {reason}")
         return "unfused"
     if method == "ws" and not core_serves:
         raise InvalidArgument(f"method: 'ws' needs a device with a warp-specialised core for {op}, 2-byte operands and rows of "

@@ -6,11 +6,15 @@
 one: tensors of the same metadata. torch's own compiled guards know them again in a fraction of that time. What they do not
 know goes the long way, as does everything where torch lacks them: a miss costs time, never truth.
 """
+from threading import get_ident
 from typing import Any, Callable, Sequence
 
 import torch
+from torch._C import _len_torch_dispatch_stack as _modes
+from torch.autograd import forward_ad
 
 from triton_dist.ops import _check, _plan
+from triton_dist.runtime import ambient, threads
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.state import state
@@ -45,15 +49,26 @@ _ALIGNED = 15                                               # plans may rest on 
 
 
 class Known:
-    """A call that was made: its plan and group, and by what a call like it is known. new_out(): a tensor for its output.
+    """A call that was made: its plan and group, and by what a call like it is known.
 
-    careful: whether more must be asked than what tensors and their addresses tell.
+    careful: whether more must be asked than what tensors and their addresses tell. autocast: the dtype that autocast asked
+    for, where the op follows it.
     """
 
-    __slots__ = ("plan", "group", "new_out", "same", "count", "careful", "tf32", "wants_grad", "relations", "compared")
+    __slots__ = ("plan", "group", "_new_out", "same", "count", "careful", "tf32", "wants_grad", "relations", "compared",
+                 "autocast", "device")
 
-    def __init__(self, plan: _plan.Plan, group: Group, dtype: torch.dtype):
-        self.plan, self.group, self.new_out = plan, group, backend().maker(plan.out_shape, dtype)
+    def __init__(self, plan: _plan.Plan, group: Group, dtype: torch.dtype, autocast: torch.dtype | None):
+        self.plan, self.group, self.autocast = plan, group, autocast
+        self._new_out = backend().maker(plan.out_shape, autocast or dtype)
+
+    def new_out(self) -> torch.Tensor:
+        """A tensor for the output of a call that has been noted."""
+        try:
+            return self._new_out()
+        except BaseException as error:
+            _plan.withdraw(self.group, self.plan.agreed, error)
+            raise
 
     def learn(self, given: tuple, outputs: list) -> None:
         """Makes it known by the tensors `given`, of which those at the indices `outputs` are written to."""
@@ -62,15 +77,17 @@ class Known:
         self.same = _guards_of(given)
         self.tf32 = backend().allow_tf32() if given[0].dtype == torch.float32 else None
         self.wants_grad = any(t.requires_grad for t in given)           # so it was called without gradients
+        self.device = given[0].device
         self.careful = (self.compared or self.wants_grad or self.tf32 is not None or self.group is not me.world
-                        or self.plan.captured is not None)
+                        or self.plan.captured is not None or self.autocast is not None)
         self.relations = [_relation(o, i, _check.span(given[o]), _check.span(given[i]))
                           for o in outputs for i in range(len(given)) if i != o]
 
     def allowed(self) -> bool:
-        """Whether gradients, tf32, graph capture and the group are as they were."""
+        """Whether gradients, tf32, autocast's dtype, graph capture and the group are as they were."""
         world = state().world
         return (not (self.wants_grad and torch.is_grad_enabled()) and self.tf32 in (None, backend().allow_tf32())
+                and (self.autocast is None or self.autocast is ambient.autocast_dtype(self.device))
                 and (self.group is world or self.group.usable_in(world)) and self.plan.serves())
 
     def fits(self, at: list) -> bool:
@@ -97,11 +114,15 @@ class Calls:
     """The calls of an op.
 
     tensors: names of those that it takes, of x, weight, out, bias, residual and second (another output), in the order in which
-    check(group, *tensors, *asked) and make(group, agreed, *tensors) have them; these are as in `_plan.planned`.
+    check(group, *tensors, *asked) and make(group, agreed, *tensors) have them; these are as in `_plan.planned`. anywhere: the
+    method that needs no symmetric memory, which "auto" falls back on. autocasts: whether the op follows autocast, as a linear
+    layer does; others leave dtypes alone, as the collectives of torch.distributed do.
     """
 
-    def __init__(self, op: str, tensors: str, check: Callable[..., dict], make: Callable[..., _plan.Plan]):
+    def __init__(self, op: str, tensors: str, check: Callable[..., dict], make: Callable[..., _plan.Plan],
+                 anywhere: str = "unfused", autocasts: bool = False):
         self.op, self._tensors, self._check, self._make = op, tensors.split(), check, make
+        self._anywhere, self._autocasts = anywhere, autocasts
 
     def known(self, asked: tuple, group: Any, x: Any, weight: Any = None, out: Any = None, bias: Any = None, residual: Any = None,
               second: Any = None) -> Known:
@@ -110,6 +131,8 @@ class Calls:
         asked: what else it was given, hashable. An output may be the residual, or x where there is none; no other two tensors may
         be one.
         """
+        if state().thread != get_ident():
+            threads.take_turn()
         key, given = None, ()
         try:
             key = (self.op, asked, group, x.data_ptr(), None if weight is None else weight.data_ptr(),
@@ -129,7 +152,7 @@ class Calls:
                 found = _elsewhere(key, given)
         except (AttributeError, TypeError, RuntimeError):       # no tensors of memory
             found = None
-        if found is None or found.careful and not found.allowed():
+        if found is None or found.careful and not found.allowed() or _modes() or forward_ad._current_level >= 0:
             return self._looked_at(key, given, asked, group, dict(
                 x=x, weight=weight, out=out, bias=bias, residual=residual, second=second))
         if found.compared:
@@ -141,11 +164,22 @@ class Calls:
     def _looked_at(self, key: tuple | None, given: tuple, asked: tuple, group: Any, named: dict) -> Known:
         """A call that repeats none, checked, planned and remembered."""
         members, tensors, outputs = resolve(group), [named[name] for name in self._tensors], (named["out"], named["second"])
+        _plan.checked(self.op, members, lambda: ambient.refuse(self.op, tensors))
+        dtype = ambient.autocast_dtype(backend().device()) if self._autocasts else None
+        if dtype is not None:
+            tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
+
+        def make(agreed: dict) -> _plan.Plan:
+            return _plan.made(self.op, members, agreed, "auto" in asked and self._anywhere,
+                              lambda found: self._make(members, found, *tensors))
         plan = _plan.planned(self.op, members, (_plan.signature(tensors, outputs), *map(repr, asked)),
-                             lambda: self._check(members, *tensors, *asked), lambda agreed: self._make(members, agreed, *tensors))
-        known = Known(plan, members, named["x"].dtype)
+                             lambda: self._check(members, *tensors, *asked), make)
+        if ambient.is_marked():
+            plan = _plan.Wrapped(plan, dtype)
+        known = Known(plan, members, named["x"].dtype, dtype)
         # Not what is captured: a plan made there is one for want of a better one, which may be made before the next capture.
-        if _TRUSTED and not backend().is_capturing() and plan.valid() and not any(t.data_ptr() & _ALIGNED for t in given):
+        if (_TRUSTED and not ambient.hidden() and not backend().is_capturing() and plan.valid()
+                and not any(t.data_ptr() & _ALIGNED for t in given)):
             known.learn(given, [i for i, t in enumerate(given) if any(t is out for out in outputs)])
             _remember(key, known)
             _remember(_by_shapes(key, given), known)

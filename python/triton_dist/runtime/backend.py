@@ -154,6 +154,9 @@ class Backend(ABC):
     def set_device(self, local_rank: int) -> None:
         """Binds this process to a device (no-op in the emulator)."""
 
+    def enter_thread(self) -> None:
+        """The calling thread uses the device from now on, maybe for the first time. No other does so at the same time."""
+
     @abstractmethod
     def num_sms(self) -> int:
         """How many programs of a one-per-SM kernel can be resident."""
@@ -278,6 +281,10 @@ class Backend(ABC):
         """Runs a collective that may block the host until peers take part."""
         call()
 
+    def is_in_collective(self) -> bool:
+        """Whether a collective of this rank may be under way that peers never come to, so that ending its group would block."""
+        return True
+
     def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
         """Compares op call `number` on `group` with those of its other members, where that can be done without waiting.
 
@@ -296,8 +303,8 @@ class Backend(ABC):
         """Collective over `world` (runtime.groups.Group): reserves and maps every rank's slab, zeroed."""
 
     # -- failure -------------------------------------------------------------------------------------------
-    def left_world(self) -> None:
-        """The calling rank leaves its world: whatever watches over it may stop. Silent, idempotent."""
+    def left_world(self, error: str | None = None) -> None:
+        """The calling rank leaves its world, maybe by an error: whatever watches over it may stop. Silent, idempotent."""
 
 
 def descriptors(args: tuple) -> dict:

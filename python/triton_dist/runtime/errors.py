@@ -47,3 +47,8 @@ class HangError(TritonDistError):
 
 class WaitTimeout(HangError):
     """A bounded device wait (TRITON_DIST_WAIT_TIMEOUT) expired."""
+
+
+def describe(error: BaseException) -> str:
+    """The first line of `error`, with its type."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".removesuffix(": ")

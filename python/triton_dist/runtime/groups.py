@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: MIT
 """Groups of ranks, seen the same way whether torch.distributed, an emulated world or a lone process is behind them."""
 from abc import ABC, abstractmethod
-from typing import Any
+from threading import get_ident
+from typing import Any, Callable
 
 import torch
 
+from triton_dist.runtime import ambient, threads
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized
 from triton_dist.runtime.state import state
@@ -139,17 +141,16 @@ class TorchGroup(Group):
             return False
 
     def barrier(self) -> None:
-        backend().blocking(lambda: self._dist.barrier(self._pg))
+        _blocking(lambda: self._dist.barrier(self._pg))
 
     def all_gather_object(self, obj: Any) -> list:
         box = [None] * self.size
-        backend().blocking(lambda: self._dist.all_gather_object(box, obj, group=self._pg))
+        _blocking(lambda: self._dist.all_gather_object(box, obj, group=self._pg))
         return box
 
     def broadcast_object(self, obj: Any, root: int = 0) -> Any:
         box = [obj]
-        backend().blocking(
-            lambda: self._dist.broadcast_object_list(box, src=self.world_ranks[root], group=self._pg))
+        _blocking(lambda: self._dist.broadcast_object_list(box, src=self.world_ranks[root], group=self._pg))
         return box[0]
 
     def all_gather_tensor(self, out: torch.Tensor, x: torch.Tensor) -> None:
@@ -177,9 +178,12 @@ def resolve(group: Any = None) -> Group:
     Accepts None (the world), a Group, a torch ProcessGroup, or a one-dimensional DeviceMesh.
     Raises InvalidArgument for anything else and for a group that this rank is not in.
     """
-    world = state().world
+    me = state()
+    world = me.world
     if world is None:
-        raise NotInitialized("no world yet: call triton_dist.initialize_distributed() first")
+        raise NotInitialized(me.forked or "no world yet: call triton_dist.initialize_distributed() first")
+    if me.thread != get_ident():
+        threads.take_turn()
     if group is None:
         return world
     if isinstance(group, Group):
@@ -207,6 +211,12 @@ def resolve(group: Any = None) -> Group:
         resolved = world
     state().groups[id(process_group)] = (process_group, resolved)     # keeps it alive, so its id stays its own
     return resolved
+
+
+def _blocking(call: Callable[[], Any]) -> None:
+    """A collective of objects, whose tensors torch makes by whatever default device there is."""
+    with ambient.clean():
+        backend().blocking(call)
 
 
 def _present(group: Group, world: Group) -> Group:

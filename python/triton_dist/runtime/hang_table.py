@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Hang reports as text, the same for every backend: one row for each thing that waits, all ranks in one table."""
+import sys
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
@@ -33,6 +34,13 @@ def table(rows: Sequence[Row], writer: str = "last writer") -> str:
     if len(rows) > SHOWN:
         text.append(f"... and {len(rows) - SHOWN} more")
     return "\n".join(text)
+
+
+def last_words(text: str) -> None:
+    """Prints a line to the process's own stderr. `sys.stderr` may be a buffer that is lost when the process ends at once, as it is
+    while torch's excepthook runs that of others."""
+    stream = sys.__stderr__ if sys.__stderr__ is not None and not sys.__stderr__.closed else sys.stderr
+    print(text, file=stream, flush=True)
 
 
 def merge(reports: Mapping[int, Sequence[Row]], world_size: int) -> list[Row]:

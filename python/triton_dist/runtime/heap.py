@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from triton_dist.runtime import groups
+from triton_dist.runtime import ambient, groups
 from triton_dist.runtime.backend import Arena, backend
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
 from triton_dist.runtime.state import state
@@ -155,7 +155,7 @@ def _merge(ranges: list) -> list:
 def heap() -> SymmetricHeap:
     """This rank's heap. Raises NotInitialized before initialize_distributed()."""
     if state().heap is None:
-        raise NotInitialized("no symmetric heap yet: call triton_dist.initialize_distributed() first")
+        raise NotInitialized(state().forked or "no symmetric heap yet: call triton_dist.initialize_distributed() first")
     return state().heap
 
 
@@ -183,12 +183,14 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
     if not isinstance(name, str):
         raise InvalidArgument(f"name: expected a string, found {name!r}")
     members = groups.resolve(group)
+    ambient.refuse("create_symm_tensor")
     allocation = heap().allocate(math.prod(shape) * dtype.itemsize, members,
                                  name or f"symmetric {str(dtype).removeprefix('torch.')}{list(shape)}",
                                  f"{str(dtype).removeprefix('torch.')}{list(shape)}")
-    tensor = heap().view(state().world.rank, allocation.offset, shape, dtype)
+    with ambient.clean():
+        tensor = heap().view(state().world.rank, allocation.offset, shape, dtype)
+        tensor.zero_()
     tensor.tdist_allocation = allocation            # what tells it from later tensors at its place, and from views
-    tensor.zero_()
     backend().synchronize()
     members.barrier()                  # nobody signals into a pad that its owner has yet to clear
     return tensor

@@ -4,6 +4,7 @@
 
 A process is one rank, except in an emulated virtual world, where each rank's host script runs in a context of its own.
 """
+import os
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,12 +35,15 @@ class RankState:
     tables: dict = field(default_factory=dict)          # group key -> measured times that its members share
     decisions: dict = field(default_factory=dict)       # (group key, what ranks agree on) -> {size: how calls run}
     warned: set = field(default_factory=set)
+    thread: int = 0                                     # identity of the one that called an op last
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)
     side_stream: Any = None                             # copy-engine pushes go here
     owns_process_group: bool = False
+    forked: str = ""                                    # why there can be no world: this process is a fork of one that had one
 
 
-_present: ContextVar = ContextVar("triton_dist_rank_state", default=RankState())     # the default: of the process
+_of_process = RankState()
+_present: ContextVar = ContextVar("triton_dist_rank_state", default=_of_process)
 state = _present.get                            # state(): that of the calling rank
 
 
@@ -51,3 +55,17 @@ def enter(rank_state: RankState) -> Any:
 def leave(token: Any) -> None:
     """Undoes `enter`."""
     _present.reset(token)
+
+
+def _after_fork() -> None:
+    """A child of fork has neither the threads nor the device of the world that its parent has joined."""
+    if _of_process.world is not None:
+        for name, value in vars(RankState()).items():
+            setattr(_of_process, name, value)
+        _of_process.forked = (
+            "this process was forked from one that had joined a world, whose threads and device do not survive a fork; start "
+            "workers by spawn (torch.multiprocessing.get_context('spawn'), or DataLoader(multiprocessing_context='spawn')), or "
+            "fork them before initialize_distributed()")
+
+
+os.register_at_fork(after_in_child=_after_fork)

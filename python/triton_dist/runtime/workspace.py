@@ -111,7 +111,7 @@ class Workspace:
 
     def failed(self, error: BaseException) -> None:
         """A call that has begun ends by `error`: poisons the workspace."""
-        self._poison = f"{type(error).__name__}: {error}"
+        self._poison = self._poison or f"{type(error).__name__}: {error}"
 
     def _check_usable(self) -> None:
         if self._poison is not None:

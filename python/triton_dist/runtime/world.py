@@ -4,18 +4,22 @@
 import atexit
 import gc
 import os
+import sys
 from datetime import timedelta
 from functools import cache
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 import torch
 
+from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.context import MAX_WORLD, Context
 from triton_dist.runtime.environment import heap_size, nodes, number, wait_timeout
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import InvalidArgument, NotInitialized, describe
 from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, nodes_by_reach, require_agreement
+from triton_dist.runtime.hang_table import last_words
 from triton_dist.runtime.heap import SymmetricHeap
 from triton_dist.runtime.state import RankState, state
 
@@ -35,10 +39,14 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
     me = state()
     if seed is not None and (not isinstance(seed, int) or not -2**63 <= seed < 2**63):
         raise InvalidArgument(f"seed: expected None or a whole number of 64 bits, found {seed!r}")
-    if me.world is None:
-        _join(me)
-    if initialize_shmem and me.heap is None:
-        attach_heap(me)
+    if me.forked:
+        raise NotInitialized(me.forked)
+    me.thread = me.thread or get_ident()
+    with ambient.clean():
+        if me.world is None:
+            _join(me)
+        if initialize_shmem and me.heap is None:
+            attach_heap(me)
     if seed is not None:
         torch.manual_seed(seed + me.world.rank)
     if isinstance(me.world, TorchGroup):
@@ -92,17 +100,29 @@ def attach_heap(me: RankState) -> None:
 
 
 def finalize_distributed() -> None:
-    """Collective: leaves the world. Waits for all ranks' work, unmaps the heap, ends the process group if we made it."""
-    if state().world is not None:
+    """Collective: leaves the world. Waits for all ranks' work, unmaps the heap, ends the process group if we made it.
+
+    While an exception is handled, say in `finally`, it waits for nobody: one line names the error, this rank leaves alone, and the
+    exception goes on. Peers may never come to their own finalize_distributed, so waiting for them would hide it.
+    """
+    me = state()
+    if me.world is None:
+        return
+    if (error := sys.exception()) is not None:
+        if me.world.size > 1:
+            last_words(f"rank {me.world.world_ranks[me.world.rank]} leaves the world by {describe(error)}")
+        _leave(error)
+        return
+    with ambient.clean():
         backend().synchronize()
-        state().world.barrier()        # a peer may still be storing into this heap
-        if state().heap is not None:
-            state().heap.arena.part()
-        _leave()
+        me.world.barrier()             # a peer may still be storing into this heap
+        if me.heap is not None:
+            me.heap.arena.part()
+    _leave()
 
 
-def _leave() -> None:
-    """What is left to do at exit, also when peers have died: no collective, no noise."""
+def _leave(error: BaseException | None = None) -> None:
+    """What is left to do at exit, also when peers have died or this rank leaves by an error: no collective, no noise."""
     me = state()
     arena = me.heap.arena if me.heap else None
     owns, of_torch = me.owns_process_group, isinstance(me.world, TorchGroup)
@@ -110,9 +130,9 @@ def _leave() -> None:
         setattr(me, name, value)
     atexit.unregister(_leave)
     if arena is not None:
-        backend().left_world()
+        backend().left_world(None if error is None else describe(error))
         arena.close()
-    if owns:
+    if owns and (error is None or not backend().is_in_collective()):
         import torch.distributed as dist
         if dist.is_initialized():
             dist.destroy_process_group()

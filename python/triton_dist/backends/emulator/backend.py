@@ -19,7 +19,9 @@ from triton_dist.runtime.errors import InvalidArgument
 
 def machine() -> Machine:
     """The machine that runs the caller: of the virtual world it is in, else of this process."""
-    return scheduler.active().machine if scheduler.is_active() else process.start()
+    here = scheduler.active().machine if scheduler.is_active() else process.start()
+    here.scheduler.enter_host()
+    return here
 
 
 def _core_tiles(dtype: torch.dtype, m: int) -> GemmConfig:
@@ -115,6 +117,10 @@ class EmulatorBackend(Backend):
         if context.wait_timeout_ns:
             engine.wait_timeout = context.wait_timeout_ns / 1e9
 
+    def left_world(self, error: str | None = None) -> None:
+        if error is not None:
+            machine().scheduler.left_by(error)
+
     # -- collectives of torch.distributed --------------------------------------------------------------------
     def blocking(self, call: Callable[[], Any]) -> None:
         # On a thread beside, so that side streams that peers wait for go on, and a hang is seen and told.
@@ -128,12 +134,16 @@ class EmulatorBackend(Backend):
 
         helper = threading.Thread(target=run, daemon=True)      # a daemon: a dead peer must not keep this process
         helper.start()
+        machine().helpers = [*(other for other in machine().helpers if other.is_alive()), helper]
         machine().scheduler.run_until(lambda: not helper.is_alive(),
                                       Waiting("host", text="a collective of torch.distributed"))
         if errors:
             here = machine()
             differs = here.conflict(here.scheduler.current.rank)        # then a peer has gone on without this collective
             raise errors[0] if differs is None else InvalidArgument(differs) from errors[0]
+
+    def is_in_collective(self) -> bool:
+        return any(helper.is_alive() for helper in machine().helpers)
 
     def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
         machine().note_call(group, number, what, refused)

@@ -28,6 +28,7 @@ class Machine:
         self.arenas: list = []                   # open ones
         self.teams: dict = {}                    # number of a SHMEM team made by scripts -> (ranks, heap offset of its pad)
         self.wire: Any = None                    # to ranks on other hosts, where there are any
+        self.helpers: list = []                  # threads that collectives of torch ran on lately
         self.states: dict = {}                   # rank -> RankState, of virtual ranks
         self.ledger: Optional[Ledger] = None     # of op calls; None in a world of one
         self.node_latency = number("TRITON_DIST_NODE_LATENCY", 0, least=0, kind=int)     # turns on the way to another node

@@ -27,7 +27,7 @@ from triton_dist.backends.emulator.wire import Wire
 from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import HangError, InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.hang_table import Row
+from triton_dist.runtime.hang_table import Row, last_words
 
 _HOST = "(host)"
 _HOST_PATIENCE = 8               # times longer before ranks that are all in collectives are taken to hang
@@ -112,6 +112,19 @@ class ProcessScheduler(Scheduler):
             os.close(self._fd)
             self.lock = contextlib.nullcontext()
 
+    def left_by(self, error: str) -> None:
+        mine = self._mine
+        mine.kernel, mine.program, mine.site, mine.cmp, mine.flag_owner = _HOST, "", "", "", -1
+        mine.what, mine.state = f"nothing: it has left by {error}", control.FAILED
+        self._write()
+
+    def forget_world(self) -> None:
+        """In a child of fork: what this rank shares with others is the parent's, and nothing is to be told there."""
+        self._blocks, self._host_watch, self.writers, self._contexts = [], None, {}, {}
+        self.lock = contextlib.nullcontext()
+        self.machine.ledger = self.machine.wire = None
+        self._thread = threading.get_ident()
+
     def _watch_host(self) -> None:
         """Calls this rank blocked while its host script sits in a collective of torch, which the scheduler knows nothing of."""
         inside, mine = None, self._mine
@@ -132,10 +145,20 @@ class ProcessScheduler(Scheduler):
                 self._write()
 
     # -- idling --------------------------------------------------------------------------------------------
+    def enter_host(self) -> None:
+        """The calling thread is about to use the device: the one that does so already, or another one in its place."""
+        if threading.get_ident() == self._thread:
+            return
+        if self._hub is not None:
+            raise UnsupportedFeature("two threads of this process use the emulated device at the same time; let one thread at a "
+                                     "time launch, copy and synchronise, say under a lock")
+        if any(actor.greenlet is not None for actor in (*self.blocked(), *self.queued(), *self._ready.all())):
+            raise UnsupportedFeature("another thread of this process has left work on a side stream of the emulated device, which "
+                                     "only that thread can finish; call triton_dist.synchronize() there before this thread goes on")
+        self._thread = threading.get_ident()
+
     def block(self, key: Any, predicate: Any, waiting: Any) -> None:
-        if self.current is self.main and threading.get_ident() != self._thread:
-            raise UnsupportedFeature("the emulator runs kernels on the thread that used it first, found a launch from "
-                                     "another; launch from that thread")
+        self.enter_host()
         try:
             super().block(key, predicate, waiting)
         finally:
@@ -188,9 +211,10 @@ class ProcessScheduler(Scheduler):
             self.collapse(InvalidArgument(other))
         if any(map(control.told, self._blocks)):
             self.collapse(HangError("ended with the ranks that hang, told before"))
-        # With a rank dead the world cannot end well: whoever waits gives up, whatever the others still do.
-        since = self._since if "dead" in states else max(self._since, self._still)
-        if ("dead" in states or "running" not in states) and now - since >= patience:
+        # With a rank dead, or gone by an error, the world cannot end well: all who wait give up, whatever the others still do.
+        lost = "dead" in states or "failed" in states
+        since = self._since if lost else max(self._since, self._still)
+        if (lost or "running" not in states) and now - since >= (self.patience if lost else patience):
             self.collapse(hang.stuck(self, states, patience))
 
     def _ask(self) -> None:
@@ -258,7 +282,7 @@ class ProcessScheduler(Scheduler):
             if self._blocks:
                 control.tell(self._blocks[self.main.rank])
             text = f"{error}\n" if first else ""
-            print(f"{text}rank {self.main.rank} ends by this {type(error).__name__}", file=sys.stderr, flush=True)
+            last_words(f"{text}rank {self.main.rank} ends by this {type(error).__name__}")
         end = time.monotonic() + _LAST_WORDS
         while time.monotonic() < end and not all(map(self._silent, range(len(self._blocks)))):
             time.sleep(_LOOK / 10)
@@ -310,6 +334,7 @@ def start() -> Machine:
         _machine = Machine(scheduler)
         scheduling._stack.insert(0, scheduler)
         atexit.register(_at_exit, _machine)
+        os.register_at_fork(after_in_child=_machine.scheduler.forget_world)
         sys.excepthook = functools.partial(_excepthook, scheduler, sys.excepthook)
     return _machine
 
@@ -327,3 +352,8 @@ def _at_exit(machine: Machine) -> None:
     with contextlib.suppress(Exception):
         machine.device().settle()
     machine.scheduler.leave()
+    if any(helper.is_alive() for helper in machine.helpers):       # gloo aborts a process that ends around one of its threads
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(1 if hasattr(sys, "last_value") else 0)

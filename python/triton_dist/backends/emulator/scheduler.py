@@ -13,12 +13,12 @@ import random
 from typing import Any, Callable, Iterator, Optional
 
 import greenlet
-import torch
 
 from triton_dist.backends.emulator import hang
 from triton_dist.backends.emulator.actors import Actor, Crew, Cta, Waiting
 from triton_dist.backends.emulator.observer import Observer
 from triton_dist.backends.emulator.order import MODES, PREEMPT, Ready
+from triton_dist.runtime import ambient
 from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized
@@ -87,6 +87,13 @@ class Scheduler:
         self._resident = collections.defaultdict(int)
         self._doomed: list = []
         self._contexts: dict = {}
+
+    # -- what host code calls ------------------------------------------------------------------------------
+    def enter_host(self) -> None:
+        """The calling thread is about to use the device. Raises UnsupportedFeature where it must not."""
+
+    def left_by(self, error: str) -> None:
+        """The calling rank leaves its world by `error`, in words."""
 
     # -- what actors call ----------------------------------------------------------------------------------
     def point(self) -> None:
@@ -261,9 +268,12 @@ class Scheduler:
         raise error
 
     def _loop(self, predicate: Callable[[], bool]) -> None:
-        owner, outer, grad = self.current, self._hub, torch.is_grad_enabled()
+        with ambient.clean():                    # kernels are not differentiated, nor do they see the host's autocast
+            self._turns_until(predicate)
+
+    def _turns_until(self, predicate: Callable[[], bool]) -> None:
+        owner, outer = self.current, self._hub
         self._hub = greenlet.getcurrent()
-        torch._C._set_grad_enabled(False)        # kernels are not differentiated
         try:
             while True:
                 if self._doomed:
@@ -288,7 +298,6 @@ class Scheduler:
             if self._doomed:
                 self._reap()
             self._hub = outer
-            torch._C._set_grad_enabled(grad)
 
     def _turn(self, actor: Actor) -> None:
         if actor.steps:

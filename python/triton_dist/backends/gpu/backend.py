@@ -75,6 +75,7 @@ class GpuBackend(Backend):
         self._extern_libs = {LIBRARY: library(self.name, bounded)}
         self._contexts = ContextWriter(driver, bounded)
         self._watch: HangWatch | None = None
+        self._home: int | None = None                           # the device of this rank
         self._memory_ops: dict[int, bool] = {}
         self._raw, self._current = None, None                   # the current stream: handle and object
 
@@ -91,6 +92,12 @@ class GpuBackend(Backend):
             raise InvalidArgument(f"local rank: expected one of the {count} visible GPUs, found {local_rank}; start at "
                                   "most one process per GPU, or make more GPUs visible")
         torch.cuda.set_device(local_rank)
+        self._home = local_rank
+
+    def enter_thread(self) -> None:
+        if self._home is not None:              # a new thread begins on device 0, and without a context of the driver
+            torch.cuda.set_device(self._home)
+            self.driver.bind_thread(self._home)
 
     def num_sms(self) -> int:
         return torch.cuda.get_device_properties(self.device()).multi_processor_count
@@ -215,7 +222,7 @@ class GpuBackend(Backend):
         return LocalArena(nbytes, self.device()) if world.size == 1 else P2PArena(nbytes, self.device(), world.rank)
 
     # -- failure -------------------------------------------------------------------------------------------
-    def left_world(self) -> None:
+    def left_world(self, error: str | None = None) -> None:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None

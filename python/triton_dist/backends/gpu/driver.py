@@ -80,6 +80,9 @@ class GpuDriver(ABC):
             code = function(*args)
         return code
 
+    def bind_thread(self, device: int) -> None:
+        """Makes the context of `device` that of the calling thread, where the driver has contexts."""
+
     # -- what the backend needs ----------------------------------------------------------------------------
     def module_global(self, module: int, name: str) -> tuple[int, int] | None:
         """(address, bytes) of a module's global variable; None if the module has none of that name."""

@@ -17,7 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
-from triton_dist.runtime.hang_table import Row, merge, table
+from triton_dist.runtime.hang_table import Row, last_words, merge, table
+from triton_dist.runtime.state import state
 
 _KEY = "triton_dist/hang/"
 _POLL = 0.1         # seconds between two looks
@@ -69,7 +70,7 @@ class HangWatch:
                 self._report()
                 # The device traps when it has lingered; whoever waits for it then ends by itself.
                 if not self._raised.wait(_LINGER - self._window + _GRACE):
-                    print(f"rank {self.rank} is ended after this hang", file=sys.stderr, flush=True)
+                    last_words(f"rank {self.rank} is ended after this hang")
                     self._leave()
                 return
 
@@ -87,7 +88,7 @@ class HangWatch:
         reports[self.rank] = self._rows() or [self._host()]
         self._text = self._words(reports)
         if not self._store or self._call("add", _KEY + "printed", 1) in (1, None):     # None: the store is gone
-            print(self._text, file=sys.stderr, flush=True)
+            last_words(self._text)
         self._told.set()
 
     def _words(self, reports: dict) -> str:
@@ -95,8 +96,8 @@ class HangWatch:
                 + table(merge(reports, self.world_size), writer="to be written by"))
 
     def _host(self) -> Row:
-        """Where the main thread of a rank is that has no expired wait."""
-        frame = sys._current_frames().get(threading.main_thread().ident)
+        """Where the thread that calls ops is, of a rank that has no expired wait."""
+        frame = sys._current_frames().get(state().thread or threading.main_thread().ident)
         while frame is not None and any(place in frame.f_code.co_filename for place in _NOT_THE_SCRIPT):
             frame = frame.f_back
         where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
@@ -120,7 +121,7 @@ class HangWatch:
     def _excepthook(self, kind: type, error: BaseException, trace: Any) -> None:
         """After a report an uncaught error is its consequence, whatever call of torch it comes from: a line is enough."""
         if self._reported():
-            print(f"rank {self.rank} ends by this {kind.__name__}", file=sys.stderr, flush=True)
+            last_words(f"rank {self.rank} ends by this {kind.__name__}")
         else:
             self._hook(kind, error, trace)
 

@@ -33,6 +33,17 @@ class CudaDriver(GpuDriver):
         self.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), handle)
         return value.value
 
+    def bind_thread(self, device: int) -> None:
+        self.call("cuCtxSetCurrent", self._primary(device))
+
+    @functools.cache
+    def _primary(self, device: int) -> ctypes.c_void_p:
+        """The context of `device` that the CUDA runtime uses as well. It is kept for as long as the process lives."""
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        return context
+
     @functools.cached_property
     def _copy(self) -> Callable[[int, int, int, int], int]:
         return self.bound(self.copy_async, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)

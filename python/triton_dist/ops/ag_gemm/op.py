@@ -233,13 +233,19 @@ class _Fused(_plan.OnWorkspace):
                                         self.call.options)
 
     def run(self, group, x, weight, bias, out, return_gathered):
-        x, weight, target = x.contiguous(), _check.rows_contiguous(weight), out
-        if self.copies:
-            backend().before_torch()
-            x, weight = _aligned.readable(self.core, x), _aligned.readable(self.core, weight)
-            target = out if self.core.accepts(out) else _aligned.room(out)
-        current, side = backend().current_stream(), side_stream()
-        with self.space.call() as epoch:
+        target = out
+        try:                                    # may copy, so it may fail
+            x, weight = x.contiguous(), _check.rows_contiguous(weight)
+            if self.copies:
+                backend().before_torch()
+                x, weight = _aligned.readable(self.core, x), _aligned.readable(self.core, weight)
+                target = out if self.core.accepts(out) else _aligned.room(out)
+            current, side = backend().current_stream(), side_stream()
+            begun = self.space.call()
+        except BaseException as error:
+            _plan.withdraw(group, self.agreed, error)
+            raise
+        with begun as epoch:
             side.wait_stream(current)
             self.gather.start(x, epoch, side)
             self.launch(*self.call.args(x, weight, bias, target, epoch))
@@ -273,4 +279,4 @@ class _EagerOrCaptured(_plan.Plan):
         return self.plans[backend().is_capturing()].run(*call)
 
 
-_CALLS = _recent.Calls("ag_gemm", "x weight bias out", _checked, _plan.first_use(_make_plan))
+_CALLS = _recent.Calls("ag_gemm", "x weight bias out", _checked, _plan.first_use(_make_plan), autocasts=True)

@@ -10,6 +10,7 @@ import torch
 
 from triton_dist.ops import _check, _plan
 from triton_dist.ops._bytes import rows_of_bytes
+from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
@@ -22,6 +23,7 @@ def all_to_all_by_lists(x: torch.Tensor, output_split_sizes: Any, input_split_si
                         method: str) -> torch.Tensor:
     """One call. Returns out. Raises InvalidArgument before anything is sent."""
     members = resolve(group)
+    _plan.checked(_NAME, members, lambda: ambient.refuse(_NAME, (x, out)))
     agreed = _plan.checked(_NAME, members, lambda: _checked(x, output_split_sizes, input_split_sizes, members, out, method))
     _plan.same_call(members, agreed)                    # no plan is kept: lists differ from call to call
     _plan.agree_once(members, agreed)

@@ -153,4 +153,4 @@ class _Push(_plan.OnWorkspace):
         return x.contiguous(), in_splits, out, out_splits_offsets
 
 
-_CALLS = _recent.Calls("all_to_all_vdev", "x weight out second", _checked, _make_plan)
+_CALLS = _recent.Calls("all_to_all_vdev", "x weight out second", _checked, _make_plan, "nccl")

@@ -229,4 +229,4 @@ class Packets(_plan.OnWorkspace):
         return x, weight, out if bias is None else bias, out if residual is None else residual, out
 
 
-_CALLS = _recent.Calls("gemm_ar", "x weight bias residual out", _checked, _make_plan)
+_CALLS = _recent.Calls("gemm_ar", "x weight bias residual out", _checked, _make_plan, autocasts=True)

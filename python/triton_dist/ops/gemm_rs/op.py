@@ -217,4 +217,4 @@ class _Portable:
                 self.half, p.m, p.n, p.k, p.pitch, x.stride(0), weight.stride(0))
 
 
-_CALLS = _recent.Calls("gemm_rs", "x weight bias out", _checked, _plan.first_use(_make_plan))
+_CALLS = _recent.Calls("gemm_rs", "x weight bias out", _checked, _plan.first_use(_make_plan), autocasts=True)

@@ -8,6 +8,7 @@ import torch
 from triton_dist.ops import _check, _plan
 from triton_dist.ops.internode.kernels import all_gather_kernel, reduce_scatter_kernel
 from triton_dist.ops.internode.pieces import OPTIONS, Pieces
+from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
@@ -50,11 +51,15 @@ def reduce_scatter_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor |
 
 def _run(op: str, form: type, x: torch.Tensor, group: Any, out: torch.Tensor | None) -> torch.Tensor:
     members = resolve(group)
-    plan = _plan.planned(op, members, _plan.signature((x, out), (out,)), lambda: _checked(op, form, x, members, out),
-                         lambda agreed: _make_plan(form, x, members, out, agreed))
+    _plan.checked(op, members, lambda: ambient.refuse(op, (x, out)))
+
+    def make(agreed: dict) -> Any:
+        return _plan.made(op, members, agreed, "unfused", lambda found: _make_plan(form, x, members, out, found))
+    plan = _plan.planned(op, members, _plan.signature((x, out), (out,)), lambda: _checked(op, form, x, members, out), make)
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
-    plan.run(members, x, out)
+    with ambient.plain():
+        plan.run(members, x, out)
     return out
 
 
@@ -113,8 +118,14 @@ class _TwoLevel(_plan.OnWorkspace):
         meet()
 
     def run(self, group, x, out):
-        with self.space.call() as epoch:
-            self.launch(*self._args(x.contiguous(), out, epoch))
+        try:
+            x = x.contiguous()                  # may copy, so it may fail
+            begun = self.space.call()
+        except BaseException as error:
+            _plan.withdraw(group, self.agreed, error)
+            raise
+        with begun as epoch:
+            self.launch(*self._args(x, out, epoch))
 
     def _args(self, x: torch.Tensor, out: torch.Tensor, epoch: int) -> tuple:
         flags, signals = self.pieces.words(self.space)

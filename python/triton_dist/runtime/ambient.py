@@ -1,0 +1,117 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The state of torch around a call: inference mode, autocast, default device, tracing, transforms, modes.
+
+Two rules hold for it, and this is the one place for both:
+
+1. What outlives a call (workspaces, plans, symmetric tensors, views of the heap) is made inside `clean()`, so it is the same
+   whatever the first call was wrapped in.
+2. What a call cannot honour is refused by `refuse()` before anything is sent, on each rank that is in such a state.
+
+Of torch's private names this needs some, since the public ones tell less. All are thread-local, so a check is cheap.
+"""
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Iterable, Iterator
+
+import torch
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch.autograd import forward_ad
+
+from triton_dist.runtime.errors import InvalidArgument
+
+_INFRA = torch._C._TorchDispatchModeKey
+_TRACERS = (
+    (_INFRA.FAKE, "under FakeTensorMode, where tensors have no memory"),
+    (_INFRA.PROXY, "while make_fx or export records operators"),
+    (_INFRA.FUNCTIONAL, "under functionalisation"),
+)
+
+
+def hidden() -> bool:
+    """Whether there is a state around the call that guards on its tensors do not tell: a dispatch mode, or forward-mode AD."""
+    return dispatch_modes() > 0 or forward_ad._current_level >= 0
+
+
+def clean() -> Any:
+    """A torch state in which things may be made that outlive the call: nothing of the caller's state is in them.
+
+    Inference mode and gradients are off; there is no default device, no autocast and no mode. The default dtype is one for the
+    whole process, so code inside names the dtypes of what it makes.
+    """
+    if torch.is_inference_mode_enabled() or not is_plain():
+        return _cleaned()
+    return _NoGrad()
+
+
+@contextmanager
+def _cleaned() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad(), plain():
+        yield
+
+
+class _NoGrad:
+    """torch.no_grad() in less time: the emulator enters it at each turn of its host."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *_: Any) -> None:
+        torch._C._set_grad_enabled(self._before)
+
+
+def plain() -> Any:
+    """A state without autocast, default device and modes; inference mode and gradients are as the caller has them."""
+    if is_plain():
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch._C.DisableTorchFunction())
+    if torch._C._is_any_autocast_enabled():
+        stack.enter_context(torch._C._DisableAutocast())
+    if dispatch_modes():
+        stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+    return stack
+
+
+def is_plain() -> bool:
+    """Whether `plain()` would change nothing."""
+    return not (torch._C._len_torch_function_stack() or is_marked())
+
+
+def is_marked() -> bool:
+    """Whether there is autocast or a dispatch mode: then guards on tensors fail that were made without."""
+    return torch._C._is_any_autocast_enabled() or dispatch_modes() > 0
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that autocast gives to a linear layer on `device`; None where it is off."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
+def cast(t: Any, dtype: torch.dtype) -> Any:
+    """`t` as autocast would hand it to a linear layer: in `dtype`, if it is a floating tensor and not float64."""
+    if isinstance(t, torch.Tensor) and t.is_floating_point() and t.dtype not in (dtype, torch.float64):
+        return t.to(dtype)
+    return t
+
+
+def refuse(what: str, tensors: Iterable[Any] = ()) -> None:
+    """Raises InvalidArgument where `what`, called with `tensors`, cannot do what the state around it asks for."""
+    if torch._C._get_tracing_state() is not None:
+        raise _refused(what, "inside torch.jit.trace, which cannot record it", "trace the parts before and after it")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise _refused(what, "inside a transform of torch.func (vmap, grad, jvp, ...)", "call it outside of the transform")
+    for key, where in _TRACERS:
+        if torch._C._get_dispatch_mode(key) is not None:
+            raise _refused(what, where, "call it outside, with tensors that have memory")
+    if forward_ad._current_level >= 0:
+        for t in tensors:
+            if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
+                raise _refused(what, "with a tensor that carries a tangent of forward-mode AD, which it would drop",
+                               "pass forward_ad.unpack_dual(t).primal")
+
+
+def _refused(what: str, where: str, instead: str) -> InvalidArgument:
+    return InvalidArgument(f"{what} was called {where}; {instead}")
