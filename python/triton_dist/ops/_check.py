@@ -88,6 +88,9 @@ def output(name: str, t: torch.Tensor | None, shape: tuple, like: torch.Tensor, 
         raise InvalidArgument(f"{name}: expected shape {list(shape)}, found {list(t.shape)}; pass None to have it allocated")
     if not t.is_contiguous():
         raise InvalidArgument(f"{name}: expected a contiguous tensor, found strides {list(t.stride())}; pass one that is")
+    if t.is_inference() and not torch.is_inference_mode_enabled():
+        raise InvalidArgument(f"{name}: is an inference tensor, and torch writes to those in inference mode only; pass "
+                              f"{name}.clone()")
     if t.requires_grad and torch.is_grad_enabled():
         raise InvalidArgument(f"{name}: requires grad, and is written to out of autograd's sight; pass {name}.detach()")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """What makes a function one of the ops that users call.
 
-torch.compile does not look into an op: its graph breaks around the call, which runs as it does without torch.compile. The
-function is marked for that, not wrapped, so an eager call costs nothing more.
+torch.compile does not look into an op: its graph breaks around the call, which runs as it does without torch.compile.
+The function is marked for that, not wrapped, so an eager call costs nothing more.
 """
 from typing import Any, Callable
 
@@ -16,7 +16,8 @@ _WHY = "ops of triton_dist run as they are, between compiled graphs"
 
 def entry(op: Callable[..., Any]) -> Callable[..., Any]:
     """Marks `op`, a plain function, and returns it."""
-    op._torchdynamo_disable, op._torchdynamo_disable_msg = True, _WHY       # as torch.compiler.disable does: not inlined
+    op._torchdynamo_disable = True                                          # as torch.compiler.disable does: not inlined
+    op._torchdynamo_disable_msg = _WHY
     eval_frame.set_code_exec_strategy(op.__code__, _SKIP)                   # nor compiled, with all that it calls
     threads.entries.add(op.__code__)
     return op

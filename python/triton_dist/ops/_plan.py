@@ -66,8 +66,10 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
 
 
 def made(op: str, group: Group, agreed: dict, anywhere: str | bool, make: Callable[[dict], Any]) -> Any:
-    """The plan that `make(agreed)` gives. Where the symmetric heap has no room for it, on all ranks then, that of the method
-    `anywhere` instead, of which it warns once; without one the error stands.
+    """The plan that `make(agreed)` gives.
+
+    Where the symmetric heap has no room for it, which is so on all ranks then, it is the plan of the method `anywhere`, and
+    a warning says so once. Without such a method the error stands.
     """
     try:
         return make(agreed)
@@ -221,7 +223,8 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
 def withdraw(group: Group, agreed: dict, error: BaseException) -> None:
     """The last call on `group` ends by `error` before this rank has sent anything: like one that it refuses.
 
-    So nothing is poisoned. Where all ranks have failed alike they go on; where not, the next call says so, or a peer that waits.
+    So nothing is poisoned. Where all ranks have failed alike they go on. Where not, the next call says so, or a peer does
+    that waits.
     """
     try:
         backend().note_call(group, state().calls[group.key][0], f"{agreed['op']}, ended before it began by "

@@ -51,8 +51,8 @@ _ALIGNED = 15                                               # plans may rest on 
 class Known:
     """A call that was made: its plan and group, and by what a call like it is known.
 
-    careful: whether more must be asked than what tensors and their addresses tell. autocast: the dtype that autocast asked
-    for, where the op follows it.
+    careful: whether more must be asked than what tensors and their addresses tell.
+    autocast: the dtype that autocast asked for, where the op follows it.
     """
 
     __slots__ = ("plan", "group", "_new_out", "same", "count", "careful", "tf32", "wants_grad", "relations", "compared",
@@ -114,9 +114,9 @@ class Calls:
     """The calls of an op.
 
     tensors: names of those that it takes, of x, weight, out, bias, residual and second (another output), in the order in which
-    check(group, *tensors, *asked) and make(group, agreed, *tensors) have them; these are as in `_plan.planned`. anywhere: the
-    method that needs no symmetric memory, which "auto" falls back on. autocasts: whether the op follows autocast, as a linear
-    layer does; others leave dtypes alone, as the collectives of torch.distributed do.
+    check(group, *tensors, *asked) and make(group, agreed, *tensors) have them; these are as in `_plan.planned`.
+    anywhere: the method that needs no symmetric memory, which "auto" falls back on.
+    autocasts: whether the op follows autocast, as a linear layer does. Others leave dtypes alone, as torch.distributed does.
     """
 
     def __init__(self, op: str, tensors: str, check: Callable[..., dict], make: Callable[..., _plan.Plan],
@@ -134,6 +134,9 @@ class Calls:
         if state().thread != get_ident():
             threads.take_turn()
         key, given = None, ()
+        if _modes() or forward_ad._current_level >= 0:          # which guards do not see
+            return self._looked_at(key, given, asked, group, dict(
+                x=x, weight=weight, out=out, bias=bias, residual=residual, second=second))
         try:
             key = (self.op, asked, group, x.data_ptr(), None if weight is None else weight.data_ptr(),
                    None if out is None else out.data_ptr())
@@ -152,7 +155,7 @@ class Calls:
                 found = _elsewhere(key, given)
         except (AttributeError, TypeError, RuntimeError):       # no tensors of memory
             found = None
-        if found is None or found.careful and not found.allowed() or _modes() or forward_ad._current_level >= 0:
+        if found is None or found.careful and not found.allowed():
             return self._looked_at(key, given, asked, group, dict(
                 x=x, weight=weight, out=out, bias=bias, residual=residual, second=second))
         if found.compared:
@@ -178,7 +181,7 @@ class Calls:
             plan = _plan.Wrapped(plan, dtype)
         known = Known(plan, members, named["x"].dtype, dtype)
         # Not what is captured: a plan made there is one for want of a better one, which may be made before the next capture.
-        if (_TRUSTED and not ambient.hidden() and not backend().is_capturing() and plan.valid()
+        if (key is not None and _TRUSTED and not backend().is_capturing() and plan.valid()
                 and not any(t.data_ptr() & _ALIGNED for t in given)):
             known.learn(given, [i for i, t in enumerate(given) if any(t is out for out in outputs)])
             _remember(key, known)

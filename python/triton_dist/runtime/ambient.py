@@ -4,8 +4,8 @@
 
 Two rules hold for it, and this is the one place for both:
 
-1. What outlives a call (workspaces, plans, symmetric tensors, views of the heap) is made inside `clean()`, so it is the same
-   whatever the first call was wrapped in.
+1. What outlives a call (workspaces, plans, symmetric tensors, views of the heap) is made inside `clean()`, so it is the
+   same whatever the first call was wrapped in.
 2. What a call cannot honour is refused by `refuse()` before anything is sent, on each rank that is in such a state.
 
 Of torch's private names this needs some, since the public ones tell less. All are thread-local, so a check is cheap.
@@ -27,16 +27,11 @@ _TRACERS = (
 )
 
 
-def hidden() -> bool:
-    """Whether there is a state around the call that guards on its tensors do not tell: a dispatch mode, or forward-mode AD."""
-    return dispatch_modes() > 0 or forward_ad._current_level >= 0
-
-
 def clean() -> Any:
     """A torch state in which things may be made that outlive the call: nothing of the caller's state is in them.
 
-    Inference mode and gradients are off; there is no default device, no autocast and no mode. The default dtype is one for the
-    whole process, so code inside names the dtypes of what it makes.
+    Inference mode and gradients are off; there is no default device, no autocast and no mode. The default dtype is one for
+    the whole process, so code inside names the dtypes of what it makes.
     """
     if torch.is_inference_mode_enabled() or not is_plain():
         return _cleaned()
@@ -102,7 +97,7 @@ def refuse(what: str, tensors: Iterable[Any] = ()) -> None:
     if torch._C._get_tracing_state() is not None:
         raise _refused(what, "inside torch.jit.trace, which cannot record it", "trace the parts before and after it")
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise _refused(what, "inside a transform of torch.func (vmap, grad, jvp, ...)", "call it outside of the transform")
+        raise _refused(what, "inside a transform of torch.func (vmap, grad, jvp, ...)", "call it outside of that")
     for key, where in _TRACERS:
         if torch._C._get_dispatch_mode(key) is not None:
             raise _refused(what, where, "call it outside, with tensors that have memory")

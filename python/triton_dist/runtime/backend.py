@@ -155,7 +155,7 @@ class Backend(ABC):
         """Binds this process to a device (no-op in the emulator)."""
 
     def enter_thread(self) -> None:
-        """The calling thread uses the device from now on, maybe for the first time. No other does so at the same time."""
+        """The calling thread uses the device from now on, maybe for the first time; no other does at the same time."""
 
     @abstractmethod
     def num_sms(self) -> int:
@@ -282,7 +282,7 @@ class Backend(ABC):
         call()
 
     def is_in_collective(self) -> bool:
-        """Whether a collective of this rank may be under way that peers never come to, so that ending its group would block."""
+        """Whether a collective of this rank may be under way to which peers never come: ending its group would block."""
         return True
 
     def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
@@ -304,7 +304,7 @@ class Backend(ABC):
 
     # -- failure -------------------------------------------------------------------------------------------
     def left_world(self, error: str | None = None) -> None:
-        """The calling rank leaves its world, maybe by an error: whatever watches over it may stop. Silent, idempotent."""
+        """The calling rank leaves its world, maybe by an error: what watches over it may stop. Silent, idempotent."""
 
 
 def descriptors(args: tuple) -> dict:

@@ -37,8 +37,10 @@ def table(rows: Sequence[Row], writer: str = "last writer") -> str:
 
 
 def last_words(text: str) -> None:
-    """Prints a line to the process's own stderr. `sys.stderr` may be a buffer that is lost when the process ends at once, as it is
-    while torch's excepthook runs that of others."""
+    """Prints a line to the process's own stderr.
+
+    While torch's excepthook calls that of others, `sys.stderr` is a buffer, which is lost when the process ends there.
+    """
     stream = sys.__stderr__ if sys.__stderr__ is not None and not sys.__stderr__.closed else sys.stderr
     print(text, file=stream, flush=True)
 

@@ -39,7 +39,7 @@ class RankState:
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)
     side_stream: Any = None                             # copy-engine pushes go here
     owns_process_group: bool = False
-    forked: str = ""                                    # why there can be no world: this process is a fork of one that had one
+    forked: str = ""                                    # why there can be no world in a fork of a process that had one
 
 
 _of_process = RankState()
@@ -63,9 +63,9 @@ def _after_fork() -> None:
         for name, value in vars(RankState()).items():
             setattr(_of_process, name, value)
         _of_process.forked = (
-            "this process was forked from one that had joined a world, whose threads and device do not survive a fork; start "
-            "workers by spawn (torch.multiprocessing.get_context('spawn'), or DataLoader(multiprocessing_context='spawn')), or "
-            "fork them before initialize_distributed()")
+            "this process was forked from one that had joined a world, whose threads and device do not survive a fork; "
+            "start workers by spawn (torch.multiprocessing.get_context('spawn'), or "
+            "DataLoader(multiprocessing_context='spawn')), or fork them before initialize_distributed()")
 
 
 os.register_at_fork(after_in_child=_after_fork)

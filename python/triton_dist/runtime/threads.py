@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Which thread of a process calls ops: any of them, one at a time.
 
-A call rewrites parameter blocks and counts that belong to the process, so two calls at once would corrupt each other. A call
-compares one number with that of the last caller. Only where another thread comes does it look whether that caller is still
-inside of an op; since both are on the stack before they compare, one of two threads always sees the other.
+A call rewrites parameter blocks and counts that belong to the process, so two calls at once would corrupt each other. A
+call compares the number of its thread with that of the last caller. Only where another thread comes does it look whether
+that caller is still inside of an op. Both are on their stacks before they compare, so one of them always sees the other.
 """
 import sys
 from threading import get_ident
@@ -14,19 +14,19 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import UnsupportedFeature
 from triton_dist.runtime.state import state
 
-entries: set[CodeType] = set()              # code of the functions that users call: a thread that runs one is inside of an op
+entries: set[CodeType] = set()              # code of the functions that users call: who runs one is inside of an op
 
 
 def take_turn() -> None:
-    """The calling thread is not the one that called an op last. Raises UnsupportedFeature where that one is still inside."""
+    """Another thread than before calls an op. Raises UnsupportedFeature where that one is still inside of one."""
     me, here = state(), get_ident()
     if me.thread == here:
         return
     frame = sys._current_frames().get(me.thread)
     while frame is not None:
         if frame.f_code in entries:
-            raise UnsupportedFeature(f"two threads of this process call ops at the same time: {frame.f_code.co_name} has not "
-                                     "returned in the other one; let one thread at a time call ops, say under a lock")
+            raise UnsupportedFeature(f"two threads of this process call ops at the same time: {frame.f_code.co_name} has "
+                                     "not returned in the other; let one thread at a time call ops, say under a lock")
         frame = frame.f_back
     handed_over, me.thread = me.thread != 0, here
     if handed_over:

@@ -102,8 +102,8 @@ def attach_heap(me: RankState) -> None:
 def finalize_distributed() -> None:
     """Collective: leaves the world. Waits for all ranks' work, unmaps the heap, ends the process group if we made it.
 
-    While an exception is handled, say in `finally`, it waits for nobody: one line names the error, this rank leaves alone, and the
-    exception goes on. Peers may never come to their own finalize_distributed, so waiting for them would hide it.
+    While an exception is handled, say in `finally`, it waits for nobody: one line names the error, this rank leaves alone,
+    and the exception goes on. Peers may never come to their own finalize_distributed, so waiting would hide the error.
     """
     me = state()
     if me.world is None:
@@ -122,7 +122,7 @@ def finalize_distributed() -> None:
 
 
 def _leave(error: BaseException | None = None) -> None:
-    """What is left to do at exit, also when peers have died or this rank leaves by an error: no collective, no noise."""
+    """What is left to do at exit, also when peers have died or this rank leaves by an error: no collective, no words."""
     me = state()
     arena = me.heap.arena if me.heap else None
     owns, of_torch = me.owns_process_group, isinstance(me.world, TorchGroup)

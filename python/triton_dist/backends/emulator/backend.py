@@ -118,8 +118,9 @@ class EmulatorBackend(Backend):
             engine.wait_timeout = context.wait_timeout_ns / 1e9
 
     def left_world(self, error: str | None = None) -> None:
-        if error is not None:
-            machine().scheduler.left_by(error)
+        here = machine().scheduler
+        if error is not None and isinstance(here, process.ProcessScheduler):
+            here.left_by(error)
 
     # -- collectives of torch.distributed --------------------------------------------------------------------
     def blocking(self, call: Callable[[], Any]) -> None:

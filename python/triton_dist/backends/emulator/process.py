@@ -150,11 +150,11 @@ class ProcessScheduler(Scheduler):
         if threading.get_ident() == self._thread:
             return
         if self._hub is not None:
-            raise UnsupportedFeature("two threads of this process use the emulated device at the same time; let one thread at a "
-                                     "time launch, copy and synchronise, say under a lock")
+            raise UnsupportedFeature("two threads of this process use the emulated device at the same time; let one thread "
+                                     "at a time launch, copy and synchronise, say under a lock")
         if any(actor.greenlet is not None for actor in (*self.blocked(), *self.queued(), *self._ready.all())):
-            raise UnsupportedFeature("another thread of this process has left work on a side stream of the emulated device, which "
-                                     "only that thread can finish; call triton_dist.synchronize() there before this thread goes on")
+            raise UnsupportedFeature("another thread of this process has left work on a side stream of the emulated device, "
+                                     "which only that thread can finish; call triton_dist.synchronize() there first")
         self._thread = threading.get_ident()
 
     def block(self, key: Any, predicate: Any, waiting: Any) -> None:
@@ -211,7 +211,7 @@ class ProcessScheduler(Scheduler):
             self.collapse(InvalidArgument(other))
         if any(map(control.told, self._blocks)):
             self.collapse(HangError("ended with the ranks that hang, told before"))
-        # With a rank dead, or gone by an error, the world cannot end well: all who wait give up, whatever the others still do.
+        # With a rank dead, or gone by an error, the world cannot end well: all who wait give up, whatever others still do.
         lost = "dead" in states or "failed" in states
         since = self._since if lost else max(self._since, self._still)
         if (lost or "running" not in states) and now - since >= (self.patience if lost else patience):
@@ -352,7 +352,7 @@ def _at_exit(machine: Machine) -> None:
     with contextlib.suppress(Exception):
         machine.device().settle()
     machine.scheduler.leave()
-    if any(helper.is_alive() for helper in machine.helpers):       # gloo aborts a process that ends around one of its threads
+    if any(helper.is_alive() for helper in machine.helpers):       # gloo aborts a process that ends around such a thread
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

@@ -92,9 +92,6 @@ class Scheduler:
     def enter_host(self) -> None:
         """The calling thread is about to use the device. Raises UnsupportedFeature where it must not."""
 
-    def left_by(self, error: str) -> None:
-        """The calling rank leaves its world by `error`, in words."""
-
     # -- what actors call ----------------------------------------------------------------------------------
     def point(self) -> None:
         """A place where another actor may run."""

@@ -55,7 +55,8 @@ def _run(op: str, form: type, x: torch.Tensor, group: Any, out: torch.Tensor | N
 
     def make(agreed: dict) -> Any:
         return _plan.made(op, members, agreed, "unfused", lambda found: _make_plan(form, x, members, out, found))
-    plan = _plan.planned(op, members, _plan.signature((x, out), (out,)), lambda: _checked(op, form, x, members, out), make)
+    plan = _plan.planned(op, members, _plan.signature((x, out), (out,)), lambda: _checked(op, form, x, members, out),
+                         make)
     if out is None:
         out = torch.empty(plan.out_shape, dtype=x.dtype, device=x.device)
     with ambient.plain():
