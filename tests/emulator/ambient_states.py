@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Ops with what they must give, and states of torch that a call can be wrapped in."""
-import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,8 +185,3 @@ REFUSED: dict[str, Callable] = {
     "forward-mode AD": _dual,
 }
 OF_PROCESSES: dict[str, Callable] = {"other thread": _thread}        # a virtual rank is a thread itself
-
-
-def shuffled(seed: int, names: Any) -> str:
-    """One of `names`, by the seed: the same on all ranks."""
-    return random.Random(seed).choice(sorted(names))

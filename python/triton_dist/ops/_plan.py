@@ -10,7 +10,7 @@ from triton_dist.ops import _check
 from triton_dist.ops._table import Choice
 from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.errors import CollectiveMismatch, HangError, InvalidArgument, OutOfHeap
+from triton_dist.runtime.errors import CollectiveMismatch, HangError, InvalidArgument, OutOfHeap, describe
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.heap import heap
 from triton_dist.runtime.state import state
@@ -54,7 +54,7 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
         try:
             with ambient.clean():
                 plan = make(agreed)
-        except (HangError, CollectiveMismatch):         # peers know
+        except (HangError, CollectiveMismatch, OutOfHeap):      # of all ranks
             raise
         except BaseException as error:
             withdraw(group, agreed, error)
@@ -227,8 +227,8 @@ def withdraw(group: Group, agreed: dict, error: BaseException) -> None:
     that waits.
     """
     try:
-        backend().note_call(group, state().calls[group.key][0], f"{agreed['op']}, ended before it began by "
-                            f"{type(error).__name__}: {error}", True)
+        backend().note_withdrawn(group, state().calls[group.key][0],
+                                 f"{agreed['op']}, ended before it began by {describe(error)}")
     finally:
         _note_refused(group.key)
 

@@ -292,6 +292,9 @@ class Backend(ABC):
         InvalidArgument on every member that did not refuse where they differ.
         """
 
+    def note_withdrawn(self, group: Any, number: int, what: str) -> None:
+        """Takes back what was noted of call `number` on `group`, which has sent nothing: peers that wait can know, and why."""
+
     def all_refused(self, group: Any, number: int) -> bool | None:
         """Whether every member has refused call `number`, as this rank has: waits until each has made or refused it. None
         where the backend cannot tell."""

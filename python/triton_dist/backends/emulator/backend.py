@@ -126,10 +126,12 @@ class EmulatorBackend(Backend):
     def blocking(self, call: Callable[[], Any]) -> None:
         # On a thread beside, so that side streams that peers wait for go on, and a hang is seen and told.
         errors: list = []
+        inference = torch.is_inference_mode_enabled()           # which belongs to a thread; the output may be of it
 
         def run() -> None:
             try:
-                call()
+                with torch.inference_mode(inference):
+                    call()
             except BaseException as error:       # raised again below, on the thread that asked
                 errors.append(error)
 
@@ -148,6 +150,11 @@ class EmulatorBackend(Backend):
 
     def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
         machine().note_call(group, number, what, refused)
+
+    def note_withdrawn(self, group: Any, number: int, what: str) -> None:
+        here = machine()
+        if not here.states:                      # virtual ranks that fail alike would hear of each other's failure
+            here.note_call(group, number, what, True)
 
     def all_refused(self, group: Any, number: int) -> bool | None:
         return machine().all_refused(group, number)
