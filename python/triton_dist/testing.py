@@ -33,19 +33,21 @@ def assert_matches(out: torch.Tensor, reference: torch.Tensor, *, k: int, roundi
     one unit of the dtype a rounding, relative to its own size and the typical size of a partial sum, and by the growth of
     fp32 rounding over k terms. Raises AssertionError.
     """
-    assert out.shape == reference.shape, f"shape: expected {list(reference.shape)}, found {list(out.shape)}"
+    if out.shape != reference.shape:            # no `assert` here: python -O drops those
+        raise AssertionError(f"shape: expected {list(reference.shape)}, found {list(out.shape)}")
     if not out.numel():
         return 0.0
     missing = int(out.isnan().sum())
-    assert not missing, f"{missing} of {out.numel()} elements are NaN: never written, or computed from unwritten memory"
+    if missing:
+        raise AssertionError(f"{missing} of {out.numel()} elements are NaN: never written, or computed from unwritten memory")
     scale = float(reference.square().mean().sqrt())
     product = 2.0**-11 if tf32 else 2.0**-24
     allowed = 2 * roundings * _UNIT[out.dtype] * (reference.abs() + scale) + 8 * product * max(k, 1) ** 0.5 * scale
     error = (out.double() - reference).abs()
     worst = int((error / allowed.clamp_min(1e-30)).argmax())
-    assert bool((error <= allowed).all()), (
-        f"element {worst}: expected {reference.flatten()[worst]:.6g}, found {out.flatten()[worst]:.6g}, "
-        f"allowed error {allowed.flatten()[worst]:.3g}")
+    if not bool((error <= allowed).all()):
+        raise AssertionError(f"element {worst}: expected {reference.flatten()[worst]:.6g}, found {out.flatten()[worst]:.6g}, "
+                             f"allowed error {allowed.flatten()[worst]:.3g}")
     return float(error.norm() / reference.norm().clamp_min(1e-30))
 
 

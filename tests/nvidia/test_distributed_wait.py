@@ -112,7 +112,8 @@ def check(m: int, n: int, k: int, tma: bool, block: int = 64) -> float:
     pipe = Pipe(m, n, k, torch.float16, tma, block)
     outs = [pipe() for _ in range(3)]
     triton_dist.synchronize()
-    assert all(torch.equal(out, outs[0]) for out in outs), "repeated passes differ"
+    if not all(torch.equal(out, outs[0]) for out in outs):
+        raise AssertionError("repeated passes differ")
     return assert_matches(outs[0], pipe.expected.double() @ pipe.b.double().t(), k=k)
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import triton_dist.language
 from triton_dist.backends.gpu import backend as gpu
 from triton_dist.backends.gpu import hang as gpu_hang
 from triton_dist.backends.gpu.hang import _LINGER, _WINDOW, HangWatch
@@ -24,6 +25,7 @@ from triton_dist.runtime.groups import SoloGroup
 from triton_dist.runtime.hang_table import SHOWN, Row, merge, table
 from triton_dist.runtime.heap import SymmetricHeap
 
+LANGUAGE = Path(triton_dist.language.__file__).parent
 PACKAGE = Path(__file__).resolve().parents[2] / "python"
 
 
@@ -236,9 +238,44 @@ def test_lines_come_from_the_comment_or_from_the_directive():
 	.loc	2 68 17, function_name $L__info_string0, inlined_at 2 109 5 // sync.py:68:17
 	mov.u32 %r49, 0; // tdist_site
 	.file	1 "some/where/mine.py"
-	.file	2 "some" "sync.py"
-'''
+	.file	2 "LANGUAGE" "sync.py"
+'''.replace("LANGUAGE", str(LANGUAGE))
     assert sites(directive) == {0: "mine.py:15"}
+
+
+def test_a_users_file_may_have_the_name_of_one_of_ours():
+    """memory.py and sync.py of a user, beside ours or without them."""
+    directive = f'''
+	.loc	1 8 12, function_name $L__info_string0, inlined_at 1 14 10 // memory.py:8:12
+	.loc	2 68 17, function_name $L__info_string0, inlined_at 1 15 5 // memory.py:68:17
+	mov.u32 %r49, 0; // tdist_site
+	.file	1 "/users/me/triton_dist/work/memory.py"
+	.file	2 "{LANGUAGE}" "memory.py"
+'''
+    assert sites(directive) == {0: "memory.py:15"}
+    comment = '''
+	.loc	2 68 76                         // sync.py:68:76 @[ memory.py:8:46 ]
+	mov.u32 %r1, 4; // tdist_site
+	.loc	3 9 1                           // team.py:9:1 @[ mine.py:3:3 ]
+	mov.u32 %r1, 5; // tdist_site
+'''
+    files = f'''
+	.file	1 "/users/me/work/memory.py"
+	.file	2 "{LANGUAGE}/sync.py"
+	.file	3 "/users/me/work/team.py"
+'''
+    assert sites(comment + files) == {4: "memory.py:8", 5: "team.py:9"}
+    both = files + f'	.file	4 "{LANGUAGE}/memory.py"\n'
+    assert sites(comment + both) == {4: "memory.py:8", 5: "team.py:9"}, "ours are innermost"
+
+
+def test_the_scripts_frames_are_told_by_where_packages_lie(tmp_path):
+    """A clone, or a folder of the user's, may be called as they are."""
+    for name in ("triton_dist/train.py", "torch/model.py", "triton/kernels.py", "memory.py"):
+        assert not gpu_hang.in_packages(str(tmp_path / name))
+    for file in (gpu_hang.__file__, torch.__file__, torch.nn.__file__, threading.__file__):
+        assert gpu_hang.in_packages(file)
+    assert not gpu_hang.in_packages(str(Path(threading.__file__).parent / "site-packages" / "mine" / "model.py"))
 
 
 # -- between processes -------------------------------------------------------------------------------------------------

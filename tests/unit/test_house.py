@@ -200,6 +200,14 @@ def test_no_file_names_a_machine():
     assert not wrong
 
 
+def test_no_check_is_an_assert_statement():
+    """python -O drops them. Scripts that print whether results are right are checks as well."""
+    roots = [path for path in SOURCES if short[path].startswith(("python/", "tutorials/", "benchmarks/"))]
+    found = [f"{short[path]}:{node.lineno}" for path in roots if path.suffix == ".py"
+             for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    assert not found
+
+
 def test_every_test_file_asserts_something():
     wrong = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What the other tests rely on: that a wrong result is found, and a right one is not called wrong."""
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +26,27 @@ def test_one_rounding_is_right_and_one_wrong_element_is_found(dtype, error):
     out[3, 7] += 64 * step
     with pytest.raises(AssertionError, match=f"element {3 * 48 + 7}: expected"):
         assert_matches(out, reference, k=K)
+
+
+OPTIMIZED = """
+import torch
+from triton_dist.bench.checks import _same_bits
+from triton_dist.testing import assert_matches
+one = torch.ones(8, 8)
+wrong = [lambda: assert_matches(0 * one, one.double(), k=8), lambda: assert_matches(one / 0 - one / 0, one.double(), k=8),
+         lambda: assert_matches(one[:4], one.double(), k=8), lambda: _same_bits(one, 2 * one)]
+for check in wrong:
+    try:
+        check()
+    except AssertionError:
+        print("found")
+assert_matches(one, one.double(), k=8)
+"""
+
+
+def test_wrong_results_are_found_without_assert_statements_too():
+    done = subprocess.run([sys.executable, "-O", "-c", OPTIMIZED], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["found"] * 4
 
 
 def test_a_missing_term_of_the_sum_is_found():

@@ -49,7 +49,8 @@ class Checker:
     def _compare(self, out: torch.Tensor) -> float:
         """Block by block: in float64 a large result fits on the device only a few times."""
         expected, found = list(self._reference.shape), list(out.shape)
-        assert found == expected, f"shape: expected {expected}, found {found}"
+        if found != expected:
+            raise AssertionError(f"shape: expected {expected}, found {found}")
         rows = max(1, _BLOCK // max(1, out.shape[1]))
         return max((assert_matches(mine, reference, k=self.problem.shape.k, roundings=self.problem.roundings())
                     for mine, reference in zip(out.split(rows), self._reference.split(rows))), default=0.0)
@@ -84,4 +85,5 @@ class Checker:
 
 def _same_bits(found: torch.Tensor, first: torch.Tensor) -> None:
     different = int((found != first).sum())
-    assert not different, f"{different} elements differ from the first call's with the same inputs"
+    if different:
+        raise AssertionError(f"{different} elements differ from the first call's with the same inputs")

@@ -6,11 +6,11 @@
 """
 import hashlib
 import json
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from triton_dist.runtime.files import write_shared
 
 PLAIN = "plain"                             # the mode of a row without stragglers
 _DATED = re.compile(r"\d{4}-\d\d-\d\d-(.+)")
@@ -87,13 +87,4 @@ def digest(figures: Any) -> str:
 
 
 def _write(path: Path, content: Any) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=1, allow_nan=False)
-            file.write("\n")
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_shared(path, json.dumps(content, indent=1, allow_nan=False) + "\n")

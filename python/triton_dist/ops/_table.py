@@ -9,7 +9,6 @@ import fcntl
 import json
 import math
 import os
-import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 from triton_dist.runtime.backend import GemmConfig
+from triton_dist.runtime.files import make_folder, write_shared
 
 FORMAT = 1
 _LOCK_SECONDS = 10.0            # a writer holds the lock for milliseconds
@@ -118,7 +118,7 @@ def add(path: Path, entries: Iterable[Entry]) -> None:
 
     A file that is no table is moved aside, to a name with .bad behind. Raises OSError where the folder cannot be written to.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with _locked(path):
         try:
             known = read(path)
@@ -132,11 +132,7 @@ def add(path: Path, entries: Iterable[Entry]) -> None:
 def _write(path: Path, entries: Iterable[Entry]) -> None:
     ordered = sorted(entries, key=lambda entry: (str(entry.place), str(entry.shape)))
     lines = ",\n".join(json.dumps(_record(entry)) for entry in ordered)
-    handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "w") as file:
-        file.write(f'{{"format": {FORMAT}, "entries": [\n{lines}\n]}}\n')
-    os.chmod(draft, 0o644)
-    os.replace(draft, path)             # atomic: who reads sees the old file or the new one
+    write_shared(path, f'{{"format": {FORMAT}, "entries": [\n{lines}\n]}}\n')
 
 
 @contextmanager

@@ -22,7 +22,8 @@ SIZE = struct.calcsize(_FORMAT)
 DIAG_SLOTS = 64
 _DIAG_RECORD = "<4i3q5i"      # valid, rank, kernel_id, n | flag, wanted, seen | program x, y, z, lane, site
 DIAG_RECORD_SIZE = 64         # padded
-assert struct.calcsize(_DIAG_RECORD) <= DIAG_RECORD_SIZE
+if struct.calcsize(_DIAG_RECORD) > DIAG_RECORD_SIZE:
+    raise ValueError("a diagnostic record does not fit its slot")
 
 
 @dataclass

@@ -16,7 +16,8 @@ CALLS = RECORD + _WRITERS * _WRITER.size          # where the rank's ledger of o
 SIZE = CALLS + ledger.SIZE
 RUNNING, BLOCKED, FINISHED, FAILED = 1, 2, 3, 4
 _FORMAT = "<3q2i3q8s96s32s192s192s"        # the fields of Record, in order
-assert struct.calcsize(_FORMAT) <= _TOLD
+if struct.calcsize(_FORMAT) > _TOLD:
+    raise ValueError("a rank's record does not fit its place")
 
 
 @dataclass

@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 import threading
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, Sequence
 
@@ -51,8 +52,10 @@ class Wire:
         self._key = world.broadcast_object(secrets.token_bytes(32))
         self._listener = Listener((_own_address(), 0), backlog=64, authkey=self._key)
         self._addresses = world.all_gather_object(self._listener.address)
+        self._closed = False
         self._connections: dict = {}         # rank -> our end
         self._slab = (0, 0)                  # address, bytes
+        self._answers = {"put": self._put, "get": self._get, "flag": self._flag, "state": self._state}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def attach(self, address: int, nbytes: int) -> None:
@@ -60,6 +63,13 @@ class Wire:
         self._slab = address, nbytes
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            Client(self._listener.address, authkey=self._key).close()      # wakes the thread that accepts
+        except (OSError, EOFError, AuthenticationError):
+            pass
         self._listener.close()
         for connection in self._connections.values():
             connection.close()
@@ -76,11 +86,17 @@ class Wire:
                 raise TimeoutError(f"no answer for {_SECONDS:g} seconds")
             answer = connection.recv()
         except (EOFError, OSError) as error:
+            self._drop(rank)                 # its answer, should it still come, must not be taken for the next one's
             raise HangError(f"rank {rank}, on another host, cannot be reached ({type(error).__name__}: {error}); it may have "
                             "ended: see what it has printed") from error
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def _drop(self, rank: int) -> None:
+        connection = self._connections.pop(rank, None)
+        if connection is not None:
+            connection.close()
 
     # -- answering -----------------------------------------------------------------------------------------
     def _accept(self) -> None:
@@ -91,6 +107,9 @@ class Wire:
                 return
             except Exception:                # somebody without the key
                 continue
+            if self._closed:
+                connection.close()
+                return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
@@ -98,11 +117,11 @@ class Wire:
             while True:
                 what, *args = connection.recv()
                 try:
-                    answer = getattr(self, f"_{what}")(*args)
+                    answer = self._answers[what](*args)
                 except InvalidArgument as error:
                     answer = error
                 connection.send(answer)
-        except (EOFError, OSError):          # the peer has left
+        except (EOFError, OSError, KeyError):               # the peer has left, or asks for what there is not
             connection.close()
 
     def _at(self, offset: int, nbytes: int) -> int:

@@ -11,12 +11,11 @@ Bounded waits (protocol rule 18) are a second variant of the same symbols. The u
 """
 import functools
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 from triton_dist.language import abi
 from triton_dist.runtime.environment import cache_dir
+from triton_dist.runtime.files import write_shared
 
 _HERE = Path(__file__).parent
 _LANGUAGE = Path(abi.__file__).parent
@@ -199,9 +198,5 @@ def library(vendor: str, bounded: bool = False) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = cache_dir() / "device" / f"tdist_{vendor}{'_bounded' if bounded else ''}_{digest}.ll"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(draft, path)      # atomic: another rank may be writing the same file
+        write_shared(path, text)     # another rank may be writing the same file
     return str(path)

@@ -8,6 +8,7 @@ posts its rows to the key-value store of the process group; then one of them pri
 before it traps (common.ll), so nothing needs it any more when its context is lost.
 """
 import atexit
+import functools
 import json
 import os
 import sys
@@ -25,7 +26,7 @@ _POLL = 0.1         # seconds between two looks
 _WINDOW = 3.0       # in which ranks post what they wait for; less than a device lingers
 _LINGER = 4.0       # common.ll, tdist_give_up
 _GRACE = 2.0        # for the main thread to end by the device's error, before this process is ended
-_NOT_THE_SCRIPT = ("/torch/", "/triton/", "/triton_dist/", f"{Path(threading.__file__).parent}/")
+_PACKAGES = ("torch", "triton", "triton_dist")      # whose frames are not the script's
 
 
 class HangWatch:
@@ -98,7 +99,7 @@ class HangWatch:
     def _host(self) -> Row:
         """Where the thread that calls ops is, of a rank that has no expired wait."""
         frame = sys._current_frames().get(state().thread or threading.main_thread().ident)
-        while frame is not None and any(place in frame.f_code.co_filename for place in _NOT_THE_SCRIPT):
+        while frame is not None and in_packages(frame.f_code.co_filename):
             frame = frame.f_back
         where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
         return Row(self.rank, "(host)", site=where, what="no device wait that has expired")
@@ -138,6 +139,21 @@ class HangWatch:
             except (OSError, ValueError):
                 pass
         self._end(1)
+
+
+def in_packages(file: str) -> bool:
+    """Whether a file belongs to torch, Triton, this package or Python itself, by where these are installed."""
+    path = Path(os.path.realpath(file))
+    packages, python = _installed()
+    return any(path.is_relative_to(folder) for folder in packages) or (
+        path.is_relative_to(python) and not path.is_relative_to(python / "site-packages"))
+
+
+@functools.cache
+def _installed() -> tuple[list, Path]:
+    """(folders of the packages, that of Python's own modules)."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
+    return [Path(os.path.realpath(file)).parent for file in files if file], Path(os.path.realpath(threading.__file__)).parent
 
 
 def store_of_world() -> Any:

@@ -20,6 +20,7 @@ import triton
 from triton_dist.language import abi, shmem_abi
 from triton_dist.runtime.environment import cache_dir
 from triton_dist.runtime.errors import UnsupportedFeature
+from triton_dist.runtime.files import write_shared
 
 _TYPES = {"int32": "i32", "int64": "i64", "pointer": "!llvm.ptr", "": "()"}
 _TRIPLE = "nvptx64-nvidia-cuda"
@@ -205,9 +206,5 @@ def library(capability: int) -> tuple[str, str]:
         return str(path), path.name.removesuffix(tail).removeprefix("tdist_shmem_")
     text, version = slim(str(bitcode), capability)
     path = folder / f"tdist_shmem_{version}{tail}"
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(draft, path)      # atomic: another rank may be writing the same file
+    write_shared(path, text)     # another rank may be writing the same file
     return str(path), version

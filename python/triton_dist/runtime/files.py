@@ -1,0 +1,32 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Files that other processes, and other users of a shared cache, may read at any time."""
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_shared(path: Path, text: str) -> None:
+    """Writes a text file that everyone may read, and its folders. Readers see the old file or the new one, never a part.
+
+    Raises OSError that names the path, where the folder cannot be written or the disk is full; then nothing is left behind.
+    """
+    draft = ""
+    try:
+        make_folder(path.parent)
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.chmod(draft, 0o644)              # mkstemp makes files that their owner alone may read
+        os.replace(draft, path)
+    except OSError as error:
+        if draft:
+            Path(draft).unlink(missing_ok=True)
+        raise OSError(error.errno, f"cannot write {path}: {error.strerror or error}") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it, that everyone may enter and read. Folders that are there stay as they are."""
+    for missing in [parent for parent in reversed((folder, *folder.parents)) if not parent.exists()]:
+        missing.mkdir(exist_ok=True)
+        os.chmod(missing, 0o755)

@@ -1,0 +1,61 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Files of caches: others may read them, a write that fails leaves nothing behind, and no other code makes drafts."""
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from triton_dist.backends.gpu import device_runtime
+from triton_dist.bench import results
+from triton_dist.ops import _table
+from triton_dist.runtime.files import write_shared
+
+PACKAGE = Path(write_shared.__code__.co_filename).parents[1]
+
+
+def readable(path):
+    """By everyone, with the folders above it up to the test's own."""
+    return stat.S_IMODE(path.stat().st_mode) == 0o644 and stat.S_IMODE(path.parent.stat().st_mode) == 0o755
+
+
+@pytest.fixture
+def private():
+    """A user whose files are their own."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def test_all_caches_can_be_read_by_others(private, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_CACHE_DIR", str(tmp_path / "shared" / "cache"))
+    device_runtime.library.cache_clear()
+    assert readable(Path(device_runtime.library("nvidia")))
+    device_runtime.library.cache_clear()
+    _table.add(tmp_path / "tables" / "tuned.json", [])
+    assert readable(tmp_path / "tables" / "tuned.json")
+    results._write(tmp_path / "results" / "ag_gemm.json", [])
+    assert readable(tmp_path / "results" / "ag_gemm.json")
+
+
+def test_a_full_disk_is_named_and_the_old_file_stays(tmp_path, monkeypatch):
+    path = tmp_path / "kept.json"
+    write_shared(path, "old")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match=f"cannot write {re.escape(str(path))}: No space left on device"):
+        write_shared(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_one_helper_writes_them_all():
+    """A second way to write files atomically is a second policy of who may read them."""
+    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "os.replace(draft" in path.read_text()}
+    assert found == {"runtime/files.py"}
+    drafts = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "mkstemp" in path.read_text()}
+    assert drafts == {"runtime/files.py", "backends/emulator/arena.py"}, "memory that ranks share is no cache"
