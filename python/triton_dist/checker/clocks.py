@@ -10,7 +10,7 @@
 The block-wide accesses of a program and its scalar ones (one thread's) have an identity each: a release by that one thread
 publishes its own accesses, and those of the block up to the last CTA barrier (protocol rule 1).
 """
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class Thread:
         self.relaxed: dict = {}                      # scope level -> what an acquire fence of this scope would add to KNOWS
         self.loops = 0
         self.tokens: list = []                       # [Token] of waits in the loops it is in
-        self.spent: dict = {}                        # id -> token, of those that were consumed
+        self.given: dict = {}                        # id -> token, of all its waits
         self.loads: Optional[np.ndarray] = None      # KNOWS of loads while there are such
         self.weak: list = []                         # (clock, why, stack) of signals seen that gave no edge, latest last
         self.stack: tuple = ()                       # of what it does, where no kernel frame runs
@@ -144,17 +144,19 @@ class Thread:
 
     def waited(self, token: Any) -> None:
         """The wait that has just acquired gives its token."""
+        self.given[id(token)] = token
         for entry in self.tokens:
             if entry.value is None:
                 entry.value = token
 
-    def consume(self, token: Any) -> None:
-        """Some value is tied to a token; to any where it is not known."""
-        own = [t for t in self.tokens if t.value is token]
-        for entry in own or ([] if id(token) in self.spent else self.tokens):
+    def consume(self, token: Any, derived: Callable[[], bool]) -> None:
+        """Some value is tied to a token. One that no wait gave may have been computed from some: `derived()` says whether."""
+        if id(token) in self.given:
+            found = [t for t in self.tokens if t.value is token]     # none: of a wait before this loop, or of an earlier turn
+        else:
+            found = self.tokens if self.tokens and derived() else []
+        for entry in found:
             entry.consumed = True
-        if own:
-            self.spent[id(token)] = token
 
     def in_order(self) -> None:
         """A CTA barrier: a loop that holds one is not pipelined."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from triton_dist.backends.emulator.observer import Observer
 from triton_dist.backends.emulator.order import PREEMPT
-from triton_dist.checker import sites, words
+from triton_dist.checker import sites, ties, words
 from triton_dist.checker.clocks import GLOBAL, KNOWS, SEEN, SHARED, Clocks, Thread, joined
 from triton_dist.checker.exhaustive import guide
 from triton_dist.checker.faults import Faults, Found
@@ -189,7 +189,7 @@ class Detector(Observer):
         self.thread().waited(token)
 
     def consumed(self, token: Any) -> None:
-        self.thread().consume(token)
+        self.thread().consume(token, lambda: not isinstance(token, (int, float)) and ties.derived(sites.kernel_stack()) is not False)
 
     # -- streams and hosts -------------------------------------------------------------------------------------
     def enqueued(self, stream: Any, ticket: int, what: str) -> None:

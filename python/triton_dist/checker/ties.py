@@ -1,23 +1,28 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Whether the pointer of a load depends on a token, by the source: the names it is computed from, back to a consume_token.
+"""What a value depends on, by the source: the names it is computed from, back to the calls that they come from.
 
-Names are followed through assignments of the function, in any order, and through parameters into the calling statements.
+Of a load's pointer: whether it comes from a consume_token. Of a token: whether it may come from a wait. Names are followed through assignments of the function, in any order, and through parameters into the calling statements.
 """
 import ast
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from triton_dist.backends.emulator import sources
 
 _CONSUME = "consume_token"
+# Calls whose results hold nothing but what goes in; any other may be, or contain, a wait.
+_PURE = {"abs", "arange", "cast", "cdiv", "constexpr", "full", "max", "maximum", "min", "minimum", "num_programs", "num_ranks",
+         "program_id", "range", "rank", "static_range", "to", "where", "zeros", "zeros_like"}
 
 
 _answers: dict = {}          # id of a stack -> (the stack, which keeps the id its own, the answer)
+_tokens: dict = {}           # the same for tokens
 
 
 def forget() -> None:
     """Drops the answers that are known, and with them the code they keep alive."""
     _answers.clear()
+    _tokens.clear()
 
 
 def tied(stack: tuple) -> Optional[bool]:
@@ -37,7 +42,16 @@ def _tied(stack: tuple) -> Optional[bool]:
     if isinstance(call.func, ast.Attribute):         # x.load(...): the descriptor, or a pointer's own method
         pointers.append(call.func.value)
         pointers += call.args
-    return _depends(function, pointers, stack[1:])
+    return _depends(function, pointers, stack[1:], lambda name: name == _CONSUME)
+
+
+def derived(stack: tuple) -> Optional[bool]:
+    """Of a call that takes a token, at a kernel stack: whether the token may come from a wait; None: the source does not tell."""
+    if id(stack) not in _tokens:
+        function, call = _place(*stack[0]) if stack else (None, None)
+        found = None if call is None else _depends(function, call.args, stack[1:], lambda name: name not in _PURE)
+        _tokens[id(stack)] = stack, found
+    return _tokens[id(stack)][1]
 
 
 def _place(code: Any, instruction: int) -> tuple:
@@ -51,25 +65,25 @@ def _place(code: Any, instruction: int) -> tuple:
     return function, max(calls, key=lambda call: (call.end_lineno, call.end_col_offset), default=None)
 
 
-def _depends(function: ast.FunctionDef, expressions: list, callers: tuple) -> Optional[bool]:
-    """Whether expressions of a function depend on a consume_token."""
+def _depends(function: ast.FunctionDef, expressions: list, callers: tuple, sought: Callable[[str], bool]) -> Optional[bool]:
+    """Whether expressions of a function depend on a call of a function with a name that is `sought`."""
     sources = _assignments(function)
     parameters = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
     seen: set = set()
     waiting, outside = list(expressions), []
     while waiting:
         for node in ast.walk(waiting.pop()):
-            if isinstance(node, ast.Call) and _CONSUME in (getattr(node.func, "attr", ""), getattr(node.func, "id", "")):
+            if isinstance(node, ast.Call) and sought(getattr(node.func, "attr", "") or getattr(node.func, "id", "")):
                 return True
             if isinstance(node, ast.Name) and node.id not in seen:
                 seen.add(node.id)
                 waiting += sources.get(node.id, ())
                 if node.id in parameters:
                     outside.append(node.id)
-    return _through(function, outside, parameters, callers) if outside and callers else False
+    return _through(outside, parameters, callers, sought) if outside and callers else False
 
 
-def _through(function: ast.FunctionDef, names: list, parameters: list, callers: tuple) -> Optional[bool]:
+def _through(names: list, parameters: list, callers: tuple, sought: Callable[[str], bool]) -> Optional[bool]:
     """The same for the arguments that a calling statement gives for parameters."""
     outer, call = _place(*callers[0])
     if call is None:
@@ -79,7 +93,7 @@ def _through(function: ast.FunctionDef, names: list, parameters: list, callers: 
         given = dict(zip(parameters, [call.func.value, *call.args]))
     given.update({k.arg: k.value for k in call.keywords if k.arg})
     found = [given[name] for name in names if name in given]
-    return _depends(outer, found, callers[1:]) if found else False
+    return _depends(outer, found, callers[1:], sought) if found else False
 
 
 def _assignments(function: ast.FunctionDef) -> dict:

@@ -96,6 +96,7 @@ class Arena(ABC):
     nbytes: int
     local: Any                 # torch.uint8 tensor [nbytes] on this rank's device
     bases: Sequence[int]       # address of each world rank's slab as mapped here; 0 = not reachable
+    gap = 0                    # bytes to leave free between two objects while there is room; a multiple of the heap's alignment
 
     @abstractmethod
     def view(self, rank: int) -> Any:

@@ -56,7 +56,10 @@ class SymmetricHeap:
             asked = dict(zip(group.world_ranks, (other for other, _ in answers)))
             raise CollectiveMismatch(f"{name}: ranks ask for different tensors: {asked} by rank; pass the same shape and dtype "
                                   "on all")
-        offset = _lowest_common([free for _, free in answers], need)
+        gap = self.arena.gap
+        offset = _lowest_common([_apart(free, gap) for _, free in answers], need) if gap else None
+        if offset is None:
+            offset = _lowest_common([free for _, free in answers], need)
         if offset is None:
             left = min(max((size for _, size in free), default=0) for _, free in answers)
             raise OutOfHeap(f"{name}: {need} bytes needed, the largest free range is {left} of {self.arena.nbytes} bytes; "
@@ -132,6 +135,11 @@ class SymmetricHeap:
             else:
                 rest.append((start, size))
         self._free = [(s, n) for s, n in rest if n]
+
+
+def _apart(free: Sequence[tuple], gap: int) -> list:
+    """The free ranges without `gap` bytes at each end: what is placed in them does not touch another object."""
+    return [(start + gap, nbytes - 2 * gap) for start, nbytes in free]
 
 
 def _lowest_common(free_lists: Sequence[Sequence[tuple]], need: int) -> int | None:

@@ -21,8 +21,9 @@ from triton_dist.backends.emulator.meeting import VirtualGroup
 from triton_dist.runtime.backend import Arena
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.heap import SHMEM_PADS
+from triton_dist.runtime.heap import ALIGNMENT, SHMEM_PADS
 
+_GAPS = 1024             # a gap between two objects takes this part of a slab: who runs out of one finds no neighbour
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -34,6 +35,7 @@ class EmulatorArena(Arena):
 
     def __init__(self, machine: Machine, slabs: Sequence[Optional[mmap.mmap]], owned: Sequence[int], rank: int):
         self.nbytes = len(slabs[rank])
+        self.gap = self.nbytes // _GAPS // ALIGNMENT * ALIGNMENT
         self._machine = machine
         self._views: Optional[list] = [None if slab is None else torch.frombuffer(slab, dtype=torch.uint8) for slab in slabs]
         self.bases = [0 if view is None else view.data_ptr() for view in self._views]

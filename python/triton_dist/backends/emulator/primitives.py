@@ -14,6 +14,7 @@ from triton_dist.language._call import SELECT
 from triton_dist.language.abi import ROWS
 
 SYMBOLS: dict = {}        # ABI symbol -> twin; filled by twins_dist
+LISTENERS: dict = {}      # ABI symbol -> what is told the arguments of a call as they are, before they are cast
 
 
 def call(symbol: str, args: Any) -> Any:
@@ -27,6 +28,8 @@ def call(symbol: str, args: Any) -> Any:
     if not getattr(scheduler.active().current, "tdist", True):
         raise invalid(f"{symbol} in a kernel that is not linked with the device runtime: decorate it with "
                       "@triton_dist.jit instead of @triton.jit")
+    if symbol in LISTENERS:
+        LISTENERS[symbol](*args)
     typed = [
         cast(x if isinstance(x, (Scalar, Tensor)) else constant(x), getattr(core, ty)) for x, ty in zip(args, row.args)
     ]

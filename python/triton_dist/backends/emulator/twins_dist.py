@@ -37,7 +37,6 @@ def true() -> IntScalar:
 
 
 def zero_after(token: Any) -> Any:
-    scheduler.active().observer.consumed(token)
     return _ZERO if isinstance(token, Scalar) else filled(_ZERO, token.shape)
 
 
@@ -196,6 +195,7 @@ TWINS.update({"tdist_true": true, "tdist_gdc_wait": gdc_wait, "tdist_gdc_launch_
               "tdist_zero_after": zero_after, "tdist_rank": rank, "tdist_num_ranks": num_ranks,
               "tdist_symm_delta": symm_delta, "tdist_barrier_pad": barrier_pad, "tdist_ll_store": _ll_store(1),
               "tdist_ll_load": _ll_load(1), "tdist_ll_store_pair": _ll_store(2), "tdist_ll_load_pair": _ll_load(2)})
+primitives.LISTENERS["tdist_zero_after"] = lambda token: scheduler.active().observer.consumed(token)
 for _scope in SCOPES:
     for _sem in FENCE_SEMANTICS:
         TWINS[f"tdist_fence_{_sem}_{_scope}"] = _fence(_sem, _scope)
