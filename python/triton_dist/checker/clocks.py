@@ -72,6 +72,16 @@ class Thread:
         self.given: dict = {}                        # id -> token, of all its waits
         self.loads: Optional[np.ndarray] = None      # KNOWS of loads while there are such
         self.weak: list = []                         # (clock, why, stack) of signals seen that gave no edge, latest last
+        self.passed: list = []                       # waits that are over, latest last
+        self.failed: dict = {}                       # address -> stack of its last compare-and-swap, where that has failed
+        self.orders: list = []                       # ("fence" or "quiet", its moment, its stack) of SHMEM calls
+        # Of an asynchronous operation: who has issued it, (identity, moment) of that one after that, and of a transfer of
+        # SHMEM the number of fences before it (None for a get), its PE, and what quiet() calls its rank has made.
+        self.issuer: Optional[Thread] = None
+        self.after_issue: tuple = ()
+        self.phase: Any = False
+        self.pe = -1
+        self.quiets: list = []
         self.stack: tuple = ()                       # of what it does, where no kernel frame runs
         self.what = ""
         self.together = False                        # its next release is made by the last of its warps: all have released

@@ -38,6 +38,9 @@ class Detector(Observer):
         self.schedule: Any = None
         self.accesses = self.programs = self.progress = 0
         self.scopes: list = []               # (where, text) of signals of too narrow scope, told if no race on data shows
+        self.calls: dict = collections.defaultdict(list)              # group key -> [((ordinal, op), rank, stack)] in order
+        self.counts: collections.Counter = collections.Counter()      # (group key, rank) -> calls of ops
+        self.quiets: dict = collections.defaultdict(list)             # rank -> (what, thread, stack) of fences and quiets
         self.inquest: Optional[Inquest] = None       # into a stuck world
         self.links: collections.Counter = collections.Counter()       # (from rank, to rank) -> bytes
         self.formula: collections.Counter = collections.Counter()     # the same, of data, by the formulas of the ops called
@@ -58,6 +61,23 @@ class Detector(Observer):
     def called(self, group: Any, call: Any) -> None:
         for rank, nbytes in sent(call, group).items():
             self.formula[group.world_ranks[group.rank], rank] += nbytes
+        self._compare_groups(group, call)
+
+    def _compare_groups(self, group: Any, call: Any) -> None:
+        """Groups of the same ranks share flags and buffers: their calls meet in order, whichever of the groups they are on."""
+        me, made = group.world_ranks[group.rank], (getattr(group, "ordinal", 0), call.get("op"))
+        calls, number = self.calls[group.key], self.counts[group.key, me]
+        self.counts[group.key, me] += 1
+        if number == len(calls):
+            calls.append((made, me, sites.script_stack()))
+        (ordinal, op), other, stack = calls[number]
+        if ordinal != made[0]:
+            here = sites.script_stack()
+            self.report("collective-mismatch", sites.sites(stack) + sites.sites(here), (
+                f"two groups of ranks {list(group.world_ranks)} are used in different orders: call {number + 1} is {op} on group "
+                f"{ordinal + 1} of them on rank {other}, and {made[1]} on group {made[0] + 1} on rank {me}\n"
+                f"  rank {other} at {words.at(stack)}\n  rank {me} at {words.at(here)}\n"
+                "  mend: call the ops of all groups in the same order on all ranks"))
 
     # -- threads -----------------------------------------------------------------------------------------------
     def thread(self, actor: Any = None) -> Thread:
@@ -129,9 +149,10 @@ class Detector(Observer):
     def issued(self, actor: Any) -> None:
         issuer = self.thread()
         if actor.__dict__.get("stream") is None:
-            actor.hb = self.asynchronous(actor.name, issuer)
+            made = actor.hb = self.asynchronous(actor.name, issuer)
             if actor.generic:
-                actor.hb.trust()
+                made.trust()
+                made.phase, made.pe, made.quiets = actor.phase, actor.pe, self.quiets[issuer.rank]
 
     def asynchronous(self, name: str, issuer: Thread) -> Thread:
         """A new thread for an asynchronous operation of `issuer`, which reads at one moment and writes at the next."""
@@ -142,6 +163,7 @@ class Detector(Observer):
         made.cta, made.home, made.stack = issuer.cta, issuer.home, sites.kernel_stack()
         issuer.ids.append((tid, clk + 1))
         issuer.advance()
+        made.issuer, made.after_issue = issuer, (issuer.head, issuer.head_clk if issuer.split else issuer.clk)
         return made
 
     def finished(self, actor: Any) -> None:
@@ -189,7 +211,15 @@ class Detector(Observer):
         self.thread().waited(token)
 
     def consumed(self, token: Any) -> None:
-        self.thread().consume(token, lambda: not isinstance(token, (int, float)) and ties.derived(sites.kernel_stack()) is not False)
+        self.thread().consume(token, lambda: not isinstance(token, (int, float))
+                              and ties.derived(sites.kernel_stack()) is not False)
+
+    def ordered(self, what: str) -> None:
+        thread = self.thread()
+        moment = thread.head_clk if thread.split else thread.clk
+        thread.orders.append((what, moment, sites.kernel_stack()))
+        self.quiets[thread.rank].append((what, thread, sites.kernel_stack()))
+        del thread.orders[:-_WEAK], self.quiets[thread.rank][:-_WEAK]
 
     # -- streams and hosts -------------------------------------------------------------------------------------
     def enqueued(self, stream: Any, ticket: int, what: str) -> None:

@@ -9,6 +9,9 @@ KINDS = ("race", "deadlock", "livelock", "out-of-bounds", "use-after-free", "uni
          "collective-mismatch", "barrier-misuse", "residency", "error")
 
 
+_SOFT = ("left-signal",)      # a later schedule may show what is behind it
+
+
 class Found(TritonDistError):
     """Ends a run: the fault is in the report."""
 
@@ -31,14 +34,23 @@ class Faults:
     keep_going: bool = False
     token: str = ""
     found: list = field(default_factory=list)
+    soft: list = field(default_factory=list)
     _keys: set = field(default_factory=set)
 
     def add(self, kind: str, sites: list, text: str) -> None:
-        """Notes a fault unless one of this kind at these statements is known. Raises Found where a run ends at the first."""
+        """Notes a fault unless one of this kind at these statements is known. Raises Found where a run ends at the first.
+
+        A left signal ends nothing: it is kept until `settle`, so that it hides no race of the same check."""
         where = [tuple(site) for site in sites]
         key = kind, tuple(where)
-        if key not in self._keys and (self.keep_going or not self.found):
+        soft = kind in _SOFT and not self.keep_going
+        if key not in self._keys and (self.keep_going or soft or not self.found):
             self._keys.add(key)
-            self.found.append(Fault(kind, where, text, self.token))
-        if not self.keep_going:
+            (self.soft if soft else self.found).append(Fault(kind, where, text, self.token))
+        if not self.keep_going and not soft:
             raise Found(f"{kind}: {text}")
+
+    def settle(self) -> None:
+        """The check is over: the first left signal is reported as well, after what else was found."""
+        self.found += self.soft[:1]
+        self.soft.clear()

@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: MIT
 """Global memory under check: every access against its shadow."""
 import ctypes
-from typing import Any, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 
 from triton_dist.backends.emulator.memory import Memory, Segment
-from triton_dist.checker import sites, words
+from triton_dist.backends.emulator.promotion import Info
+from triton_dist.checker import edges, sites, words
 from triton_dist.checker.clocks import GLOBAL, KNOWS, Thread, covers
 from triton_dist.checker.detector import Detector
 from triton_dist.checker.shadow import FRESH, UNWRITTEN, Event, Shadow, touch
 from triton_dist.checker.signals import LEVELS
 from triton_dist.checker.ties import tied
+from triton_dist.checker.waits import Waits
 
 
 class CheckedMemory(Memory):
@@ -23,6 +25,7 @@ class CheckedMemory(Memory):
         self.detector = detector
         self.unwritten: set = set()          # storages that a host script made and nobody has written
         self.signals = detector.signals
+        self.waits = Waits(detector, self.expected, self.peek)
 
     # -- accesses ----------------------------------------------------------------------------------------------
     def observe(self, kind: str, segment: Segment, address: Any, shape: Any, steps: Any, size: int, sem: Optional[str],
@@ -56,6 +59,24 @@ class CheckedMemory(Memory):
             elif shape == ():
                 self.signals.overwritten(address)
 
+    def flag_pass(self, address: int, bits: int, cmp: str, met: Callable[[int], bool], sem: str = "acquire",
+                  scope: str = "sys") -> int:
+        with self.signals.passing(address, met):
+            value = super().flag_pass(address, bits, cmp, met, sem, scope)
+            if cmp:
+                seen, releases = self.signals.state(address)
+                self.waits.passed(self.detector.thread(), self.find(address, bits // 8), address, bits, cmp,
+                                  value if seen is None else seen, releases)
+        return value
+
+    def swap_word(self, address: int, known: Info, expected: Any, value: Any, sem: str, scope: str) -> Any:
+        old = super().swap_word(address, known, expected, value, sem, scope)
+        self.signals.swapped(self.detector.thread(), address, old == expected)
+        return old
+
+    def rewritten(self, addresses: Sequence[int]) -> None:
+        self.waits.rewritten(addresses)
+
     def _shadow(self, segment: Segment) -> Shadow:
         fresh = segment.base in self.unwritten
         self.unwritten.discard(segment.base)
@@ -81,7 +102,9 @@ class CheckedMemory(Memory):
             lo, hi = _span(segment, shadow, address, shadow.block(address - segment.base, shape, steps, size), None)
             self.signals.read(segment.base + lo, segment.base + hi)
         else:                                # a flag that the host sets carries nothing of the last release
-            self.signals.drop(address, address + sum((n - 1) * step for n, step in zip(shape, steps)) + size)
+            end = address + sum((n - 1) * step for n, step in zip(shape, steps)) + size
+            self.signals.set_by_host(address, end, stack)
+            self.waits.drop(address, end)
 
     def _touch(self, thread: Thread, event: Event, segment: Segment, shadow: Shadow, address: Any, block: np.ndarray,
                index: Any) -> None:
@@ -136,7 +159,7 @@ class CheckedMemory(Memory):
                 event.write or event.strong or row != KNOWS or self._may_load(thread, earlier, event)):
             return False
         lo, hi = _span(segment, shadow, address, block, index, state)
-        where, text = words.race(thread, earlier, event, row, f"{words.place(segment)}, bytes {lo} to {hi}")
+        where, text = edges.race(thread, earlier, event, row, f"{words.place(segment)}, bytes {lo} to {hi}")
         if signals and earlier.size == event.size and not event.packet:
             detector.scopes.append((where, text))        # data will show it, or the end of the run
         else:
@@ -164,6 +187,7 @@ class CheckedMemory(Memory):
 
     def _insert(self, segment: Segment) -> None:
         self.signals.drop(segment.base, segment.end)         # of what lay there before
+        self.waits.drop(segment.base, segment.end)
         super()._insert(segment)
 
     def fence(self, sem: str, scope: str) -> None:

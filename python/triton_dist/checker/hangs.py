@@ -10,10 +10,12 @@ import sys
 from typing import Any
 
 from triton_dist.backends.emulator import hang
-from triton_dist.checker import sites
+from triton_dist.checker import sites, words
 
 _TURNS = 4000            # of a world that runs on
 _STATEMENTS = 8          # waiting statements that a fault names
+_NOBODY = ("nobody would store this flag, even if every other wait were over: a notify is missing, or goes to another flag "
+           "or rank")
 
 
 class Over(Exception):
@@ -26,6 +28,7 @@ class Inquest:
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         self.waiting = {self._key(a): a for a in reversed(scheduler.blocked()) if a.waiting.kind in ("flag", "mbarrier")}
+        self.beyond = {key: (a.waiting.wanted, a.waiting.value()) for key, a in self.waiting.items() if hang.is_beyond(a.waiting)}
         self.writers: dict = {}              # key -> (actor, stack) that would end the wait
         self.stacks = [self._stack(actor) for actor in scheduler.blocked() if actor.kind != "stream"]
         self.table = hang.table(hang.rows_of(scheduler))
@@ -54,14 +57,25 @@ class Inquest:
         """(kind, statements, text)."""
         where = [site for stack in self.stacks[:_STATEMENTS] for site in sites.sites(stack)]
         if self.hosts_only:
-            return "collective-mismatch", where, f"some ranks wait for others in a collective that they never call:\n{self.table}"
+            return "collective-mismatch", where, (
+                f"some ranks wait for others in a collective that they never call:\n{self.table}{self._circle()}")
         if self.queued and self._is_residency():
             return "residency", where, (
                 f"programs wait for others that cannot start: a rank has {self.scheduler.num_sms} SMs, all held by programs that "
                 f"wait, and {len(self.queued)} programs have none ({', '.join(self.queued[:3])}):\n{self.table}\n"
-                "  mend: launch at most as many programs as can be resident (backend().num_sms()), as a cooperative launch")
+                "  mend: launch at most as many programs as can be resident (backend().num_sms()), as a cooperative launch; or, "
+                "where the GPU has more SMs, set TRITON_DIST_EMULATOR_SMS (--num-sms, num_sms of check_kernel)")
         self._pass_all()
         return "deadlock", where, f"nothing can run, and these wait:\n{self.table}\n{self._relations()}"
+
+    def _circle(self) -> str:
+        """Words for ranks that wait for each other in collectives of different groups; '' where they do not."""
+        edges = {a.rank: (a.waiting.lacks() or (a.rank,))[0] for a in self.scheduler.blocked() if a.waiting.lacks is not None}
+        ring = hang.ring_in(edges)
+        if not ring or len(ring) < 3:
+            return ""
+        return ("\nthe groups wait in a circle: " + " waits for ".join(f"rank {rank}" for rank in ring)
+                + "\n  mend: call the collectives and ops of all groups in the same order on all ranks")
 
     def _is_residency(self) -> bool:
         before = {id(actor) for actor in self.scheduler.blocked()}
@@ -91,6 +105,25 @@ class Inquest:
             stuck = [actor for actor in self.scheduler.blocked() if moved and actor in self.waiting.values()
                      and actor.waiting.kind in ("flag", "mbarrier")]
 
+    def _why_not(self, key: Any) -> str:
+        """Why nobody stores the flag that is waited for; '' where nothing is known of it."""
+        signals = self.scheduler.observer.signals
+        if key in signals.host_set:
+            release, stack = signals.host_set[key]
+            return (f"host code at {words.at(stack)} has overwritten this flag after {words.who(release.event)} had stored it at "
+                    f"{words.at(release.stack)}\n    mend: clear flags before a barrier of all ranks, or never: let values grow "
+                    "from call to call and wait with cmp \"ge\"")
+        if key in self.beyond:
+            wanted, seen = self.beyond[key]
+            return (f"the flag holds {seen} already, which is beyond {wanted}, and this wait is for exactly that\n"
+                    "    mend: wait with cmp \"ge\", or let the writer wait until each value has been seen")
+        if key in signals.failed:
+            thread, stack = signals.failed[key]
+            return (f"the compare-and-swap of this flag by {words.who(thread)} at {words.at(stack)} found another value and "
+                    "failed: it has stored nothing\n    mend: repeat it until it succeeds, or store the flag by "
+                    "tl.atomic_xchg")
+        return ""
+
     def _run_on(self) -> None:
         end = self.scheduler.turns + _TURNS
 
@@ -109,8 +142,7 @@ class Inquest:
         for key, actor in self.waiting.items():
             writer = self.writers.get(key)
             if writer is None:
-                lines.append(f"  {_name(actor)}: nobody would store this flag, even if every other wait were over: a notify is "
-                             "missing, or goes to another flag or rank")
+                lines.append(f"  {_name(actor)}: {self._why_not(key) or _NOBODY}")
             else:
                 edges[actor] = writer[0]
                 place = sites.sites(writer[1])

@@ -15,7 +15,7 @@ from triton_dist.checker.faults import Faults, Found
 from triton_dist.checker.global_memory import CheckedMemory
 from triton_dist.checker.host_memory import HostOperations
 from triton_dist.checker.report import Report
-from triton_dist.checker.schedules import EXHAUSTIVE, Schedule, schedules as every
+from triton_dist.checker.schedules import EXHAUSTIVE, Schedule, parse, schedules as every
 from triton_dist.checker.shared import CheckedSharedMemory
 from triton_dist.checker.trouble import note_error
 
@@ -79,7 +79,7 @@ def run_schedule(fn: Callable, schedule: Schedule, faults: Faults, report: Repor
 
 
 def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: int = 0, modes: Optional[Sequence[str]] = None,
-                 num_sms: int = 8, keep_going: bool = False, nodes: int = 0) -> Report:
+                 num_sms: int = 8, keep_going: bool = False, nodes: int = 0, replay: Optional[str] = None) -> Report:
     """Runs fn(rank), or fn(), as the host script of every rank of an emulated world, under check, in many schedules.
 
     Args:
@@ -88,19 +88,22 @@ def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: i
         schedules: runs, each with an order of its own. seed: of the first. modes: some of order.MODES, in turn; all by default.
         nodes: of equal size, into which the ranks are cut; by default TRITON_DIST_NODES, or 1.
         keep_going: go on behind a fault, to list all; else the first fault ends the check.
+        replay: the token of a report ("eager.s0.w4.m8"): runs that one schedule, with the ranks and SMs of the token.
     Returns a Report; faults of the kernel or of the script are in it and are never raised.
     """
     report, start = Report(), time.perf_counter()
     faults = Faults(keep_going, found=report.faults)
+    chosen = [parse(replay)] if replay is not None else every(schedules, seed, world_size, num_sms, modes)
 
     def script() -> Any:
         from triton_dist.runtime.state import state
         return fn(state().world.rank) if inspect.signature(fn).parameters else fn()
 
     with few_collections():
-        for schedule in every(schedules, seed, world_size, num_sms, modes):
+        for schedule in chosen:
             run_schedule(script, schedule, faults, report, nodes=nodes)
             if report.faults and not keep_going:
                 break
+    faults.settle()
     report.seconds = time.perf_counter() - start
     return report

@@ -49,6 +49,7 @@ def check_script(path: Path, args: Sequence[str], schedules: Iterable[Schedule],
                 advance()
                 if report.faults and not keep_going:
                     break
+        faults.settle()
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = before
     report.seconds = time.perf_counter() - start

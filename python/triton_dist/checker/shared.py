@@ -8,7 +8,7 @@ proxy does is checked against what its issuer could rely on when it issued.
 from typing import Any
 
 from triton_dist.backends.emulator.gluon_smem import SharedMemory
-from triton_dist.checker import sites, words
+from triton_dist.checker import edges, sites, words
 from triton_dist.checker.clocks import KNOWS, SHARED, Thread, covers, joined
 from triton_dist.checker.detector import PROXIES, Detector
 from triton_dist.checker.shadow import UNWRITTEN, Event, Shadow, touch
@@ -67,7 +67,7 @@ class CheckedSharedMemory(SharedMemory):
                 return False
         elif self.detector.covered(thread, earlier, row):
             return False
-        where, text = words.race(thread, earlier, event, row, f"shared memory {view}")
+        where, text = edges.race(thread, earlier, event, row, f"shared memory {view}")
         self.detector.report("race", where, text)
         return True
 

@@ -7,7 +7,9 @@ other rank. A relaxed store publishes what a fence before it published, and the 
 acquire fence (protocol rule 5).
 """
 import copy
-from typing import Any, Sequence
+from collections import deque
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from triton_dist.checker.clocks import SEEN, Thread, joined
 from triton_dist.checker.shadow import Event
 
 LEVELS = {None: 0, "cta": 1, "gpu": 2, "sys": 3}
+_HISTORY = 16            # states of a flag that are remembered
+_MOST_FLAGS = 64         # flags of one access; a block of more is data
 _CHAIN = 8               # updates after a store that are kept apart, at least
 
 
@@ -53,6 +57,10 @@ class Signals:
     def __init__(self, detector: Any):
         self.detector = detector
         self._last: dict = {}                # address -> [Release] of the last store and of the updates behind it
+        self._before: dict = {}              # address -> (value, such a list) of the states before, latest last
+        self._met: Optional[tuple] = None    # (address, predicate) of a wait that passes now
+        self.failed: dict = {}               # address -> (thread, stack) of a compare-and-swap that has failed last
+        self.host_set: dict = {}             # address -> (the last release there, stack of the host code that has set it)
         self._heard: set = set()             # addresses that somebody has read since their last release
         self._taken: set = set()             # addresses that somebody takes or counts by atomics: locks, tickets
         self._left: list = []                # releases that nobody had read when their memory went
@@ -74,14 +82,65 @@ class Signals:
         """A plain store: it carries nothing."""
         if self._last:
             self._last.pop(address, None)
+            self._before.pop(address, None)
+
+    @contextmanager
+    def passing(self, address: int, met: Callable[[int], bool]) -> Iterator[None]:
+        """Inside, a load of the flag is that of a wait which a value that is `met` ends.
+
+        Such a wait may rely on the first release with such a value only, whatever has been stored since: another time it may
+        come before the later ones.
+        """
+        self._met = address, met
+        try:
+            yield
+        finally:
+            self._met = None
+
+    def seen(self, address: int) -> Sequence[Release]:
+        """The releases that a load of a flag sees."""
+        return self.state(address)[1]
+
+    def state(self, address: int) -> tuple:
+        """(value, releases) of the state of a flag that a load sees; value None: the present one."""
+        found = None, self._last.get(address, ())
+        if self._met is not None and self._met[0] == address:
+            for earlier in reversed(self._before.get(address, ())):
+                if not self._met[1](earlier[0]):
+                    break
+                found = earlier
+        return found
+
+    def _note_before(self, addresses: Sequence[int], size: int) -> None:
+        """What the flags hold, just before they are stored to."""
+        if len(addresses) > _MOST_FLAGS or size not in (4, 8):
+            return
+        peek = self.detector.scheduler.machine.memory.peek
+        for at in addresses:
+            self._before.setdefault(at, deque(maxlen=_HISTORY)).append((peek(at, 8 * size), self._last.get(at, ())))
 
     def drop(self, start: int, end: int) -> None:
         """What lay in [start, end) is gone, or has been set by the host."""
         for address in [a for a in self._last if start <= a < end]:
             self._note_left(address)
             del self._last[address]
+            self._before.pop(address, None)
             self._heard.discard(address)
             self._taken.discard(address)
+
+    def set_by_host(self, start: int, end: int, stack: tuple) -> None:
+        """The host has set what lies in [start, end)."""
+        self.host_set.update({a: (self._last[a][-1], stack) for a in self._last if start <= a < end})
+        self.drop(start, end)
+
+    def swapped(self, thread: Thread, address: int, hit: bool) -> None:
+        """A thread has tried to compare and swap a word. Remembers those that fail: they store nothing."""
+        if hit:
+            thread.failed.pop(address, None)
+            self.failed.pop(address, None)
+        else:
+            thread.failed[address] = sites.kernel_stack()
+            self.failed[address] = thread, sites.kernel_stack()
 
     def _note_left(self, address: int) -> None:
         release = self._last[address][-1]
@@ -115,7 +174,7 @@ class Signals:
         if kind != "store":
             seen: dict = {}                      # releases found, each once
             for at in addresses:
-                for release in self._last.get(at, ()):
+                for release in self.seen(at):
                     seen[id(release)] = release, at
             for release, at in seen.values():
                 self._acquire(thread, release, segment, at, sem, level, event)
@@ -128,6 +187,7 @@ class Signals:
             else:
                 far, near = self._fenced(thread, 3), self._fenced(thread, 2)
             segment.signalled = True
+            self._note_before(addresses, event.size)
             made = Release(far, near, level, thread, sem, event, segment)
             self.detector.stored(made)
             self._heard.difference_update(addresses)

@@ -70,6 +70,23 @@ def host_stack(frame: Any = None) -> tuple:
     return tuple(found)
 
 
+def script_stack() -> tuple:
+    """Of the running host script: its statement that has called the library, innermost first, and what has called that."""
+    found: list = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < 4:
+        file = frame.f_code.co_filename
+        if not (hidden(file) or file.startswith(_LIBRARY + os.sep)):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def is_library(stack: tuple) -> bool:
+    """Whether a kernel stack's innermost statement is called by the device library itself: a wait inside a barrier."""
+    return len(stack) > 1 and all(code.co_filename.startswith(_DEVICE_LIBRARY) for code, _ in stack[:2])
+
+
 def hidden(file: str) -> bool:
     """Whether a host frame of this file says nothing to the author of a script."""
     return file.startswith(_HIDDEN) or "/torch/" in file or file.endswith(_MACHINERY)

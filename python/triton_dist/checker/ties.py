@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 """What a value depends on, by the source: the names it is computed from, back to the calls that they come from.
 
-Of a load's pointer: whether it comes from a consume_token. Of a token: whether it may come from a wait. Names are followed through assignments of the function, in any order, and through parameters into the calling statements.
+Of a load's pointer: whether it comes from a consume_token. Of a token: whether it may come from a wait. Names are followed
+through assignments of the function, in any order, and through parameters into the calling statements.
 """
 import ast
 from typing import Any, Callable, Optional

@@ -28,6 +28,7 @@ class Waiting:
     seen: Optional[Callable[[], Any]] = None   # reads the value now
     site: str = ""                             # file:line (function)
     text: Any = ""                             # free words, or a callable that gives them
+    lacks: Optional[Callable[[], list]] = None # of a collective: the ranks that have not come
     since: float = field(default_factory=time.monotonic)
 
     def words(self) -> str:

@@ -18,12 +18,15 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton_dist.backends.emulator import frontend
 from triton_dist.backends.emulator.backend import machine
 from triton_dist.backends.emulator.launching import perform
-from triton_dist.runtime.errors import UnsupportedFeature
+from triton_dist.language import shmem_abi
+from triton_dist.language._call import LIBRARY, STAND_IN
+from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 
 NAME = "emulator"
 _LIMITS = dict(max_shared_mem=232448, max_num_regs=65536, warpSize=32, sm_clock_rate=1, mem_clock_rate=1,
                mem_bus_width=1)
 # How a kernel's first IR shows that it waits for the kernel ahead: our primitive, and Triton's.
+_LIBRARIES = (LIBRARY, shmem_abi.LIBRARY)        # their names begin the names of all device functions of theirs
 _GDC_WAITS = ('"tdist_gdc_wait"', "griddepcontrol.wait")
 
 
@@ -38,6 +41,11 @@ class EmulatorCompiler(CUDABackend):
     def supports_target(target: GPUTarget) -> bool:
         return target.backend == NAME
 
+    def parse_options(self, options: dict) -> Any:
+        """Every kernel is traced as if the device runtime were linked; the launcher refuses one that needs it and lacks it."""
+        given = dict(options.get("extern_libs") or ())
+        return super().parse_options({**options, "extern_libs": {**dict.fromkeys(_LIBRARIES, STAND_IN), **given}})
+
     def hash(self) -> str:
         return f"triton_dist-{NAME}-2"
 
@@ -47,6 +55,7 @@ class EmulatorCompiler(CUDABackend):
         def check(module: Any, metadata: dict) -> Any:
             text = str(module)
             metadata.update(name=module.get_entry_func_name(), shared=0, tmem_size=0,
+                            needs_runtime=any(f'"{library}_' in text for library in _LIBRARIES),
                             waits_its_turn=any(call in text for call in _GDC_WAITS))
             return module
         for first in ("glir", "ttgir") if gluon else ("ttir", ):      # what Gluon's front end makes: 3.9, 3.6
@@ -147,9 +156,13 @@ def _launcher(source: Any, metadata: Any) -> Callable:
     def run(x: int, y: int, z: int, stream: Any, function: Any, packed: Any, described: Any, enter: Any, leave: Any,
             *args: Any) -> None:
         options = dict(num_warps=metadata.num_warps, num_ctas=metadata.num_ctas)
+        if metadata.needs_runtime:
+            raise InvalidArgument(f"{kernel.__name__} calls triton_dist.language, and plain triton.jit does not link the device "
+                                  "runtime: decorate the kernel with @triton_dist.jit instead of @triton.jit")
+        device = machine().device()                  # starts the engine where nothing has yet
         bound = frontend.bind(kernel, (x, y, z), args, options)
         bound.overlaps |= metadata.waits_its_turn
-        perform(machine().device(), bound, described, enter, leave)
+        perform(device, bound, described, enter, leave)
     return run
 
 

@@ -19,7 +19,8 @@ def rows_of(scheduler: Any) -> list:
     for actor in scheduler.queued():
         holders = [a.name for a in blocked if a.rank == actor.rank and a.kind == "program"]
         rows.append(Row(actor.rank, actor.cta.kernel, str(actor.cta.pid),
-                        what=f"an SM: all {scheduler.num_sms} are held, by {', '.join(holders[:3]) or 'none'}"))
+                        what=f"an SM: all {scheduler.num_sms} (TRITON_DIST_EMULATOR_SMS) are held, by "
+                             f"{', '.join(holders[:3]) or 'none'}"))
     if not rows or any(actor.kind == "host" and actor.waiting.kind == "collective" for actor in blocked):
         rows += [_row(scheduler, actor) for actor in blocked if actor.kind in ("host", "stream")]
     return sorted(rows + scheduler.elsewhere(), key=lambda row: row.rank)
@@ -60,6 +61,12 @@ def written_by(writer: Optional[tuple], seen: str) -> str:
     return "never written" if seen == "0" else "a block store, or host code"
 
 
+def is_beyond(waiting: Any) -> bool:
+    """Whether a wait for one exact value has come too late: its flag holds a greater one."""
+    seen = waiting.value() if waiting.cmp == "eq" else None
+    return isinstance(seen, int) and isinstance(waiting.wanted, int) and seen > waiting.wanted
+
+
 def cycle(scheduler: Any) -> Optional[list]:
     """Ranks that wait for each other in a ring, as far as last writers and collectives tell; None where unknown."""
     edges: dict = {}
@@ -88,6 +95,10 @@ def deadlock(scheduler: Any) -> HangError:
     ring = cycle(scheduler)
     if ring:
         text += "\nby the last writers of these flags: " + " waits for ".join(f"rank {r}" for r in ring)
+    for actor in scheduler.blocked():
+        if is_beyond(actor.waiting):
+            text += (f"\nrank {actor.rank} waits for exactly {actor.waiting.wanted}, and its flag holds {actor.waiting.value()} "
+                     "already: wait with cmp \"ge\", or let the writer wait until each value has been seen.")
     if scheduler.queued():
         text += ("\nPrograms wait for an SM that a waiting program holds: launch at most as many programs as can be "
                  "resident (TRITON_DIST_EMULATOR_SMS, or num_sms of run_ranks).")

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Groups of virtual ranks: collectives of host scripts in one process."""
+import collections
 import pickle
 from typing import Any, Optional, Sequence
 
@@ -35,6 +36,12 @@ class Meetings:
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
         self._places: dict = {}
+        self._made: collections.Counter = collections.Counter()
+
+    def ordinal(self, ranks: tuple, rank: int) -> int:
+        """How many groups of these ranks, in this order, a rank has made before."""
+        self._made[ranks, rank] += 1
+        return self._made[ranks, rank] - 1
 
     def place(self, ranks: tuple) -> _Meeting:
         return self._places.setdefault(ranks, _Meeting(len(ranks)))
@@ -47,6 +54,7 @@ class VirtualGroup(Group):
         self._meetings, self.world_ranks = meetings, world_ranks
         self.size, self.rank = len(world_ranks), world_ranks.index(world_rank)
         self._place = meetings.place(world_ranks)
+        self.ordinal = meetings.ordinal(world_ranks, world_rank)
 
     def usable_in(self, world: Group) -> bool:
         return isinstance(world, VirtualGroup) and world._meetings is self._meetings
@@ -123,7 +131,7 @@ class VirtualGroup(Group):
         scheduler.wake(meeting)
         try:
             scheduler.block(meeting, lambda: len(meeting.arrived) == self.size,
-                            Waiting("collective", text=lambda: self._missing(meeting)))
+                            Waiting("collective", text=lambda: self._missing(meeting), lacks=lambda: self._lacks(meeting)))
         except BaseException:
             if len(meeting.arrived) < self.size and meeting.arrived.get(self.rank) is scheduler.current:
                 self._withdraw(meeting, self.rank)
@@ -139,8 +147,11 @@ class VirtualGroup(Group):
         del meeting.arrived[index]
         self._place.counts[index] -= 1
 
+    def _lacks(self, meeting: _Round) -> list:
+        return [rank for index, rank in enumerate(self.world_ranks) if index not in meeting.arrived]
+
     def _missing(self, meeting: _Round) -> str:
-        missing = [rank for index, rank in enumerate(self.world_ranks) if index not in meeting.arrived]
+        missing = self._lacks(meeting)
         return f"{meeting.what}, which rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not call"
 
 

@@ -10,7 +10,7 @@ import bisect
 import collections
 import ctypes
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 import torch
@@ -18,37 +18,13 @@ import torch
 from triton_dist.backends.emulator import scheduler, unreachable
 from triton_dist.backends.emulator.promotion import Info
 from triton_dist.backends.emulator.registry import fault, site
+from triton_dist.backends.emulator.segments import Segment, rounds, word_at
 
 __all__ = ["Memory", "Segment", "active", "activate", "site"]
 
-_WORDS = {"int1": ctypes.c_uint8, "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32,
-          "int64": ctypes.c_int64, "uint8": ctypes.c_uint8, "uint16": ctypes.c_uint16, "uint32": ctypes.c_uint32,
-          "uint64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
 _NEAR = 1 << 16          # bytes past a tensor's end within which an address is an overrun of it, not of what was freed there
+_READS = {"acq_rel": "acquire", "release": "relaxed", "acquire": "acquire", "relaxed": "relaxed"}    # what is left of a store
 _FLAGS = {32: ctypes.c_int32, 64: ctypes.c_int64}
-
-
-class Segment:
-    """`nbytes` of memory at `base`. Views of it are made on first use and copy nothing."""
-
-    def __init__(self, base: int, nbytes: int, name: str, rank: int):
-        self.base, self.nbytes, self.end, self.name, self.rank = base, nbytes, base + nbytes, name, rank
-        self.owner: Any = None               # weak reference to the storage of a registered tensor
-        self._views: dict = {}
-
-    def view(self, dtype: torch.dtype) -> tuple:
-        """(1-d tensor of all aligned elements, address of the first)."""
-        found = self._views.get(dtype)
-        if found is None:
-            start = self.base + -self.base % dtype.itemsize
-            count = max(0, self.end - start) // dtype.itemsize
-            raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)
-            flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype) if count else torch.empty(0, dtype=dtype)
-            found = self._views[dtype] = flat, start
-        return found
-
-    def __str__(self) -> str:
-        return f"{self.name} ({'rank %d, ' % self.rank if self.rank >= 0 else ''}{self.nbytes} bytes)"
 
 
 class Memory:
@@ -60,6 +36,7 @@ class Memory:
         self._reserved: dict = {}            # base -> (end, name) of slabs in which objects become segments one by one
         self._graves: collections.deque = collections.deque(maxlen=64)       # segments that are gone, latest first
         self.watched: dict = {}              # address of a flag somebody waits on -> how many wait
+        self.expected: dict = {}             # address of a flag -> waits for one exact value that have passed; a checker's
 
     # -- segments ------------------------------------------------------------------------------------------
     def add_segment(self, base: int, nbytes: int, name: str, rank: int = -1) -> Segment:
@@ -171,6 +148,9 @@ class Memory:
     def fence(self, sem: str, scope: str) -> None:
         """A memory fence of the running actor; nothing to do where memory is sequentially consistent."""
 
+    def rewritten(self, addresses: Sequence[int]) -> None:
+        """Called after signal words have been written, where `expected` has some: by a checker."""
+
     # -- strided and scattered blocks ----------------------------------------------------------------------
     def tile(self, kind: str, address: int, shape: Any, steps: Any, known: Info) -> torch.Tensor:
         """Checked view of a strided block; steps in bytes, >= 0; the shape has no zero."""
@@ -252,13 +232,15 @@ class Memory:
         with scheduler.active().lock:
             for flat, index, chosen in self._points("atomic", addresses, known, sem, scope):
                 mine = [v if chosen is None else v[chosen] for v in values]
-                seen = _rounds(index, lambda at, to: flat.__setitem__(at, fn(flat[at], *[v[to] for v in mine])), flat)
+                seen = rounds(index, lambda at, to: flat.__setitem__(at, fn(flat[at], *[v[to] for v in mine])), flat)
                 if chosen is None:
                     old = seen
                 else:
                     old[chosen] = seen
         if self.watched:
             self.wake_range(int(addresses.min()), int(addresses.max()) + known.size)
+        if self.expected:
+            self.rewritten(addresses.tolist())
         return old
 
     # -- single words --------------------------------------------------------------------------------------
@@ -268,11 +250,7 @@ class Memory:
             raise fault(f"{kind} of {known.ty} at {address:#x}: not a multiple of {size} bytes")
         segment = self.find(address, size, kind)
         self.observe(kind, segment, address, (), (), size, sem, scope)
-        word = _WORDS.get(known.ty.name) if not known.pointer else ctypes.c_int64
-        if word is not None:
-            return word.from_address(address)
-        flat, start = segment.view(known.torch)
-        return _Element(flat, (address - start) // size)
+        return word_at(segment, address, known)
 
     def load_word(self, address: int, known: Info, sem: Any = None, scope: Any = None) -> Any:
         """The number at an address."""
@@ -281,7 +259,7 @@ class Memory:
     def store_word(self, address: int, known: Info, value: Any, sem: Any = None, scope: Any = None) -> None:
         """Writes a number that fits the type."""
         self._word("store", address, known, sem, scope).value = value
-        scheduler.active().wake(address)
+        self._woken(address)
 
     def update_word(self, address: int, known: Info, fn: Callable, sem: str, scope: str) -> Any:
         """Atomic read-modify-write of one word: stores fn(old), returns old."""
@@ -290,20 +268,53 @@ class Memory:
         with running.lock:
             old = word.value
             word.value = fn(old)
-        running.wake(address)
+        self._woken(address)
         return old
+
+    def swap_word(self, address: int, known: Info, expected: Any, value: Any, sem: str, scope: str) -> Any:
+        """Atomic compare-and-swap of one word: stores `value` where it holds `expected`. Returns what it held.
+
+        One that fails only reads: it stores nothing, so it releases nothing.
+        """
+        if address & known.size - 1:
+            raise fault(f"atomic of {known.ty} at {address:#x}: not a multiple of {known.size} bytes")
+        segment = self.find(address, known.size, "atomic")
+        word = word_at(segment, address, known)
+        with scheduler.active().lock:
+            old = word.value
+            if old == expected:
+                self.observe("atomic", segment, address, (), (), known.size, sem, scope)
+                word.value = value
+            else:
+                self.observe("load", segment, address, (), (), known.size, _READS[sem], scope)
+        if old == expected:
+            self._woken(address)
+        return old
+
+    def _woken(self, address: int) -> None:
+        """A word has been written."""
+        scheduler.active().wake(address)
+        if self.expected:
+            self.rewritten((address,))
 
     # -- flags, packets and the copy engine ----------------------------------------------------------------
     def flag_load(self, address: int, bits: int, sem: str = "acquire", scope: str = "sys") -> int:
         """The value of a signal word, signed."""
         return self._flag("load", address, bits, sem, scope).value
 
+    def flag_pass(self, address: int, bits: int, cmp: str, met: Callable[[int], bool], sem: str = "acquire",
+                  scope: str = "sys") -> int:
+        """The same, by a wait that has found a value with which it is over: one that is `met`.
+
+        cmp: 'eq', 'ge', ... of a wait that a kernel's author has written, '' for one inside a barrier."""
+        return self.flag_load(address, bits, sem, scope)
+
     def flag_store(self, address: int, value: int, bits: int, sem: str = "release", scope: str = "sys") -> None:
         """Sets a signal word and wakes who waits for it."""
         word, running = self._flag("store", address, bits, sem, scope), scheduler.active()
         with running.lock:
             word.value = value
-        running.wake(address)
+        self._woken(address)
 
     def flag_add(self, address: int, value: int, bits: int, sem: str = "release", scope: str = "sys") -> int:
         """Adds to a signal word, wrapping, and wakes who waits for it. Returns the old value."""
@@ -311,7 +322,7 @@ class Memory:
         with running.lock:
             old = word.value
             word.value = old + value
-        running.wake(address)
+        self._woken(address)
         return old
 
     def peek(self, address: int, bits: int) -> int:
@@ -341,7 +352,7 @@ class Memory:
         """The copy engine: contiguous bytes."""
         if not nbytes:
             return
-        source, target = self.find(src, nbytes, "copy from"), self.find(dst, nbytes, "copy to")
+        source, target = self.find(src, nbytes, "a copy's read"), self.find(dst, nbytes, "a copy's write")
         self.observe("load", source, src, (nbytes, ), (1, ), 1, None, None)
         self.observe("store", target, dst, (nbytes, ), (1, ), 1, None, None)
         ctypes.memmove(dst, src, nbytes)
@@ -352,36 +363,6 @@ class Memory:
         """Wakes who waits for a flag in [lo, hi)."""
         for address in [a for a in self.watched if lo <= a < hi]:
             scheduler.active().wake(address)
-
-
-class _Element:
-    """A word that ctypes has no type for (fp16, bf16, fp8)."""
-    __slots__ = ("flat", "index")
-
-    def __init__(self, flat: torch.Tensor, index: int):
-        self.flat, self.index = flat, index
-
-    @property
-    def value(self) -> float:
-        return self.flat[self.index].item()
-
-    @value.setter
-    def value(self, value: float) -> None:
-        self.flat[self.index] = value
-
-
-def _rounds(index: torch.Tensor, update: Callable, flat: torch.Tensor) -> torch.Tensor:
-    """Applies `update(elements, operands)` so that equal indices come in separate rounds; the values seen."""
-    old, left = torch.empty(index.shape, dtype=flat.dtype), np.arange(index.numel())
-    keys = index.numpy()
-    while left.size:
-        _, first = np.unique(keys[left], return_index=True)
-        now = torch.from_numpy(np.sort(left[first]))
-        at = index[now]
-        old[now] = flat[at]
-        update(at, now)
-        left = np.delete(left, first)
-    return old
 
 
 _active: list = []

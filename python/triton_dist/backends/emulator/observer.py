@@ -52,6 +52,9 @@ class Observer:
     def consumed(self, token: Any) -> None:
         """A value is tied to a token."""
 
+    def ordered(self, what: str) -> None:
+        """The acting program has called SHMEM's "fence" or "quiet"."""
+
     def caught_up(self) -> None:
         """The acting program has waited for all kernels ahead on its stream."""
 

@@ -58,8 +58,9 @@ class Channel:
         self.sent.append(transfer)
         return running.issue(transfer, *([follow] if before else []), *steps, delay=_latency(transfer))
 
-    def fence(self) -> None:
+    def fence(self, what: str = "fence") -> None:
         memory.active().fence("acq_rel", "sys")
+        scheduler.active().observer.ordered(what)
         self.phase, self.fenced = self.phase + 1, True
 
     def quiet(self) -> None:
@@ -67,7 +68,7 @@ class Channel:
         for transfer in self.sent:
             landed(transfer)
         self.sent.clear()
-        self.fence()
+        self.fence("quiet")
 
 
 def landed(transfer: Transfer) -> None:
@@ -116,6 +117,12 @@ def at(function: str, name: str, address: int, pe: int) -> int:
         raise fault(f"libshmem_device.{function}: {name} is {where}, expected an address in this rank's own, which pe selects "
                     "the twin of; pass a tensor of create_symm_tensor", "out-of-bounds")
     return address + slabs[pe] - slabs[me]
+
+
+def check(function: str, name: str, address: int, nbytes: int) -> None:
+    """Refuses bytes that are outside every tensor, where they are asked for rather than when they travel."""
+    if nbytes > 0 and wire.place(address) is None:
+        memory.active().find(address, nbytes, f"libshmem_device.{function}: {name}")
 
 
 def pieces(dst: int, src: int, nbytes: int) -> list:

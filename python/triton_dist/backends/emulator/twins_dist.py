@@ -12,7 +12,7 @@ from triton_dist.backends.emulator.promotion import I32, I64, info, wrap
 from triton_dist.backends.emulator.registry import fault, invalid, twin
 from triton_dist.backends.emulator.scalars import IntScalar, Pointer, Scalar
 from triton_dist.backends.emulator.tensors import Tensor, as_tensor, broadcast_shape, filled
-from triton_dist.backends.emulator.twins_memory import wait_word
+from triton_dist.backends.emulator.twins_memory import await_flag, wait_word
 from triton_dist.language import memory as device_memory
 from triton_dist.language.abi import BITS, COMPARISONS, FENCE_SEMANTICS, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
 
@@ -90,14 +90,12 @@ def _wait(cmp: str, bits: int, sem: str, scope: str) -> Callable:
 
     def wait(flags: Any, n: Any, value: Any) -> IntScalar:
         _scalars("wait", flags, n, value)
-        running, mem = scheduler.active(), memory.active()
+        running = scheduler.active()
         running.point()
         wanted = wrap(value.v, word)
         for i in range(n.v):
             address = flags.v + i * bits // 8
-            if not reached(cmp, bits, mem.flag_load(address, bits, sem, scope), wanted):
-                wait_word(address, bits, cmp, lambda: reached(cmp, bits, mem.peek(address, bits), wanted), wanted)
-                mem.flag_load(address, bits, sem, scope)
+            await_flag(address, bits, cmp, lambda seen: reached(cmp, bits, seen, wanted), wanted, sem, scope)
         token = IntScalar(0, I32)
         running.observer.waited(token)
         return token

@@ -201,7 +201,6 @@ def _check(sem: Optional[str], scope: Optional[str]) -> tuple:
 
 
 def _word_update(pointer: Pointer, known: Info, fn: Callable, sem: str, scope: str) -> Scalar:
-    running = scheduler.active()
     new: Any = None
 
     def apply(old: Any) -> Any:
@@ -209,9 +208,13 @@ def _word_update(pointer: Pointer, known: Info, fn: Callable, sem: str, scope: s
         new = fn(old)
         return new
 
-    old = memory.active().update_word(pointer.v, known, apply, sem, scope)
+    return _updated(pointer, known, memory.active().update_word(pointer.v, known, apply, sem, scope), new)
+
+
+def _updated(pointer: Pointer, known: Info, old: Any, new: Any) -> Scalar:
+    """What an atomic on one word returns; a program that has changed nothing may be spinning."""
     if new != old:
-        running.current.polled = None
+        scheduler.active().current.polled = None
     elif known.bits in (32, 64) and known.integer:
         spin(pointer.v, known)
     return scalar(old, known.ty)
@@ -278,7 +281,8 @@ def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Optional[str] = None, scop
     scheduler.active().point()
     cmp, val = cast(cmp, known.ty), cast(val, known.ty)
     if isinstance(pointer, Pointer):
-        return _word_update(pointer, known, lambda old: val.v if old == cmp.v else old, sem, scope)
+        old = memory.active().swap_word(pointer.v, known, cmp.v, val.v, sem, scope)
+        return _updated(pointer, known, old, val.v if old == cmp.v else old)
     return _block_update(pointer, known, lambda old, c, v: torch.where(old == c, v, old), (cmp, val), None, sem, scope)
 
 
@@ -323,15 +327,26 @@ def atomic_poll(pointer: Any, expected_value: Any, sem: Optional[str] = None, sc
     if not known.integer or known.bits not in (32, 64):
         raise invalid(f"atomic_poll of {known.ty}: the emulator polls 32- and 64-bit integers")
     sem, scope = _check(sem or "acquire", scope)
-    running, mem = scheduler.active(), memory.active()
-    running.point()
+    scheduler.active().point()
     addresses = pointer.d.reshape(-1).tolist() if isinstance(pointer, Tensor) else [pointer.v]
     wanted = as_tensor(cast(expected_value, known.ty), pointer.shape or (1, )).d.reshape(-1).tolist()
     for address, value in zip(addresses, wanted):
-        mem.flag_load(address, known.bits, "relaxed", scope)
-        wait_word(address, known.bits, "eq", lambda: mem.peek(address, known.bits) == value, value)
-        mem.flag_load(address, known.bits, sem, scope)
+        await_flag(address, known.bits, "eq", lambda seen, value=value: seen == value, value, sem, scope)
     return filled(IntScalar(1, I1), pointer.shape) if isinstance(pointer, Tensor) else IntScalar(1, I1)
+
+
+def await_flag(address: int, bits: int, cmp: str, met: Callable[[int], bool], wanted: Any, sem: str, scope: str,
+               inner: bool = False) -> int:
+    """Waits until a flag holds a value that is `met`, and acquires it; the value. inner: as a part of a barrier."""
+    mem = memory.active()
+    mem.find(address, bits // 8, "flag load")
+    if not met(mem.peek(address, bits)):
+        mem.flag_load(address, bits, sem, scope)
+    while True:
+        wait_word(address, bits, cmp, lambda: met(mem.peek(address, bits)), wanted)
+        seen = mem.flag_pass(address, bits, "" if inner else cmp, met, sem, scope)
+        if met(seen):                        # another process may have changed it meanwhile
+            return seen
 
 
 def wait_word(address: int, bits: int, cmp: str, reached: Callable, wanted: Any) -> None:

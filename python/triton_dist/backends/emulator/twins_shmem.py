@@ -11,10 +11,10 @@ from triton_dist.backends.emulator import memory, primitives, scheduler, wire
 from triton_dist.backends.emulator.promotion import I32, I64, info, wrap
 from triton_dist.backends.emulator.registry import fault, invalid
 from triton_dist.backends.emulator.scalars import IntScalar
-from triton_dist.backends.emulator.shmem_transfers import (WORD, at, channel, delivery, homes, landed, near, pieces,
-                                                           signalling)
+from triton_dist.backends.emulator.shmem_transfers import (WORD, at, channel, check, delivery, homes, landed, near,
+                                                           pieces, signalling)
 from triton_dist.backends.emulator.twins_dist import reached
-from triton_dist.backends.emulator.twins_memory import wait_word
+from triton_dist.backends.emulator.twins_memory import await_flag
 from triton_dist.language.abi import ROWS
 from triton_dist.language.shmem_abi import LIBRARY
 from triton_dist.runtime.heap import SHMEM_PAD, SHMEM_PAD_BYTES, SHMEM_PAD_FLAGS, SHMEM_PADS
@@ -104,10 +104,16 @@ def _check_size(function: str, nbytes: int) -> None:
         raise invalid(f"libshmem_device.{function}: the size must be at least 0, got {nbytes}")
 
 
+def _check_ends(function: str, dest: int, source: int, nbytes: int) -> None:
+    check(function, "source", source, nbytes)
+    check(function, "dest", dest, nbytes)
+
+
 def _put(function: str, blocking: bool) -> Callable:
     def put(dest: int, source: int, nbytes: int, pe: int) -> None:
         _check_size(function, nbytes)
         to = at(function, "dest", dest, pe)
+        _check_ends(function, to, source, nbytes)
         way = channel()
         way.fenced = False
         way.send(function, pe, *(delivery if blocking else pieces)(to, source, nbytes))
@@ -118,6 +124,8 @@ def _put_signal(function: str, blocking: bool, itemsize: int = 1) -> Callable:
     def put(dest: int, source: int, count: int, flag: int, value: int, op: int, pe: int) -> None:
         _check_size(function, count)
         to, signal = at(function, "dest", dest, pe), at(function, "sig_addr", flag, pe)
+        _check_ends(function, to, source, count * itemsize)
+        check(function, "sig_addr", signal, WORD // 8)
         way = channel()
         way.fenced = False
         way.send(function, pe, *(delivery if blocking else pieces)(to, source, count * itemsize),
@@ -129,6 +137,7 @@ def _get(function: str, blocking: bool) -> Callable:
     def get(dest: int, source: int, nbytes: int, pe: int) -> None:
         _check_size(function, nbytes)
         peer = at(function, "source", source, pe)
+        _check_ends(function, dest, peer, nbytes)
         if blocking and near(pe):
             memory.active().copy(dest, peer, nbytes)
         elif blocking:
@@ -140,18 +149,19 @@ def _get(function: str, blocking: bool) -> Callable:
 
 def int_p(dest: int, value: int, pe: int) -> None:
     address, way = at("int_p", "dest", dest, pe), channel()
+    check("int_p", "dest", address, 4)
     way.fenced = False
     way.send("int_p", pe, lambda: wire.store_int32(address, value))
 
 
 def signal_op(flag: int, value: int, op: int, pe: int) -> None:
-    way = channel()
-    way.send("signal_op", pe, signalling(at("signal_op", "sig_addr", flag, pe), value, op == _ADD,
-                                         "release" if way.fenced else "relaxed"))
+    way, signal = channel(), at("signal_op", "sig_addr", flag, pe)
+    check("signal_op", "sig_addr", signal, WORD // 8)
+    way.send("signal_op", pe, signalling(signal, value, op == _ADD, "release" if way.fenced else "relaxed"))
 
 
 def signal_wait_until(flag: Any, cmp: Any, value: Any) -> IntScalar:
-    running, mem = scheduler.active(), memory.active()
+    running = scheduler.active()
     running.point()
     name, compare = _COMPARE[cmp.v]
     wanted = value.v & _UNSIGNED
@@ -159,11 +169,7 @@ def signal_wait_until(flag: Any, cmp: Any, value: Any) -> IntScalar:
     def met(seen: int) -> bool:
         return compare(seen & _UNSIGNED, wanted)
 
-    seen = mem.flag_load(flag.v, WORD, "acquire", "sys")
-    while not met(seen):
-        wait_word(flag.v, WORD, name, lambda: met(mem.peek(flag.v, WORD)), wanted)
-        seen = mem.flag_load(flag.v, WORD, "acquire", "sys")
-    token = IntScalar(seen, I64)
+    token = IntScalar(await_flag(flag.v, WORD, name, met, wanted, "acquire", "sys"), I64)
     running.observer.waited(token)
     return token
 
@@ -208,12 +214,9 @@ class _Round:
 
     def hear(self, *members: int) -> None:
         """Acquires this round's number from members. The round is over."""
-        mem = memory.active()
         for member in members:
-            flag = self._flag(self.me, member)
-            if not reached("ge", 32, mem.flag_load(flag, 32, "acquire", "sys"), self.number):
-                wait_word(flag, 32, "ge", lambda: reached("ge", 32, mem.peek(flag, 32), self.number), self.number)
-                mem.flag_load(flag, 32, "acquire", "sys")
+            await_flag(self._flag(self.me, member), 32, "ge", lambda seen: reached("ge", 32, seen, self.number), self.number,
+                       "acquire", "sys", inner=True)
         self._team.inside = ""
 
 
@@ -239,6 +242,7 @@ def _broadcast(function: str) -> Callable:
         if sender == here.me:
             for member in here.members:
                 to = at(function, "dest", dest, member)
+                _check_ends(function, to, source, count * size)
                 here.tell(member, *(delivery(to, source, count * size) if to != source else ()))
         here.hear(sender)
     return broadcast
@@ -248,6 +252,8 @@ def _fcollect(function: str) -> Callable:
     def fcollect(team: int, dest: int, source: int, count: int, size: int) -> None:
         _check_size(function, count)
         here, nbytes = _Round(function, team), count * size
+        check(function, "source", source, nbytes)
+        check(function, "dest", dest, nbytes * len(here.members))
         start = here.members.index(here.me) * nbytes
         for member in here.members:
             here.tell(member, *delivery(at(function, "dest", dest, member) + start, source, nbytes))
