@@ -1,25 +1,89 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What layers have in common."""
-from typing import Any
+import copy
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import nn
 
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import InvalidArgument, NotInitialized
+from triton_dist.runtime.groups import Group, TorchGroup
+from triton_dist.runtime.state import state
 
 
 class Held(nn.Module):
-    """Holds a weight and maybe a bias, frozen. The group is kept, not saved with the state."""
+    """Holds a weight and maybe a bias, frozen, and the group that it works on.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, group: Any = None):
+    An nn.Parameter is held itself, and frozen, so that weights that are tied stay tied through .half() and .to(). Of another
+    tensor the memory is shared.
+    A copy.deepcopy has the same group. Pickled (torch.save of the whole module) a ProcessGroup is kept by its name, and found
+    again where it is first used: a program that loads the module makes its groups in the same order, or sets `layer.group`.
+    The state_dict has no group.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, group: Any = None):
         super().__init__()
         for name, t in (("weight", weight), ("bias", bias)):
             if not isinstance(t, torch.Tensor) and (name == "weight" or t is not None):
                 raise InvalidArgument(f"{name}: expected {'None or ' * (name == 'bias')}a torch.Tensor, found {type(t).__name__}")
-        self.group = group
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self._group = group
+        self.weight = _frozen(weight)
+        self.bias = None if bias is None else _frozen(bias)
+
+    @property
+    def group(self) -> Any:
+        """What was given as `group`: a ProcessGroup, a DeviceMesh of one dimension, or None for the world."""
+        if isinstance(self._group, _Name):
+            self._group = self._group.find()
+        return self._group
+
+    @group.setter
+    def group(self, group: Any) -> None:
+        self._group = group
+
+    def __deepcopy__(self, memo: dict) -> Self:
+        made = type(self).__new__(type(self))
+        memo[id(self)], memo[id(self._group)] = made, self._group
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
+    def __getstate__(self) -> dict:
+        return dict(vars(self), _group=_portable(self._group))
 
     def extra_repr(self) -> str:
         return f"weight={list(self.weight.shape)}, bias={self.bias is not None}"
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A ProcessGroup that is to be found again by its name."""
+    name: str
+
+    def find(self) -> Any:
+        """The group. Raises NotInitialized where there is none of this name."""
+        from torch.distributed.distributed_c10d import _resolve_process_group
+        try:
+            return _resolve_process_group(self.name)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise NotInitialized(f"group: the layer was saved with the process group {self.name!r}, which there is none of here; "
+                                 "make it first, or set layer.group") from error
+
+
+def _portable(group: Any) -> Any:
+    """`group` as it can be pickled."""
+    if isinstance(group, Group):
+        if group is state().world:
+            return None                         # the world, also where it is loaded
+        if not isinstance(group, TorchGroup):
+            raise InvalidArgument(f"group: {group} cannot be pickled; save the state_dict, or set layer.group to None before")
+        group = group.process_group
+    name = getattr(group, "group_name", None)
+    return _Name(name) if isinstance(group, torch.distributed.ProcessGroup) and name else group
+
+
+def _frozen(t: torch.Tensor) -> nn.Parameter:
+    if isinstance(t, nn.Parameter):
+        return t.requires_grad_(False)
+    return nn.Parameter(t.detach(), requires_grad=False)

@@ -20,7 +20,7 @@ class AllReduceRMSNorm(Held):
 
     @classmethod
     def from_norm(cls, norm: nn.RMSNorm, bias: torch.Tensor | None = None, group: Any = None) -> "AllReduceRMSNorm":
-        """From an nn.RMSNorm over the last dimension, the same on all ranks, with its weight and eps. Shares its memory.
+        """From an nn.RMSNorm over the last dimension, the same on all ranks, with its weight and eps. Holds its weight itself.
 
         bias: [N] or None, that of the linear before it, which then must not add it on each rank.
         """

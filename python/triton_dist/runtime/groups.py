@@ -134,6 +134,11 @@ class TorchGroup(Group):
         self.world_ranks = tuple(dist.get_process_group_ranks(process_group))
         self.size = len(self.world_ranks)
 
+    @property
+    def process_group(self) -> Any:
+        """The ProcessGroup itself."""
+        return self._pg
+
     def usable_in(self, world: Group) -> bool:
         try:
             return self._dist.get_rank(self._pg) >= 0
