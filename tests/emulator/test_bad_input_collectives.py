@@ -51,7 +51,7 @@ ROWS = [
     ("all_reduce x: int16 by a kernel", lambda: all_reduce(X(dtype=torch.int16), method="push"), "method:",
      "kernels reduce no torch.int16", "use 'auto' or 'nccl'"),
     ("all_reduce x: quantized", lambda: all_reduce(torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)), "x:",
-     "quantized torch.qint8", "int_repr()"),
+     "found torch.qint8", "int_repr()"),
     ("all_reduce op: of another library", lambda: all_reduce(X(), op="product"), "op:", "found 'product'",
      "expected one of sum, avg, max, min"),
     ("all_reduce op: None", lambda: all_reduce(X(), op=None), "op:", "found None", "expected one of sum, avg, max, min"),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What layers take of a full weight, that models of them are right, and that they are copied, saved and converted as modules are."""
+"""What layers take of a full weight, that models of them are right, and how they are copied, saved and converted."""
 import copy
 import pickle
 import subprocess

@@ -103,7 +103,10 @@ class _RowParallel(Held):
 
     @classmethod
     def from_shard(cls, linear: nn.Linear, group: Any = None) -> Self:
-        """From this rank's shard, an nn.Linear [N, K_local] whose bias, if any, is the full one. Holds its parameters themselves."""
+        """From this rank's shard, an nn.Linear [N, K_local] whose bias, if any, is the full one.
+
+        Holds its parameters themselves.
+        """
         return cls(_linear(linear).weight, linear.bias, group)
 
 
