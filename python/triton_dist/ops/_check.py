@@ -150,7 +150,8 @@ def _strided(name: str, t: torch.Tensor) -> None:
     if t.is_conj():
         raise InvalidArgument(f"{name}: its memory holds the conjugates (torch's conj bit); pass {name}.resolve_conj()")
     if t.is_quantized:
-        raise InvalidArgument(f"{name}: expected plain elements, found {t.dtype}, which is quantized; pass {name}.int_repr(), or {name}.dequantize() as floats")
+        raise InvalidArgument(f"{name}: expected plain elements, found {t.dtype}; convert it with .dequantize(), or pass its "
+                              "int_repr()")
 
 
 def _placed(name: str, t: torch.Tensor) -> None:
