@@ -11,6 +11,7 @@ from triton_dist.backends.emulator.virtual import run_ranks
 from triton_dist.checker import check_kernel
 from triton_dist.ops import all_gather_2d, reduce_scatter_2d
 from triton_dist.testing import assert_matches, poisoned, random_tensor
+from triton_dist.runtime.groups import resolve
 
 NODES = [(4, 2), (8, 2), (8, 4), (4, 4), (6, 3)]          # ranks, nodes
 SHAPES = [(64, 64), (1, 9), (9, 50), (70, 33), (3, 200)]
@@ -109,7 +110,7 @@ def test_empty_calls_and_one_node(form):
 def test_groups_that_no_kernel_serves_take_torchs_collective(form):
     """Ranks 0, 1, 2 of two nodes of two; and a group whose nodes' members are not side by side."""
     def script():
-        world = triton_dist.initialize_distributed()
+        world = resolve(triton_dist.initialize_distributed())
         for ranks in ([0, 1, 2], [0, 2, 1, 3]):
             group = world.new_group(ranks)
             if group is not None:
@@ -134,7 +135,7 @@ def test_without_shmem_calls_it_says_why_it_is_unfused(call, monkeypatch):
 def test_sub_groups_over_nodes(form):
     """Two groups, each of one rank a node, and the world between them."""
     def script():
-        world = triton_dist.initialize_distributed()
+        world = resolve(triton_dist.initialize_distributed())
         pairs = [world.new_group([0, 2]), world.new_group([1, 3])]
         mine = pairs[world.rank % 2]
         for verify in [form(20, 30)(seed, group) for seed in range(3) for group in (world, mine)]:
@@ -209,7 +210,7 @@ def test_hop_dtype_float32():
 
 def test_the_gathered_input_is_returned():
     def script():
-        world = triton_dist.initialize_distributed()
+        world = resolve(triton_dist.initialize_distributed())
         for verify in [AG(20, 30, 40)(seed, world, return_gathered=True) for seed in range(3)]:
             verify()
     run_ranks(script, 4, nodes=2)

@@ -151,7 +151,7 @@ def test_context_and_initialize():
     def script():
         group = triton_dist.initialize_distributed()
         context = scheduler.active().context_of(state().world.rank)
-        assert context.rank == group.rank == state().world.rank and context.world_size == 2
+        assert context.rank == group.rank() == state().world.rank and context.world_size == 2
         assert context.bases == list(heap().arena.bases) and context.barrier_pad == heap().base
         assert heap().base % 4096 == 0 and heap().arena.nbytes == 2 << 20
         assert int(heap().arena.local.sum()) == 0

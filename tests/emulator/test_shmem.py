@@ -13,6 +13,7 @@ from triton_dist.backends.emulator import run_ranks
 from triton_dist.checker import check_kernel
 from triton_dist.language.extra import libshmem_device as shmem
 from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument
+from triton_dist.runtime.groups import resolve
 
 N = 256
 SEEDS = range(6)
@@ -47,7 +48,7 @@ def send_kernel(dest, source, flag, out, HOW: tl.constexpr, N: tl.constexpr):
 
 def arrived(how: str) -> bool:
     """The script of a rank: whether all it should get had come when it was told."""
-    group = triton_dist.initialize_distributed()
+    group = resolve(triton_dist.initialize_distributed())
     dest, source = (triton_dist.create_symm_tensor((N,), torch.float32, name=name) for name in ("dest", "source"))
     flag = triton_dist.create_symm_tensor((1,), torch.int64, name="flag")
     source.copy_(torch.arange(N) + group.rank)
@@ -103,7 +104,7 @@ def test_collectives_follow_each_other(mode):
     world, turns = 3, 7
 
     def script():
-        rank = triton_dist.initialize_distributed().rank
+        rank = triton_dist.initialize_distributed().rank()
         dest = triton_dist.create_symm_tensor((turns * N,), torch.float32)
         source = triton_dist.create_symm_tensor((N,), torch.float32)
         source.fill_(rank)
@@ -197,7 +198,7 @@ def test_a_plain_triton_kernel_may_not_call():
 
 def test_the_checker_knows_that_collectives_are_ordered():
     def script():
-        group = triton_dist.initialize_distributed()
+        group = resolve(triton_dist.initialize_distributed())
         dest = triton_dist.create_symm_tensor((3 * N * group.size,), torch.float32)
         source = triton_dist.create_symm_tensor((N,), torch.float32)
         gather_kernel[(1,)](dest, source, 3, N=N)

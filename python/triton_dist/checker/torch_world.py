@@ -116,7 +116,8 @@ def broadcast_object_list(object_list: list, src: Any = None, group: Any = None,
 
 def new_group(ranks: Any = None, *_: Any, **__: Any) -> Any:
     world = state().world
-    return world.new_group(range(world.size) if ranks is None else ranks) or dist.GroupMember.NON_GROUP_MEMBER
+    made = world.new_group(range(world.size) if ranks is None else ranks)
+    return dist.GroupMember.NON_GROUP_MEMBER if made is None else made.held
 
 
 _VIRTUAL: dict[str, Callable] = {
@@ -178,4 +179,4 @@ class _Groups(SimpleNamespace):
 
     @property
     def WORLD(self) -> Any:
-        return state().world
+        return None if state().world is None else state().world.held

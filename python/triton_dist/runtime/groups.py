@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Groups of ranks, seen the same way whether torch.distributed, an emulated world or a lone process is behind them."""
 from abc import ABC, abstractmethod
+from functools import cached_property
 from threading import get_ident
 from typing import Any, Callable
 
@@ -24,6 +25,11 @@ class Group(ABC):
     def key(self) -> tuple:
         """Identity of the group, equal on all members. Groups of the same ranks share workspaces."""
         return self.world_ranks
+
+    @cached_property
+    def held(self) -> "HeldGroup":
+        """What users hold of it where it is none of torch's."""
+        return HeldGroup(self)
 
     @property
     def nodes(self) -> tuple:
@@ -94,6 +100,31 @@ class Group(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank {self.rank} of {self.size}, world ranks {list(self.world_ranks)})"
+
+
+class HeldGroup:
+    """What users hold of a group where torch.distributed has none: in a world of one, and in emulated ones of one process.
+
+    It has those methods of torch's ProcessGroup that ask for no communication, and works as `group=` of every op.
+    """
+
+    def __init__(self, members: Group):
+        self.members = members
+
+    def rank(self) -> int:
+        """This rank's index within the group."""
+        return self.members.rank
+
+    def size(self) -> int:
+        """Number of members."""
+        return self.members.size
+
+    def name(self) -> str:
+        """What ProcessGroup.name() gives for another backend."""
+        return "triton_dist"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank {self.rank()} of {self.size()}, world ranks {list(self.members.world_ranks)})"
 
 
 class SoloGroup(Group):
@@ -180,7 +211,7 @@ class TorchGroup(Group):
 def resolve(group: Any = None) -> Group:
     """The Group behind what a user passes as `group=`.
 
-    Accepts None (the world), a Group, a torch ProcessGroup, or a one-dimensional DeviceMesh.
+    Accepts None (the world), a Group or what users hold of it, a torch ProcessGroup, or a one-dimensional DeviceMesh.
     Raises InvalidArgument for anything else and for a group that this rank is not in.
     """
     me = state()
@@ -191,6 +222,8 @@ def resolve(group: Any = None) -> Group:
         threads.take_turn()
     if group is None:
         return world
+    if isinstance(group, HeldGroup):
+        group = group.members
     if isinstance(group, Group):
         return _present(group, world)
     import torch.distributed as dist

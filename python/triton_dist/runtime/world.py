@@ -32,8 +32,8 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
 
     Binds this process to its device, makes the default process group unless there is one, and reserves the symmetric
     heap, unless `initialize_shmem` is False: then a later call does. Idempotent. `seed` seeds torch with seed + rank.
-    Returns torch's default process group where there is one, otherwise the group of this (emulated or lone) world: either
-    works as `group=`. Raises InvalidArgument where ranks ask for different heaps or nodes, for nodes that do not fit the
+    Returns torch's default process group where there is one, otherwise a HeldGroup of this (emulated or lone) world: both
+    have `rank()` and `size()`, and work as `group=`. Raises InvalidArgument where ranks ask for different heaps or nodes, for nodes that do not fit the
     world, and for more than 64 ranks.
     """
     me = state()
@@ -52,7 +52,7 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
     if isinstance(me.world, TorchGroup):
         import torch.distributed as dist
         return dist.group.WORLD
-    return me.world
+    return me.world.held
 
 
 def _join(me: RankState) -> None:

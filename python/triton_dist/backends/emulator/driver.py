@@ -6,6 +6,7 @@ Triton's own front end still checks and specialises each kernel, down to its fir
 launcher that hands the Python function and its arguments to the engine. Other targets compile as ever.
 """
 import time
+from types import ModuleType
 from typing import Any, Callable, Optional, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.backends.nvidia.compiler import CUDABackend
 
-from triton_dist.backends.emulator import frontend
+from triton_dist.backends.emulator import device_interface, frontend
 from triton_dist.backends.emulator.backend import machine
 from triton_dist.backends.emulator.launching import perform
 from triton_dist.language import shmem_abi
@@ -76,28 +77,6 @@ class _Utils:
         pass
 
 
-class _Clock:
-    """torch.cuda.Event(enable_timing=True) on the host's clock."""
-
-    def __init__(self, enable_timing: bool = False):
-        self._at = 0.0
-
-    def record(self, stream: Any = None) -> None:
-        self._at = time.perf_counter()
-
-    def elapsed_time(self, end: "_Clock") -> float:
-        return (end._at - self._at) * 1e3
-
-
-class _Interface:
-    """The part of torch.cuda that triton.testing uses."""
-    Event = _Clock
-
-    @staticmethod
-    def synchronize() -> None:
-        machine().device().synchronize()
-
-
 class EmulatorDriver(DriverBase):
     """Triton's active driver while the emulator is the backend."""
 
@@ -126,8 +105,8 @@ class EmulatorDriver(DriverBase):
     def map_python_to_cpp_type(self, ty: str) -> str:
         raise UnsupportedFeature("the emulator has no C++ launcher: compile for a GPU target instead")
 
-    def get_device_interface(self) -> type:
-        return _Interface
+    def get_device_interface(self) -> ModuleType:
+        return device_interface
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         return torch.empty(1, dtype=torch.int32)     # there is no cache to flush
