@@ -28,6 +28,6 @@ def take_turn() -> None:
             raise UnsupportedFeature(f"two threads of this process call ops at the same time: {frame.f_code.co_name} has "
                                      "not returned in the other; let one thread at a time call ops, say under a lock")
         frame = frame.f_back
-    handed_over, me.thread = me.thread != 0, here
-    if handed_over:
+    if me.thread:
         backend().enter_thread()
+    me.thread = here

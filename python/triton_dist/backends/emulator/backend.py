@@ -47,6 +47,9 @@ class EmulatorBackend(Backend):
     def set_device(self, local_rank: int) -> None:
         pass
 
+    def enter_thread(self) -> None:
+        machine()                                    # refuses a thread while another one runs kernels
+
     def num_sms(self) -> int:
         return machine().scheduler.num_sms
 
