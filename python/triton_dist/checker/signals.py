@@ -7,6 +7,7 @@ other rank. A relaxed store publishes what a fence before it published, and the 
 acquire fence (protocol rule 5).
 """
 import copy
+import ctypes
 from collections import deque
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional, Sequence
@@ -19,6 +20,7 @@ from triton_dist.checker.clocks import SEEN, Thread, joined
 from triton_dist.checker.shadow import Event
 
 LEVELS = {None: 0, "cta": 1, "gpu": 2, "sys": 3}
+_WORDS = {4: ctypes.c_int32, 8: ctypes.c_int64}
 _HISTORY = 16            # states of a flag that are remembered
 _MOST_FLAGS = 64         # flags of one access; a block of more is data
 _CHAIN = 8               # updates after a store that are kept apart, at least
@@ -32,6 +34,12 @@ class Release:
         self.far, self.near, self.level, self.rank, self.cta = far, near, level, thread.rank, thread.cta
         self.sem, self.stack, self.event, self.segment = sem, event.stack, event, segment
 
+    def includes(self, other: "Release") -> bool:
+        """Whether an earlier release, of the same thread, has published nothing that this one does not."""
+        thread = self.event.thread
+        return (other.event.thread is thread and other.sem == self.sem and other.level == self.level
+                and other.far[0, thread.tid] <= self.far[0, thread.tid])
+
     def joined(self, later: "Release") -> "Release":
         """One release that publishes what both do, for what is said of it the later one."""
         made = copy.copy(later)
@@ -40,15 +48,20 @@ class Release:
         return made
 
 
-def _folded(chain: list) -> list:
-    """The releases of a signal. Now and then old ones of one rank, order and scope become one that publishes what all did."""
-    if len(chain) % _CHAIN:
-        return chain
+def _updated(chain: list, made: Release) -> list:
+    """The releases of a signal after an update, which goes on with those before it.
+
+    One that publishes all that an earlier one does stands for both. Where many threads update, old releases of one rank, order
+    and scope become one that publishes what all of them did.
+    """
+    left = [release for release in chain if not made.includes(release)]
+    if len(left) < _CHAIN or len(left) % _CHAIN:
+        return [*left, made]
     kept: dict = {}
-    for release in chain[:-1]:
+    for release in left:
         key = release.rank, release.sem, release.level
         kept[key] = kept[key].joined(release) if key in kept else release
-    return [*kept.values(), chain[-1]]
+    return [*kept.values(), made]
 
 
 class Signals:
@@ -113,11 +126,14 @@ class Signals:
 
     def _note_before(self, addresses: Sequence[int], size: int) -> None:
         """What the flags hold, just before they are stored to."""
-        if len(addresses) > _MOST_FLAGS or size not in (4, 8):
+        if len(addresses) > _MOST_FLAGS or size not in _WORDS:
             return
-        peek = self.detector.scheduler.machine.memory.peek
+        word = _WORDS[size]
         for at in addresses:
-            self._before.setdefault(at, deque(maxlen=_HISTORY)).append((peek(at, 8 * size), self._last.get(at, ())))
+            history = self._before.get(at)
+            if history is None:
+                history = self._before[at] = deque(maxlen=_HISTORY)
+            history.append((word.from_address(at).value, self._last.get(at, ())))
 
     def drop(self, start: int, end: int) -> None:
         """What lay in [start, end) is gone, or has been set by the host."""
@@ -193,7 +209,7 @@ class Signals:
             self._heard.difference_update(addresses)
             for at in addresses:
                 before = self._last.get(at) if kind == "atomic" else None
-                self._last[at] = [*_folded(before), made] if before else [made]
+                self._last[at] = _updated(before, made) if before else [made]
 
     @staticmethod
     def _fenced(thread: Thread, level: int) -> np.ndarray:
