@@ -15,12 +15,7 @@ def under_way(thread: Thread, earlier: Event) -> Optional[tuple]:
         return None
     name = moving.name.split(" of ")[0]
     if moving.phase is False:                        # not of SHMEM
-        if not (earlier.write and name.startswith("TMA store")):
-            return None
-        return ("the TMA store is still under way: nobody has waited for what it writes",
-                "put flush_tma_stores() (cp.async.bulk.wait_group 0 and a proxy fence) between the TMA store and the "
-                "release, in "
-                "the program or partition that has issued it")
+        return _tma_store(earlier) if name.startswith("TMA store") else None
     calls = {what for what, clk, _ in issuer.orders if clk >= moving.after_issue[1]}
     if moving.phase is None:
         fenced = "; fence() orders puts and signals and waits for no get" if "fence" in calls else ""
@@ -29,6 +24,16 @@ def under_way(thread: Thread, earlier: Event) -> Optional[tuple]:
     if not earlier.write:
         return (f"{name} may still read its source", "call quiet() before the source is written again")
     return _put(thread, issuer, moving, name, calls)
+
+
+def _tma_store(earlier: Event) -> tuple:
+    if earlier.write:
+        return ("the TMA store is still under way: nobody has waited for what it writes",
+                "put flush_tma_stores() (cp.async.bulk.wait_group 0 and a proxy fence) between the TMA store and the "
+                "release, in the program or partition that has issued it")
+    return ("the TMA store may still read its buffer",
+            "put tma.store_wait(0) between the TMA store and the next store to the buffer, in the program or partition "
+            "that has issued it")
 
 
 def _put(thread: Thread, issuer: Thread, moving: Thread, name: str, calls: set) -> tuple:

@@ -14,7 +14,7 @@ def who(event: Any) -> str:
     kind = {"async": "copy ", "host": "host script", "stream": ""}.get(event.kind, f"{event.kind} ")
     name = "" if event.kind == "host" else event.name
     inside = f" of {event.cta.kernel}{event.cta.pid}" if (
-        event.cta is not None and event.kind in ("partition", "async") and " of " not in event.name) else ""
+        event.cta is not None and event.kind in ("partition", "async") and event.cta.kernel not in event.name) else ""
     doing = f" ({event.what})" if event.what else ""
     return f"rank {event.rank}, {kind}{name}{inside}{doing}"
 
