@@ -188,6 +188,14 @@ class Thread:
         self.events.clear()
         self._set_own()
 
+    def tick(self) -> None:
+        """A new moment of its one thread, or of the block where there is no other."""
+        if not self.split:
+            return self.step()
+        self.head_clk += 1
+        self.events.clear()
+        self._set_own()
+
     def advance(self) -> None:
         """A new moment of the block and of its one thread: what comes from now on is after what has been handed to another."""
         self.step()
@@ -212,9 +220,7 @@ class Thread:
         out = self.C[KNOWS:SEEN + 1:SEEN].copy()
         if self.split and not self.together:
             out[0, self.tid] = self.fenced
-            self.head_clk += 1
-            self.events.clear()
-            self._set_own()
+            self.tick()
         else:
             self.together = False
             self.advance()

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Sequence
 
 from triton_dist.backends.emulator.memory import Segment
 from triton_dist.checker import sites, words
-from triton_dist.checker.clocks import KNOWS, Thread, covers
+from triton_dist.checker.clocks import SEEN, Thread, covers
 
 _REMEMBERED = 16         # waits of a thread
 
@@ -25,8 +25,8 @@ class Passed:
         self.tid, self.clk = thread.head, thread.head_clk if thread.split else thread.clk
 
     def known_to(self, thread: Thread) -> bool:
-        """Whether a thread acts after this wait."""
-        return self.tid in (thread.tid, thread.head) or covers(thread.C[KNOWS], self.tid, self.clk)
+        """Whether a thread acts after this wait. It may know so by a signal of any kind: no data need be visible for it."""
+        return self.tid in (thread.tid, thread.head) or covers(thread.C[SEEN], self.tid, self.clk)
 
 
 class Waits:
@@ -39,6 +39,8 @@ class Waits:
                releases: Sequence[Any]) -> None:
         """The wait of a thread has passed by a value, which came from the last of `releases`."""
         stack = sites.kernel_stack() or thread.stack
+        if cmp == "eq":
+            thread.tick()                    # what has been sent before does not tell of this wait
         made = Passed(thread, stack, segment, address, bits, value, releases[-1] if releases else None)
         thread.passed.append(made)
         del thread.passed[:-_REMEMBERED]
