@@ -66,13 +66,24 @@ other_triton() {  # other_triton VERSION: puts that Triton before the environmen
     export PYTHONPATH="$folder:$PYTHONPATH"
 }
 
+_command() {  # puts `triton-dist` of this checkout beside the interpreter of .venv
+    local command="$TRITON_DIST_ROOT/.venv/bin/triton-dist"
+    [ -x "$command" ] || [ ! -w "${command%/*}" ] && return
+    printf '%s\n' "#!$TRITON_DIST_ROOT/.venv/bin/python" "import os, sys" \
+        'python = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "python")' \
+        'sys.path[0] = python = os.path.realpath(python)' \
+        'os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [python, os.environ.get("PYTHONPATH")]))' \
+        "from triton_dist.cli.main import main" "main()" >"$command.$$" &&
+        chmod 755 "$command.$$" && mv "$command.$$" "$command"
+}
+
 _make_venv() {
     local venv="$TRITON_DIST_ROOT/.venv" base want pins marker
     want="torch numpy greenlet click${TRITON_DIST_DEV:+ pytest pytest-xdist hypothesis matplotlib rich sphinx myst-parser}"
     pins="$TRITON_DIST_ROOT/scripts/constraints.txt"
     marker="$venv/.ready-$( { cat "$pins"; echo "$want"; } | cksum | cut -d' ' -f1)"
     PYTHON="$venv/bin/python"
-    [ -e "$marker" ] && return
+    [ -e "$marker" ] && _command && return
     base="$(_python3)"
     (
         flock 9                                     # a second launch waits for the first one's install
@@ -89,6 +100,7 @@ _make_venv() {
             touch "$marker"
     ) 9>"$TRITON_DIST_ROOT/.venv.lock"
     [ -e "$marker" ] || { echo "triton_dist: could not prepare .venv, see above" >&2; return 1; }
+    _command
 }
 
 if [ -n "${TRITON_DIST_PYTHON:-}" ]; then

@@ -7,6 +7,7 @@ from typing import Callable
 
 import torch
 
+from triton_dist.runtime.console import printable
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.streams import device, synchronize
 from triton_dist.runtime.world import finalize_distributed, initialize_distributed
@@ -140,5 +141,5 @@ def gemm_script(description: str, op: Callable, inputs: Callable, check: Callabl
         print(f"{op.__name__} M={args.m} N={args.n} K={args.k} {str(args.dtype).removeprefix('torch.')} on {group.size} x "
               f"{device().type}: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in times.items())
               + f", relative error {error:.1e}")
-        print("✅ Triton and Torch match")
+        print(printable("✅ Triton and Torch match"))
     finalize_distributed()

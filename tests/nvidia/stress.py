@@ -27,6 +27,7 @@ from stress_cases import OPS, Case, emulator_cases, gpu_cases, make, placed
 import triton_dist
 from triton_dist.bench.host import commit, device_name
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.console import printable
 from triton_dist.runtime.groups import Group, TorchGroup, resolve
 from triton_dist.runtime.state import state
 from triton_dist.testing import random_tensor
@@ -258,7 +259,8 @@ def main() -> None:
         raise SystemExit(1)
     if args.memcheck:
         if world.rank == 0:
-            print(f"{len(cases)} kinds of calls on {world.size} x {device_name()} match float64\n✅ memcheck calls passed")
+            print(f"{len(cases)} kinds of calls on {world.size} x {device_name()} match float64")
+            print(printable("✅ memcheck calls passed"))
         triton_dist.finalize_distributed()
         return
     collective = Collective(world)
@@ -290,7 +292,7 @@ def main() -> None:
     if wrong:
         raise SystemExit(1)
     if world.rank == 0:
-        print("✅ stress passed", flush=True)
+        print(printable("✅ stress passed"), flush=True)
     triton_dist.finalize_distributed()
 
 

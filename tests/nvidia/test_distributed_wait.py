@@ -17,6 +17,7 @@ import triton.language as tl
 import triton_dist
 import triton_dist.language as dl
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.console import printable
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import side_stream
 from triton_dist.testing import assert_matches, milliseconds, poisoned, random_tensor
@@ -137,7 +138,7 @@ def main() -> None:
     if group.rank == 0:
         print(f"{args.case}: M={m} N={n} K={k} float16 on {group.size} x {triton_dist.device().type}, relative error "
               f"{error:.1e}{text}")
-        print("✅ Triton and Torch match")
+        print(printable("✅ Triton and Torch match"))
     triton_dist.finalize_distributed()
 
 

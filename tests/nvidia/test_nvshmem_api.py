@@ -4,8 +4,7 @@
 
     bash launch.sh test_nvshmem_api.py [--functions putmem_block,signal_op]
 
-On GPUs it runs on the NVSHMEM heap (TRITON_DIST_HEAP=nvshmem, which it sets itself), elsewhere by the emulator's twins. Each
-rank sends to the next one or gets from it; a function passes where every rank finds what it should, three times over.
+On GPUs it runs on the NVSHMEM heap, elsewhere by the emulator's twins. Each rank sends to the next one or gets from it.
 """
 import argparse
 import os
@@ -15,6 +14,7 @@ import triton.language as tl
 
 import triton_dist
 from triton_dist.language.extra import libshmem_device as shmem
+from triton_dist.runtime.console import printable
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor
 
@@ -369,7 +369,7 @@ def main() -> None:
         failed += not all(answers)
         if group.rank == 0:
             wrong = [rank for rank, right in enumerate(answers) if not right]
-            print(f"{'✅' if not wrong else '❌'} {name}" + (f": wrong on ranks {wrong}" if wrong else ""), flush=True)
+            print(printable(f"{'❌' if wrong else '✅'} {name}" + f": wrong on ranks {wrong}" * bool(wrong)), flush=True)
     if group.rank == 0:
         print(f"{len(names) - failed} of {len(names)} pass on {group.size} x {triton_dist.device().type}")
     triton_dist.finalize_distributed()

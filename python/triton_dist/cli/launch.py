@@ -1,18 +1,21 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The launcher behind launch.sh: finds a script, picks GPUs or the emulator, and hands over to torchrun.
+"""The launcher, launch.sh and `triton-dist launch`: finds a script, picks GPUs or the emulator, and hands over to torchrun.
 
 Run by path, with the standard library only, so that it starts at once.
 """
 import difflib
+import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[3]        # of a checkout; installed, it holds none of the folders below
+PACKAGES = Path(__file__).resolve().parents[2]    # from where triton_dist is imported
 _SEARCHED = ("tests", "tutorials", "benchmarks")
 _EMULATED_RANKS = 4
 _MAX_WORLD = 64                                  # runtime.context.MAX_WORLD, which this file does not import
@@ -41,19 +44,21 @@ class Command:
     script_args: list
     options: dict
     torchrun: list = field(default_factory=list)
+    given: set = field(default_factory=set)         # options that were not taken from the environment
 
 
 def parse(argv: list, environ: dict) -> Command:
     """Splits launcher options, torchrun options, the script and the script's arguments."""
     options = {name: environ[variable] for name, variable in _OWN.items() if variable and environ.get(variable)}
     torchrun: list = []
+    given: set = set()
     rest = list(argv)
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
             script = find_script(word, options.get("vendor", "nvidia"))
             if script is not None:
-                return Command(script, rest, options, torchrun)
+                return Command(script, rest, options, torchrun, given)
             if torchrun and torchrun[-1].startswith("--") and "=" not in torchrun[-1]:
                 torchrun.append(word)           # the value of a torchrun option
                 continue
@@ -73,6 +78,7 @@ def parse(argv: list, environ: dict) -> Command:
                 raise UsageError(f"--{name} needs a value")
             value = rest.pop(0)
         options[name] = value
+        given.add(name)
         if name == "vendor" and value not in ("nvidia", "amd"):
             raise UsageError(f"--vendor: expected nvidia or amd, found {value!r}")
     raise UsageError(f"no script given\n{USAGE}")
@@ -89,11 +95,12 @@ def misplaced(command: Command) -> str | None:
     return None
 
 
-USAGE = """usage: bash launch.sh [--nproc_per_node N] [--nnodes N] [--node_rank R] [--master_addr A] [--master_port P]
+USAGE = """usage: bash launch.sh (or triton-dist launch) [--nproc_per_node N] [--nnodes N] [--node_rank R] [--master_addr A] [--master_port P]
                       [torchrun options] SCRIPT [ARGS...]
        bash launch.sh --check [--nproc_per_node N] [options of triton-dist check] SCRIPT [ARGS...]
 SCRIPT is a path, or the bare name of a file under tests/, tutorials/ or benchmarks/.
-Each option may come from the environment: NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT.
+Each option may come from the environment: NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT (the last
+two count where there are several nodes: one node needs no address).
 TRITON_DIST_BACKEND=emulator (or TRITON_INTERPRET=1) runs emulated ranks on a machine that has GPUs."""
 
 
@@ -101,7 +108,7 @@ def find_script(word: str, vendor: str) -> Path | None:
     """The file behind a path or a bare name; with several of one name, the vendor's own."""
     names = [word] if word.endswith(".py") else [word, word + ".py"]
     for name in names:
-        for base in (Path.cwd(), ROOT):
+        for base in (_here(), ROOT):
             if (base / name).is_file():
                 return (base / name).resolve()
     if "/" in word:
@@ -112,6 +119,13 @@ def find_script(word: str, vendor: str) -> Path | None:
         raise UsageError(f"{word!r} is the name of several scripts; give a path: "
                          + ", ".join(str(path.relative_to(ROOT)) for path in found))
     return (own or found or [None])[0]
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory has been deleted; cd to another one") from None
 
 
 def _suggest(word: str) -> str:
@@ -143,13 +157,12 @@ def wants_emulator(environ: dict, gpus: int) -> bool:
     return environ.get("TRITON_INTERPRET", "0") not in ("", "0") or gpus == 0
 
 
-def plan(command: Command, environ: dict) -> tuple[list, dict]:
-    """(torchrun's command line, the environment for it). Sets no variable that the user has set."""
+def plan(command: Command, environ: dict, name: str = "launch.sh") -> tuple[list, dict]:
+    """(torchrun's command line, the environment for it). Sets no variable that the user has set. `name`: for its last line."""
     env = dict(environ)
     gpus = count_gpus(environ)
     if wants_emulator(environ, gpus):
         env.setdefault("TRITON_DIST_BACKEND", "emulator")
-        env.setdefault("OMP_NUM_THREADS", "1")
         ranks = _EMULATED_RANKS
     elif gpus or "nproc_per_node" in command.options or command.options.get("check"):
         ranks = gpus
@@ -157,21 +170,21 @@ def plan(command: Command, environ: dict) -> tuple[list, dict]:
         raise UsageError(f"TRITON_DIST_BACKEND={environ.get('TRITON_DIST_BACKEND')}: no GPU is visible; leave it out for "
                          "emulated ranks, or name --nproc_per_node")
     env.setdefault("PYTHONUNBUFFERED", "1")
-    path = str(ROOT / "python")
+    env.setdefault("OMP_NUM_THREADS", "1")          # as torchrun would set it, with a warning
+    path = str(PACKAGES)
     if path not in env.get("PYTHONPATH", "").split(os.pathsep):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
     options = command.options
     if options.get("check"):                    # emulated ranks of one process, whatever the machine has
         env["TRITON_DIST_BACKEND"] = "emulator"
-        env.setdefault("OMP_NUM_THREADS", "1")
         words = [f"--nproc_per_node={_number(options, 'nproc_per_node', _EMULATED_RANKS)}", *command.torchrun]
         return [sys.executable, "-m", "triton_dist.checker", *words, str(command.script), *command.script_args], env
     per_node, nodes = _number(options, "nproc_per_node", ranks), _number(options, "nnodes", 1)
     if per_node * nodes > _MAX_WORLD:
         raise UsageError(f"--nproc_per_node times --nnodes: expected at most {_MAX_WORLD} ranks, found {per_node * nodes}")
-    argv = [sys.executable, str(Path(__file__).with_name("torchrun.py")),
+    argv = [sys.executable, str(Path(__file__).with_name("torchrun.py")), name,
             f"--nproc-per-node={per_node}"]
-    if nodes > 1 or "master_addr" in options or "master_port" in options:
+    if nodes > 1 or command.given & {"master_addr", "master_port"}:       # else a stale MASTER_ADDR would be waited for
         node, port = _number(options, "node_rank", 0, least=0), _number(options, "master_port", 29500)
         if node >= nodes:
             raise UsageError(f"--node_rank: expected a number below --nnodes={nodes}, found {node}")
@@ -185,6 +198,23 @@ def plan(command: Command, environ: dict) -> tuple[list, dict]:
     return argv + command.torchrun + ["--", str(command.script), *command.script_args], env
 
 
+def obstacle(command: Command, environ: dict) -> str | None:
+    """Why ranks that are started now would fail, in a line that says what to do; None where nothing is in the way."""
+    spec = importlib.util.spec_from_file_location("_folders", PACKAGES / "triton_dist" / "runtime" / "folders.py")
+    folders = importlib.util.module_from_spec(spec)         # by path: the package itself would import torch
+    spec.loader.exec_module(folders)
+    wrong = folders.unwritable(environ, environ.get("TRITON_DIST_BACKEND") == "emulator")
+    if wrong:
+        return "; ".join(wrong)
+    address = command.options.get("master_addr")
+    if address and (_number(command.options, "nnodes", 1) > 1 or "master_addr" in command.given):
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            return f"--master_addr (MASTER_ADDR): cannot find the host {address!r} ({error.strerror}); name the first node"
+    return None
+
+
 def _number(options: dict, name: str, default: int, least: int = 1) -> int:
     text = str(options.get(name, default))
     if not text.isdecimal() or int(text) < least:
@@ -196,7 +226,8 @@ def start_tool(name: str, words: list, ranks: int | None) -> int:
     """Replaces this process by torchrun with `python -m triton_dist.NAME` on every rank; returns only on a usage error."""
     options = {} if ranks is None else {"nproc_per_node": str(ranks)}
     try:
-        torchrun, environment = plan(Command(Path(f"triton_dist.{name}"), words, options, torchrun=["-m"]), dict(os.environ))
+        torchrun, environment = plan(Command(Path(f"triton_dist.{name}"), words, options, torchrun=["-m"]), dict(os.environ),
+                                     f"triton-dist {name}")
     except UsageError as error:
         print(f"triton-dist {name}: {error}", file=sys.stderr)
         return 2
@@ -204,20 +235,23 @@ def start_tool(name: str, words: list, ranks: int | None) -> int:
     os.execve(torchrun[0], torchrun, environment)
 
 
-def main(argv: list) -> int:
-    """Replaces this process by torchrun; returns only on a usage error."""
+def main(argv: list, name: str = "launch.sh") -> int:
+    """Replaces this process by torchrun; returns only on a usage error. `name`: what the user has called."""
     try:
         parsed = parse(argv, dict(os.environ))
-        command, environment = plan(parsed, dict(os.environ))
+        command, environment = plan(parsed, dict(os.environ), name)
+        wrong = obstacle(parsed, environment)
+        if wrong is not None:
+            raise UsageError(wrong)
     except HelpRequested:
         print(USAGE)
         return 0
     except UsageError as error:
-        print(f"launch.sh: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
     note = misplaced(parsed)
     if note is not None:
-        print(f"launch.sh: note: {note}", file=sys.stderr, flush=True)
+        print(f"{name}: note: {note}", file=sys.stderr, flush=True)
     os.execve(command[0], command, environment)
 
 

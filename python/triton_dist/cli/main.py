@@ -18,6 +18,13 @@ def main() -> None:
     # The tool parses its own words: ranks under torchrun read the same command line, on machines without click.
     @tools.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
     @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def launch(words: tuple) -> None:
+        """Run a script on every GPU of this machine, or on emulated ranks where there is none; as launch.sh does."""
+        from triton_dist.cli.launch import main as run
+        sys.exit(run(list(words), "triton-dist launch"))
+
+    @tools.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
     def bench(words: tuple) -> None:
         """Time an op beside its baselines; judge results, or make pictures and pages of them."""
         from triton_dist.bench.command import main as run
@@ -44,4 +51,11 @@ def main() -> None:
         from triton_dist.checker.command import main as run
         sys.exit(run(list(words)))
 
-    tools(prog_name="triton-dist")
+    try:
+        sys.exit(tools.main(prog_name="triton-dist", standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("triton-dist: interrupted", file=sys.stderr)
+        sys.exit(130)

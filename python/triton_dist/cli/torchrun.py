@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: MIT
 """torchrun that ends in one line: a rank that fails has said why, and a traceback of the launcher's own adds nothing.
 
-Run by path with torchrun's arguments, so that it imports torch only.
+Run by path with the name of the command that it ends for and torchrun's arguments, so that it imports torch only.
 """
 import logging
+import os
 import signal
 import sys
-
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main as torchrun
 
 
 def verdict(rank: int, exitcode: int) -> tuple[int, str]:
@@ -23,17 +21,47 @@ def verdict(rank: int, exitcode: int) -> tuple[int, str]:
     return 128 - exitcode, f"rank {rank} was ended by {name}"
 
 
-def main() -> int:
-    """Runs torchrun on this process's arguments; the exit status is that of the rank that failed first."""
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+def run() -> tuple[int, str]:
+    """Runs torchrun on this process's arguments: (exit status, what to say; nothing where all went well)."""
+    try:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import get_args_parser, main as torchrun
+    except KeyboardInterrupt:
+        return 130, "interrupted"
+    interrupted = []
+
+    def end(*_: object) -> None:
+        """Ctrl-C ends ranks as a termination does: by SIGINT each of them would print where it was."""
+        interrupted.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:           # as in a background job
+        if "--signals-to-handle" in get_args_parser().format_help():
+            sys.argv.insert(1, "--signals-to-handle=SIGTERM,SIGHUP,SIGQUIT")
+        signal.signal(signal.SIGINT, end)
+    for name in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
         torchrun()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        status, words = verdict(rank, failure.exitcode)
-        print(f"launch.sh: {words}", file=sys.stderr, flush=True)
-        return status
-    return 0
+        return verdict(rank, failure.exitcode)
+    except KeyboardInterrupt:
+        return 130, "interrupted"
+    except SignalException as error:                    # torchrun has ended the ranks
+        if interrupted or error.sigval == signal.SIGINT:
+            return 130, "interrupted"
+        return 128 + error.sigval, f"ended by {signal.Signals(error.sigval).name}"
+    return 0, ""
+
+
+def main() -> int:
+    """The exit status is that of the rank that failed first, or 130 after Ctrl-C."""
+    name = sys.argv.pop(1)
+    status, words = run()
+    if words:
+        print(f"{name}: {words}", file=sys.stderr, flush=True)
+    return status
 
 
 if __name__ == "__main__":

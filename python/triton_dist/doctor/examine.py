@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The examination: every section guarded, so that what fails is a line of the report and not its end."""
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Mapping
@@ -8,6 +9,8 @@ from typing import Callable, Mapping
 from triton_dist.doctor import software, variables
 from triton_dist.doctor.report import BAD, NOTE, OK, Finding, Report
 from triton_dist.runtime.backend import device_nodes
+from triton_dist.runtime.console import printable
+from triton_dist.runtime.folders import own_cache, triton_cache, unwritable
 
 Trial = Callable[..., dict]
 _DRIVER = ("install the vendor's driver, or show the devices to this container (docker: --gpus all; ROCm: --device /dev/kfd "
@@ -35,7 +38,8 @@ def _examine(report: Report, environ: Mapping[str, str], trial: Trial, early: Ca
                  lambda: software.package("matplotlib", "pictures of benchmarks", "bench")):
         guarded(report, "versions", look)
     guarded(report, "GPUs", lambda: _gpus(report, environ, early))
-    guarded(report, "symmetric heap, tried", lambda: _heap(report, trial, early))
+    guarded(report, "symmetric heap, tried", lambda: _heap(report, trial, early, unwritable(environ, emulated)))
+    guarded(report, "shell", lambda: shell(environ, emulated))
     guarded(report, "variables that are set", lambda: variables.examine(environ))
 
 
@@ -99,18 +103,36 @@ def _links(topology: str) -> dict:
     return {(i, j): row[j] for i, row in rows.items() for j in range(min(len(rows), len(row))) if row[j] != "X"}
 
 
-def _heap(report: Report, trial: Trial, early: Callable[[str], dict]) -> list[Finding]:
+def shell(environ: Mapping[str, str], emulated: bool) -> list[Finding]:
+    """Where a command is started: folders that are written to, the working directory, the terminal."""
     lines = []
+    for line in unwritable(environ, emulated):
+        problem, remedy = line.split("; ", 1)
+        lines.append(Finding("caches", problem, BAD, remedy))
+    if not lines:
+        lines.append(Finding("caches", f"{triton_cache(environ)}, {own_cache(environ)}"))
+    try:
+        lines.append(Finding("working directory", os.getcwd()))
+    except FileNotFoundError:
+        lines.append(Finding("working directory", "it has been deleted", BAD, "cd to another one"))
+    signs = printable("✅")
+    lines.append(Finding("terminal", f"prints {signs}" if signs else "cannot print signs beyond its encoding; they are left out",
+                         OK if signs else NOTE))
+    return lines
+
+
+def _heap(report: Report, trial: Trial, early: Callable[[str], dict], caches: list) -> list[Finding]:
+    lines, no_cache = [], "; ".join(caches)
     if report.backend != "emulator":
         count = max(1, len(report.peers) - 1)
         found = trial("world", ranks=count, TRITON_DIST_BACKEND=report.backend, TRITON_DIST_WAIT_TIMEOUT="20")
         what = f"{count} ranks map each other's memory, a kernel on each stores, notifies and waits"
         lines.append(_tried("p2p" if count > 1 else "one GPU", what, found, True,
-                            "GPUs of one host with peer access are needed: see the matrix above; in containers also "
+                            no_cache or "GPUs of one host with peer access are needed: see the matrix above; in containers also "
                             "--ipc=host and NVLink or PCIe without ACS"))
     emulated = report.backend == "emulator"
     lines.append(_tried("emulator", "2 ranks map each other's memory, a kernel on each stores, notifies and waits",
-                        early("emulator"), emulated, "pip install 'triton_dist[emulator]'"))
+                        early("emulator"), emulated, no_cache or "pip install 'triton_dist[emulator]'"))
     heaps = {name: early(name) for name in ("memfd", "file")}
     works = any("error" not in found for found in heaps.values())
     lines += [_tried(f"  by {name}", "shared between 2 processes", found, emulated and not works,

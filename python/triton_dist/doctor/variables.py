@@ -98,4 +98,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
     missing = [name for name in _LAUNCHER if not environ.get(name)]
     if "RANK" in environ and missing:
         found.append(Finding("RANK", f"set without {', '.join(missing)}", BAD, "unset RANK, or start with launch.sh or torchrun"))
+    if "RANK" not in environ and environ.get("MASTER_ADDR"):
+        found.append(Finding("MASTER_ADDR", f"{environ['MASTER_ADDR']}, without a launcher's RANK: on one node launch.sh does "
+                             "not use it", NOTE))
     return found or [Finding("none is set", "", NOTE)]

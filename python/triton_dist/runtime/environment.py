@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.folders import own_cache
 
 
 def number(name: str, default: float, least: float = -math.inf, kind: Callable = float) -> float:
@@ -79,7 +80,7 @@ def debug() -> bool:
 
 def cache_dir() -> Path:
     """TRITON_DIST_CACHE_DIR, or ~/.triton_dist."""
-    return Path(os.environ.get("TRITON_DIST_CACHE_DIR") or Path.home() / ".triton_dist")
+    return own_cache(os.environ)
 
 
 def autotune() -> str:

@@ -15,6 +15,7 @@ import torch
 
 from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.console import whole_lines
 from triton_dist.runtime.context import MAX_WORLD, Context
 from triton_dist.runtime.environment import heap_size, nodes, number, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, describe
@@ -64,6 +65,7 @@ def _join(me: RankState) -> None:
         if "RANK" not in os.environ:
             me.world = SoloGroup()
             return
+        whole_lines()
         device, (store, rank, size) = backend().device(), _rendezvous()
         own = dist.PrefixStore(f"triton_dist/{next(_worlds)}", store)       # an earlier world's addresses are in the store
         dist.init_process_group(backend().torch_backend(), store=own, rank=rank, world_size=size, timeout=_TIMEOUT,
