@@ -95,10 +95,10 @@ def misplaced(command: Command) -> str | None:
     return None
 
 
-USAGE = """usage: bash launch.sh (or triton-dist launch) [--nproc_per_node N] [--nnodes N] [--node_rank R] [--master_addr A] [--master_port P]
+USAGE = """usage: bash launch.sh [--nproc_per_node N] [--nnodes N] [--node_rank R] [--master_addr A] [--master_port P]
                       [torchrun options] SCRIPT [ARGS...]
        bash launch.sh --check [--nproc_per_node N] [options of triton-dist check] SCRIPT [ARGS...]
-SCRIPT is a path, or the bare name of a file under tests/, tutorials/ or benchmarks/.
+`triton-dist launch` is the same. SCRIPT is a path, or the bare name of a file under tests/, tutorials/ or benchmarks/.
 Each option may come from the environment: NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT (the last
 two count where there are several nodes: one node needs no address).
 TRITON_DIST_BACKEND=emulator (or TRITON_INTERPRET=1) runs emulated ranks on a machine that has GPUs."""
