@@ -108,6 +108,37 @@ def gemm_wait_in_loop(a, b, c, flag, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl
 
 
 @jit
+def descriptor_in_loop(a, b, out, flags, N, B: tl.constexpr, WHEN: tl.constexpr):
+    """A product over a loop, in which a descriptor is tied to a wait: in every turn, in the first one, or never."""
+    left = tl.make_tensor_descriptor(a, [N, B], [B, 1], [64, B])
+    right = tl.make_tensor_descriptor(b, [N, B], [B, 1], [64, B])
+    acc = tl.zeros((64, 64), tl.float32)
+    for i in range(0, N // 64):
+        if WHEN == "every turn":
+            left = dl.consume_token(left, dl.wait(flags + i, 1, "sys", "acquire"))
+        elif WHEN == "first turn":
+            if i == 0:
+                left = dl.consume_token(left, dl.wait(flags, 1, "sys", "acquire"))
+        acc = tl.dot(left.load([i * 64, 0]), right.load([i * 64, 0]), acc)
+    o = tl.arange(0, 64)
+    tl.store(out + o[:, None] * 64 + o[None, :], acc)
+
+
+@jit
+def block_pointer_in_loop(a, b, out, flags, N, B: tl.constexpr, WHEN: tl.constexpr):
+    """The same with a block pointer, tied in every turn; b is not used."""
+    left = tl.make_block_ptr(a, (N, B), (B, 1), (0, 0), (64, B), (1, 0))
+    acc = tl.zeros((64, 64), tl.float32)
+    for i in range(0, N // 64):
+        left = dl.consume_token(left, dl.wait(flags + i, 1, "sys", "acquire"))
+        tile = tl.load(left)
+        acc = tl.dot(tile, tile, acc)
+        left = tl.advance(left, (64, 0))
+    o = tl.arange(0, 64)
+    tl.store(out + o[:, None] * 64 + o[None, :], acc)
+
+
+@jit
 def descriptor_after_wait(x, flag, out, M, N, BLOCK: tl.constexpr):
     """A tensor descriptor tied to a wait, used for a load and a store."""
     source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [BLOCK, BLOCK])

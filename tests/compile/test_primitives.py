@@ -107,7 +107,7 @@ def test_gemm_with_a_wait_uses_the_matrix_units(compiled, kernel, target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_descriptor_is_tied_through_its_coordinates(compiled, target):
+def test_a_descriptor_is_used_after_the_wait_that_it_is_tied_to(compiled, target):
     kernel = compiled(kernels.descriptor_after_wait, dict(x="*fp16", flag="*i32", out="*fp16", M="i32", N="i32",
                                                           BLOCK="constexpr"), dict(BLOCK=64), target,
                       divisible=("x", "out", "M", "N"))
@@ -117,6 +117,33 @@ def test_descriptor_is_tied_through_its_coordinates(compiled, target):
         position(lines, r"cp\.async\.bulk\.tensor\S*global\.shared")
     else:
         position(lines, r"ld\.global\.v4|(buffer|global)_load_dwordx", position(lines, r"fence\.acq|buffer_inv"))
+
+
+LOADS = r"cp\.async\.bulk\.tensor\S*shared|cp\.async\.c|ld\.global\.(v4|b128)|(buffer|global)_load_dwordx"
+LOOP = dict(a="*fp16", b="*fp16", out="*fp32", flags="*i32", N="i32", B="constexpr", WHEN="constexpr")
+
+
+@pytest.mark.parametrize("when", ["every turn", "first turn"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_a_descriptor_keeps_its_type_in_a_loop_and_is_loaded_after_the_wait(compiled, target, when):
+    """Stock pipelining would load for the first turns before the loop."""
+    kernel = compiled(kernels.descriptor_in_loop, LOOP, dict(B=64, WHEN=when), target)
+    lines = instructions(kernel)
+    assert position(lines, r"fence\.acq|buffer_inv") < position(lines, LOADS)
+    free = instructions(compiled(kernels.descriptor_in_loop, LOOP, dict(B=64, WHEN="never"), target))
+    position(free, LOADS)
+
+
+@pytest.mark.skipif(PLAIN_RELEASE, reason="this Triton has no block pointers")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_a_block_pointer_keeps_its_type_in_a_loop_and_is_loaded_after_each_wait(compiled, target):
+    """The loop is still pipelined: its first turns' waits stand before it, each ahead of its own loads."""
+    lines = instructions(compiled(kernels.block_pointer_in_loop, {**LOOP, "WHEN": "constexpr"}, dict(B=64, WHEN=""), target))
+    waits = [i for i, line in enumerate(lines) if re.search(r"fence\.acq|buffer_inv", line)]
+    loads = [i for i, line in enumerate(lines) if re.search(LOADS, line)]
+    assert waits[0] < loads[0] and (len(waits) >= 2 or target in HIP)
+    for before, after in zip(waits, waits[1:]):
+        assert any(before < load < after for load in loads)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
@@ -191,11 +218,6 @@ def bad_fence(SEMANTIC: tl.constexpr, SCOPE: tl.constexpr):
 
 
 @jit
-def bad_consume(x):
-    dl.consume_token(tl.make_block_ptr(x, [64], [1], [0], [64], [0]), 0)
-
-
-@jit
 def bad_narrow(x):
     dl.consume_token(tl.load(x), 0)
 
@@ -216,7 +238,6 @@ def bad_packet(x):
     (bad_notify, dict(flag="*i32"), dict(SIG_OP="set", COMM_SCOPE="sys"), "comm_scope must be one of 'gpu'"),
     (bad_notify, dict(flag="*fp16"), dict(SIG_OP="set", COMM_SCOPE="gpu"), "32 or 64-bit integers"),
     (bad_fence, {}, dict(SEMANTIC="sc", SCOPE="gpu"), "semantic must be one of"),
-    (bad_consume, dict(x="*fp16"), {}, "lock pointers"),                # Triton 3.9 has none
     (bad_narrow, dict(x="*fp8e5"), {}, "fp8e5 is not supported"),
     (bad_packet, dict(x="*i32"), {}, "64-bit integers"),
 ])

@@ -113,12 +113,6 @@ def fence(SEM: tl.constexpr, SCOPE: tl.constexpr):
 
 
 @jit
-def tie_block_pointer(ptr, BLOCK: tl.constexpr):
-    block = tl.make_block_ptr(ptr, (BLOCK,), (1,), (0,), (BLOCK,), (0,))
-    tl.load(dl.consume_token(block, dl.wait(ptr, 0, "sys", "acquire", 1)))
-
-
-@jit
 def tie_float8(ptr):
     dl.consume_token(tl.load(ptr).to(tl.float32).to(tl.float8e5), 0)
 
@@ -214,8 +208,6 @@ DEVICE = [
     ("symm_at rank: a fraction", on(store_at, flags, 1.5), "symm_delta", "found fp32", "convert it"),
     ("fence semantic", on(fence, "relaxed", "sys"), "semantic", "got 'relaxed'", "'acquire', 'release', 'acq_rel'"),
     ("fence scope", on(fence, "acquire", "cluster"), "scope", "got 'cluster'", "'gpu', 'sys'"),
-    ("consume_token: a block pointer", on(tie_block_pointer, flags, BLOCK=4), "tie_block_pointer", "lock pointers",
-     "tensor descriptor"),
     ("consume_token: fp8", on(tie_float8, floats), "consume_token", "fp8e5", "tie the pointer"),
     ("consume_token: a name", on(tie_name, flags, "x"), "consume_token", "str", "cannot tie"),
     ("ll_store: 32-bit packets", on(packets, flags, flags, True), "ll_store", "got pointer<int32>", "64-bit integers"),
@@ -226,7 +218,6 @@ DEVICE = [
     ("ll_load_pair: 32-bit packets", on(pairs, flags, flags, False), "ll_load_pair", "got pointer<int32>", "64-bit integers"),
     ("ll_load: 32-bit packets", on(packets, flags, flags, False), "ll_load", "got pointer<int32>", "64-bit integers"),
     ("team: a number", on(team, flags), "team_size", "got", "expected a pointer"),
-    ("plain triton.jit", on(plain, flags), "wait", "plain triton.jit", "@triton_dist.jit"),
 ]
 DEVICE = [(*row, CompilationError) for row in DEVICE]
 AT_RUN_TIME = [
@@ -235,6 +226,7 @@ AT_RUN_TIME = [
      "create_symm_tensor", DeviceFault),
     ("symm_at: a peer's address", on(store_at, lambda: triton_dist.peer_tensor(flags(), other()), other), "symm_at", "of rank",
      "create_symm_tensor", DeviceFault),
+    ("plain triton.jit", on(plain, flags), "plain", "plain triton.jit", "@triton_dist.jit", InvalidArgument),
     ("outside a kernel", lambda: dl.fence(), "fence", "inside a kernel", "only", RuntimeError),
     ("a kernel without a grid", lambda: copy(torch.ones(8), torch.ones(8), 8, 8), "@triton.jit'd", "outside",
      "kernel", RuntimeError),

@@ -247,6 +247,30 @@ def test_consume_token_of_pointers_values_and_descriptors(world):
     assert out.tolist() == [*(2 * x).tolist(), *x.tolist()]
 
 
+@jit
+def _ties_in_a_loop(x, flags, out, N: tl.constexpr, B: tl.constexpr, BLOCK_POINTERS: tl.constexpr):
+    desc = tl.make_tensor_descriptor(x, [N], [1], [B])
+    for i in range(0, N // B):
+        if i == 0:
+            desc = dl.consume_token(desc, dl.wait(flags, 1, "sys", "acquire"))
+        tl.store(out + i * B + tl.arange(0, B), desc.load([i * B]))
+    if BLOCK_POINTERS:
+        block = tl.make_block_ptr(x, (N,), (1,), (0,), (B,), (0,))
+        for i in range(0, N // B):
+            if i == 0:
+                block = dl.consume_token(block, dl.wait(flags, 1, "sys", "acquire"))
+            tl.store(out + N + i * B + tl.arange(0, B), tl.load(block))
+            block = tl.advance(block, (B,))
+
+
+def test_consume_token_keeps_the_type_of_descriptors_and_block_pointers(world):
+    x, out, old = torch.arange(64.0), torch.zeros(128), not hasattr(tl, "atomic_store")
+    flags = world.view(0, 0, 1)
+    flags[0] = 1
+    launch(_ties_in_a_loop, 1, x, flags, out, 64, 16, old)
+    assert out.tolist() == x.tolist() + (x.tolist() if old else [0.0] * 64)
+
+
 @triton.jit
 def _plain(out):
     tl.store(out, dl.rank())

@@ -67,24 +67,29 @@ def notify_scope(ptr, signal, sig_op, comm_scope):
 
 @constexpr_function
 def kind(value):
-    """How consume_token ties `value`: "add", "narrow", "float" or "descriptor"."""
-    if hasattr(value, "block_shape"):
-        return "descriptor"
+    """How consume_token ties `value`: "add", "narrow", "float", "block pointer", "descriptor" or "gluon descriptor"."""
     dtype = getattr(value, "dtype", None)
+    if hasattr(value, "block_shape") and not (hasattr(dtype, "is_ptr") and dtype.is_ptr()):
+        return "descriptor" if getattr(value, "layout", None) is None else "gluon descriptor"
     if dtype is None:
         if isinstance(value, int):
             return "add"
         raise TypeError(f"consume_token: cannot tie a {type(value).__name__} to a token")
     if dtype.is_ptr():
         if dtype.element_ty.is_block():
-            raise TypeError("consume_token: block pointers are not supported; tie the base pointer before "
-                            "make_block_ptr, or use a tensor descriptor")
+            return "block pointer"
         return "add"
     if dtype.is_floating():
         if dtype.primitive_bitwidth < 16:
             raise TypeError(f"consume_token: {dtype} is not supported; tie the pointer it is loaded from")
         return "float"
     return "add" if dtype.primitive_bitwidth >= 32 else "narrow"
+
+
+@constexpr_function
+def block_rank(pointer):
+    """Dimensions of what a block pointer points to."""
+    return len(pointer.type.element_ty.shape)
 
 
 @constexpr_function

@@ -2,11 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Addresses of peers, the data dependence on a wait, and packets that carry their own flag."""
 import triton.language as tl
-from triton.language import core
-from triton.runtime.jit import constexpr_function
 
 from triton_dist.language._call import helper, primitive
-from triton_dist.language._check import can_hint, choice, element_shift, int_like, kind, pointee_bits
+from triton_dist.language._check import block_rank, can_hint, choice, element_shift, int_like, kind, pointee_bits
 from triton_dist.language.abi import FENCE_SEMANTICS, SCOPES
 
 
@@ -85,15 +83,24 @@ def consume_token(value, token):
     """`value`, unchanged, but data dependent on `token` (the result of `wait`).
 
     The compiler's pipeliner hoists loads by data dependence alone, so a load that must follow a wait in a loop has to
-    use something that went through here: its pointer, a tensor of pointers, an integer coordinate, or a tensor
-    descriptor (the result offers load, store, gather and scatter). Floating-point values of 16 bits or more work too.
-    Free at run time but for an add; alignment and contiguity of `value` are kept."""
+    use something that went through here: its pointer, a tensor of pointers, a block pointer, an integer coordinate, or a
+    tensor descriptor. Floating-point values of 16 bits or more work too. The result has the type of `value`.
+    Free at run time but for an add; alignment and contiguity of `value` are kept.
+
+    A tensor descriptor holds nothing that could depend on a token. There it is a CTA barrier that keeps later loads
+    after the wait, and the loop that holds it is not pipelined. In a pipelined loop tie a coordinate instead:
+    `descriptor.load([dl.consume_token(row, token), column])`. Gluon has no pipeliner, and there nothing is done."""
     how: tl.constexpr = kind(value)
     zero = _zero_after(token)
     if can_hint(token):
         zero = tl.multiple_of(zero, 256)
     if how == "descriptor":
-        tied = TiedDescriptor(value, zero)
+        tl.debug_barrier()
+        tied = value
+    elif how == "gluon descriptor":
+        tied = value
+    elif how == "block pointer":
+        tied = tl.advance(value, [zero] * block_rank(value))
     elif how == "float":
         word: tl.constexpr = int_like(value)
         tied = (value.to(word, bitcast=True) + zero.to(word)).to(value.dtype, bitcast=True)
@@ -102,38 +109,6 @@ def consume_token(value, token):
     else:
         tied = value + zero
     return tied
-
-
-@core._aggregate
-class TiedDescriptor:
-    """A tensor descriptor whose accesses depend on a token, through their coordinates. Made by consume_token."""
-    descriptor: core.tensor_descriptor_base
-    zero: core.tensor
-
-    @constexpr_function
-    def __init__(self, descriptor, zero):
-        self.descriptor = descriptor
-        self.zero = zero
-
-    @helper
-    def load(self, offsets):
-        """The block at `offsets`, as the descriptor's load."""
-        return self.descriptor.load([offset + self.zero for offset in offsets])
-
-    @helper
-    def store(self, offsets, value):
-        """Stores `value` at `offsets`, as the descriptor's store."""
-        self.descriptor.store([offset + self.zero for offset in offsets], value)
-
-    @helper
-    def gather(self, x_offsets, y_offset):
-        """Rows `x_offsets` from column `y_offset`, as the descriptor's gather."""
-        return self.descriptor.gather(x_offsets + self.zero, y_offset + self.zero)
-
-    @helper
-    def scatter(self, value, x_offsets, y_offset):
-        """Stores rows of `value`, as the descriptor's scatter."""
-        self.descriptor.scatter(value, x_offsets + self.zero, y_offset + self.zero)
 
 
 @helper
