@@ -14,17 +14,19 @@ _check_versions()              # first: under a Triton that is too old the rest 
 from triton_dist.runtime.errors import TritonDistError
 from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, peer_tensor
 from triton_dist.runtime.jit import jit
+from triton_dist.runtime.memory_summary import memory_summary
 from triton_dist.runtime.shmem_teams import shmem_team
 from triton_dist.runtime.streams import current_stream, device, new_stream, synchronize, use_stream
 from triton_dist.runtime.triton_driver import offer as _offer_driver
+from triton_dist.runtime.workspace import reset
 from triton_dist.runtime.world import finalize_distributed, initialize_distributed
 
 __version__ = "0.1.0"
 
 __all__ = [
     "TritonDistError", "create_symm_tensor", "current_stream", "device", "finalize_distributed", "free_symm_tensor",
-    "initialize_distributed", "jit", "new_stream", "peer_tensor", "shmem_team", "synchronize",
-    "use_stream",
+    "initialize_distributed", "jit", "memory_summary", "new_stream", "peer_tensor", "reset", "shmem_team",
+    "synchronize", "use_stream",
 ]
 
 _offer_driver()

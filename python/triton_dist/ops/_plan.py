@@ -57,7 +57,7 @@ def planned(op: str, group: Group, key: tuple, check: Callable[[], dict], make: 
         except (HangError, CollectiveMismatch, OutOfHeap):      # of all ranks
             raise
         except BaseException as error:
-            withdraw(group, agreed, error)
+            withdraw(group, op, error)
             raise
         if len(plans) >= _MAX_PLANS:
             plans.clear()
@@ -117,6 +117,24 @@ class Plan:
         return False
 
 
+    def retired(self) -> "Plan":
+        """What is kept of a plan whose buffers have moved: nothing that refers to them."""
+        return Retired(self)
+
+
+class Retired(Plan):
+    """In place of a plan whose buffers have moved, until it is made again."""
+
+    def __init__(self, plan: Plan):
+        self.agreed, self.captured, self.out_shape = plan.agreed, plan.captured, plan.out_shape
+
+    def moved(self) -> bool:
+        return True
+
+    def retired(self) -> Plan:
+        return self
+
+
 class Unfused(Plan):
     """Runs anywhere. Made inside graph capture, which may be why it was chosen, it holds there only."""
 
@@ -161,7 +179,7 @@ class OnWorkspace(Plan):
             args = self.args(*tensors)      # may copy, so it may fail
             self.space.call()
         except BaseException as error:
-            withdraw(group, self.agreed, error)
+            withdraw(group, self.space.kind, error)
             raise
         try:
             self.launch(*args)
@@ -220,15 +238,15 @@ def same_call(group: Group, what: Any, refused: bool = False) -> None:
         _note_refused(key)
 
 
-def withdraw(group: Group, agreed: dict, error: BaseException) -> None:
-    """The last call on `group` ends by `error` before this rank has sent anything: like one that it refuses.
+def withdraw(group: Group, what: str, error: BaseException) -> None:
+    """The last call on `group`, of `what`, ends by `error` before this rank has sent anything: like one that it refuses.
 
     So nothing is poisoned. Where all ranks have failed alike they go on. Where not, the next call says so, or a peer does
     that waits.
     """
     try:
         backend().note_withdrawn(group, state().calls[group.key][0],
-                                 f"{agreed['op']}, ended before it began by {describe(error)}")
+                                 f"{what}, ended before it began by {describe(error)}")
     finally:
         _note_refused(group.key)
 

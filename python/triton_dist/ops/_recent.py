@@ -67,7 +67,7 @@ class Known:
         try:
             return self._new_out()
         except BaseException as error:
-            _plan.withdraw(self.group, self.plan.agreed, error)
+            _plan.withdraw(self.group, self.plan.agreed["op"], error)
             raise
 
     def learn(self, given: tuple, outputs: list) -> None:

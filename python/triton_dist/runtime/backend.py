@@ -102,6 +102,14 @@ class Arena(ABC):
     def view(self, rank: int) -> Any:
         """torch.uint8 tensor [nbytes] over the slab of world rank `rank`; error where base is 0."""
 
+    def own(self, rank: int, offset: int, nbytes: int, gone: Callable[[], None]) -> Any:
+        """torch.uint8 tensor over `nbytes` at `offset` of the own slab, that of world rank `rank`.
+
+        Where the tensor has a storage of its own, `gone` is called once no tensor refers to it any more, from any thread. An
+        arena that cannot tell never calls it.
+        """
+        return self.view(rank)[offset:offset + nbytes]
+
     def cut(self, ranks: Container[int]) -> None:
         """Loads and stores reach the slabs of these world ranks only, from now on."""
         self.bases = [base if rank in ranks else 0 for rank, base in enumerate(self.bases)]
@@ -198,6 +206,9 @@ class Backend(ABC):
     @abstractmethod
     def is_capturing(self) -> bool:
         """True inside graph capture."""
+
+    def capturing_graph(self) -> Any:
+        """The graph that is being captured, as an object that lives as long as the graph; None where it cannot be told."""
 
     def no_shmem(self) -> str | None:
         """Why kernels cannot call libshmem_device in the present world, in words; None where they can."""

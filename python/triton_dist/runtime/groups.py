@@ -240,6 +240,7 @@ def resolve(group: Any = None) -> Group:
     known = state().groups.get(id(process_group))
     if known is not None:
         return _present(known[1], world)
+    _sweep()
     try:
         resolved = TorchGroup(process_group)
     except (KeyError, ValueError) as error:
@@ -249,6 +250,28 @@ def resolve(group: Any = None) -> Group:
         resolved = world
     state().groups[id(process_group)] = (process_group, resolved)     # keeps it alive, so its id stays its own
     return resolved
+
+
+def _sweep() -> None:
+    """Forgets groups that have been destroyed. All members do so before they use another group of the same ranks."""
+    me = state()
+    for key, (_, group) in list(me.groups.items()):
+        if group is not me.world and not group.usable_in(me.world):
+            del me.groups[key]
+            if all(other.key != group.key for _, other in me.groups.values()) and group.key != me.world.key:
+                forget(group.key)
+
+
+def forget(key: tuple) -> None:
+    """Drops what calls on groups of these ranks have left. Their buffers are free once all members have dropped them."""
+    me = state()
+    me.plans = {where: plan for where, plan in me.plans.items() if where[1] != key}
+    me.recent = {what: known for what, known in me.recent.items() if known.group.key != key}
+    me.workspaces = {where: space for where, space in me.workspaces.items() if where[0] != key}
+    me.first_uses = {use for use in me.first_uses if use[0] != key}
+    me.decisions = {where: found for where, found in me.decisions.items() if where[0] != key}
+    me.teams.pop(key, None)
+    me.tables.pop(key, None)
 
 
 def _blocking(call: Callable[[], Any]) -> None:

@@ -44,6 +44,7 @@ class SymmetricHeap:
         arena.allocated(0, RESERVED, "world barrier pad", range(len(arena.bases)))
         self._free = [(RESERVED, arena.nbytes - RESERVED)]       # (offset, nbytes), by offset
         self._live: dict[int, Allocation] = {}
+        self._dropped: list[Allocation] = []                     # nothing refers to their tensors here any more
 
     def allocate(self, nbytes: int, group: groups.Group, name: str, what: str = "") -> Allocation:
         """Collective: the lowest range of `nbytes` free on every member. Raises OutOfHeap on all of them.
@@ -51,23 +52,50 @@ class SymmetricHeap:
         `what` describes the object (shape and dtype); it must be the same on every member, as `nbytes` must.
         """
         need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        answers = group.all_gather_object((what or f"{nbytes} bytes", self._free))
-        if any(other != answers[0][0] for other, _ in answers):
-            asked = dict(zip(group.world_ranks, (other for other, _ in answers)))
+        asked_for, free_lists = self.collect(group, what or f"{nbytes} bytes")
+        if any(other != asked_for[0] for other in asked_for):
+            asked = dict(zip(group.world_ranks, asked_for))
             raise CollectiveMismatch(f"{name}: ranks ask for different tensors: {asked} by rank; pass the same shape and dtype "
                                   "on all")
         gap = self.arena.gap
-        offset = _lowest_common([_apart(free, gap) for _, free in answers], need) if gap else None
+        offset = _lowest_common([_apart(free, gap) for free in free_lists], need) if gap else None
         if offset is None:
-            offset = _lowest_common([free for _, free in answers], need)
+            offset = _lowest_common(free_lists, need)
         if offset is None:
-            left = min(max((size for _, size in free), default=0) for _, free in answers)
+            left = min(max((size for _, size in free), default=0) for free in free_lists)
+            more = self.arena.nbytes + need - left
             raise OutOfHeap(f"{name}: {need} bytes needed, the largest free range is {left} of {self.arena.nbytes} bytes; "
-                            "raise TRITON_DIST_HEAP_SIZE or free symmetric tensors")
+                            f"raise TRITON_DIST_HEAP_SIZE (to {-(-more // (1 << 20))}M) or free symmetric tensors")
         self._take(offset, need)
         self._live[offset] = Allocation(offset, need, group, name)
         self.arena.allocated(offset, nbytes, name, group.world_ranks)
         return self._live[offset]
+
+    def collect(self, group: groups.Group, what: str = "") -> tuple[list, list]:
+        """Collective: frees what all members have dropped. `what` and the free ranges of every member, by index.
+
+        A member tells what it has dropped once its device has finished, so when all have told, nobody uses it.
+        """
+        dropped = [a for a in self._dropped if a.live]
+        if dropped:
+            backend().synchronize()
+        told = [(a.offset, a.nbytes, a.group.world_ranks) for a in dropped]
+        answers = group.all_gather_object((what, self._free, told))
+        gone_of = dict(zip(group.world_ranks, (set(told) for _, _, told in answers)))
+        free_lists = []
+        for rank, (_, free, told) in zip(group.world_ranks, answers):
+            common = [found for found in told if all(found in gone_of.get(peer, ()) for peer in found[2])]
+            free_lists.append(_merge(free + [found[:2] for found in common]))
+            if rank == group.world_ranks[group.rank]:
+                for offset, _, _ in common:
+                    self._give_back(self._live[offset])
+        return [what for what, _, _ in answers], free_lists
+
+    def own(self, allocation: Allocation, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """This rank's tensor over an allocation, contiguous. When nothing refers to its memory any more, it is dropped."""
+        dropped = self._dropped
+        memory = self.arena.own(state().world.rank, allocation.offset, allocation.nbytes, lambda: dropped.append(allocation))
+        return memory[:math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
 
     def release(self, allocation: Allocation, group: groups.Group | None = None) -> None:
         """Collective: returns the range once all members have stopped using it. `group`: another group of the same ranks."""
@@ -76,7 +104,12 @@ class SymmetricHeap:
                                   "create_symm_tensor returned once")
         backend().synchronize()
         (group or allocation.group).barrier()
+        self._give_back(allocation)
+
+    def _give_back(self, allocation: Allocation) -> None:
         del self._live[allocation.offset]
+        if allocation in self._dropped:
+            self._dropped.remove(allocation)
         allocation.live = False
         self.arena.freed(allocation.offset, allocation.group.world_ranks)
         self._free = _merge(self._free + [(allocation.offset, allocation.nbytes)])
@@ -95,6 +128,14 @@ class SymmetricHeap:
             raise InvalidArgument(f"rank: {elsewhere(state().nodes, state().world.rank, rank)}")
         nbytes = math.prod(shape) * dtype.itemsize
         return self.arena.view(rank)[offset:offset + nbytes].view(dtype).view(tuple(shape))
+
+    def allocations(self) -> list[Allocation]:
+        """What is allocated, by offset."""
+        return sorted(self._live.values(), key=lambda a: a.offset)
+
+    def largest_free(self) -> int:
+        """Bytes of the largest free range."""
+        return max((size for _, size in self._free), default=0)
 
     def name_of(self, address: int) -> str | None:
         """'name + byte offset' of a local heap address, for reports."""
@@ -177,7 +218,8 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
     """Collective over `group`: a zeroed tensor at the same heap offset on every member.
 
     Args: shape and dtype, equal on all members; group as for ops; name, shown in reports.
-    Returns a contiguous tensor on this rank's device. Free it with `free_symm_tensor`.
+    Returns a contiguous tensor on this rank's device. Free it with `free_symm_tensor`; or drop it and all views of it on
+    every member, then its memory is free for what its members allocate next.
     Raises OutOfHeap on every member when no common range is free.
     """
     try:
@@ -196,7 +238,7 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
                                  name or f"symmetric {str(dtype).removeprefix('torch.')}{list(shape)}",
                                  f"{str(dtype).removeprefix('torch.')}{list(shape)}")
     with ambient.clean():
-        tensor = heap().view(state().world.rank, allocation.offset, shape, dtype)
+        tensor = heap().own(allocation, shape, dtype)
         tensor.zero_()
     tensor.tdist_allocation = allocation            # what tells it from later tensors at its place, and from views
     backend().synchronize()

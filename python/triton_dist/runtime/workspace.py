@@ -7,6 +7,8 @@ which stores the epoch; and a control block in local device memory: word 0 the e
 ticket. All layers share it. A rank that starts call n knows that every peer has finished call n-2, because no op ends
 before it has acquired epoch n from every peer.
 """
+import gc
+import weakref
 from typing import Any, Callable
 
 import torch
@@ -14,7 +16,7 @@ import torch
 from triton_dist.runtime.backend import Stream, backend
 from triton_dist.runtime.context import MAX_WORLD
 from triton_dist.runtime.errors import UnsupportedFeature, WorkspacePoisoned
-from triton_dist.runtime.groups import Group
+from triton_dist.runtime.groups import Group, forget, resolve
 from triton_dist.runtime.heap import create_symm_tensor, heap
 from triton_dist.runtime.state import state
 
@@ -125,13 +127,16 @@ class Workspace:
                                      "with the largest shape before capturing")
         self.generation += 1
         if old is not None:
-            state().recent.clear()
-        if old is not None and self._may_free():
-            heap().release(old.tdist_allocation, self.group)
+            me = state()
+            me.recent.clear()
+            me.plans.update((where, plan.retired()) for where, plan in list(me.plans.items()) if plan.moved())
+        if old is not None:
+            self._give_up(old)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")
 
-    def _may_free(self) -> bool:
-        return True
+    def _give_up(self, old: torch.Tensor) -> None:
+        """Frees a buffer that a larger one replaces."""
+        heap().release(old.tdist_allocation, self.group)
 
 
 class CountedWorkspace(Workspace):
@@ -139,7 +144,8 @@ class CountedWorkspace(Workspace):
 
     `control` holds the epoch of the last call once for each program of a grid: int32 [MAX_PROGRAMS], see ops._packets. Data
     and flags alternate between halves, so flags are compared for equality and need no renewal. Eager calls, and replays of
-    captured ones, may follow each other in any order on one stream; what a captured call uses is never freed.
+    captured ones, may follow each other in any order on one stream. What captured calls use is kept as long as one of their
+    graphs lives, or for good where torch does not tell which graph is being captured.
     """
 
     control_words = MAX_PROGRAMS
@@ -147,6 +153,8 @@ class CountedWorkspace(Workspace):
     def __init__(self, group: Group, kind: str):
         super().__init__(group, kind)
         self._captured = False
+        self._graphs: weakref.WeakSet | None = weakref.WeakSet()       # None: some of them are not known
+        self._kept: list = []                   # (buffer, graphs) that a captured call used before the buffers moved
 
     def call(self) -> "CountedWorkspace":
         """One call on the current stream, or one captured on it. An error inside poisons the workspace."""
@@ -154,7 +162,7 @@ class CountedWorkspace(Workspace):
             self._check_usable()
         stream = backend().eager_stream()
         if stream is None:
-            self._captured = True           # and order between streams is that of the graph's replays
+            self._note_capture()            # and order between streams is that of the graph's replays
         elif stream is not state().last_stream:
             follow_last_op(stream)
         return self
@@ -175,8 +183,20 @@ class CountedWorkspace(Workspace):
     def _restart_at(self, epoch: int) -> None:
         self.control.fill_(epoch)
 
-    def _may_free(self) -> bool:
-        return not self._captured
+    def _note_capture(self) -> None:
+        self._captured, graph = True, backend().capturing_graph()
+        if graph is None:
+            self._graphs = None
+        elif self._graphs is not None:
+            self._graphs.add(graph)
+
+    def _give_up(self, old: torch.Tensor) -> None:
+        if not self._captured:
+            super()._give_up(old)
+            return
+        # Graphs end at other times on other ranks, so such buffers are only dropped, and freed when all have dropped them.
+        graphs = None if self._graphs is None else weakref.WeakSet(self._graphs)
+        self._kept = [(kept, of) for kept, of in [*self._kept, (old, graphs)] if of is None or len(of)]
 
 
 def workspace(group: Group, kind: str, cls: type = Workspace) -> Any:
@@ -201,6 +221,27 @@ def restart(group: Group) -> None:
             space.set_epoch(max(epochs[kind] for epochs in everyone))
         else:                               # begun by some members only: it has no symmetric memory yet
             del state().workspaces[group.key, kind]
+
+
+def reset(group: Any = None) -> None:
+    """Collective over `group`: forgets all that calls on it have left, and frees their buffers.
+
+    That are plans, workspaces with their epochs, measured times and decisions. The next calls are like first ones, also after
+    one that has failed and poisoned a workspace. Graphs that have captured ops on this group must not be replayed any more.
+
+    Args:
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+    """
+    members, me = resolve(group), state()
+    backend().synchronize()
+    members.barrier()
+    forget(members.key)
+    gc.collect()                                # plans and groups refer to each other
+    heap().collect(members)
+    count = me.calls.setdefault(members.key, [0])
+    count[0] = max(members.all_gather_object(count[0]))
+    me.refused.discard(members.key)
+    me.disagreed.discard(members.key)
 
 
 def team(group: Group) -> torch.Tensor:

@@ -6,12 +6,14 @@ Between processes a slab is a memfd that peers open through /proc; where /proc d
 that is unlinked once all have mapped it. Nothing lies in /dev/shm. Slabs of other hosts are reached by wire.py.
 """
 import contextlib
+import ctypes
 import itertools
 import mmap
 import os
 import socket
 import tempfile
-from typing import Iterator, Optional, Sequence
+import weakref
+from typing import Callable, Iterator, Optional, Sequence
 
 import torch
 
@@ -40,7 +42,7 @@ class EmulatorArena(Arena):
         self._views: Optional[list] = [None if slab is None else torch.frombuffer(slab, dtype=torch.uint8) for slab in slabs]
         self.bases = [0 if view is None else view.data_ptr() for view in self._views]
         self.homes = [address or wire.base(peer) for peer, address in enumerate(self.bases)]
-        self.local = self._views[rank]
+        self.local, self._slab = self._views[rank], slabs[rank]
         self._owned, self._segments = owned, {}      # (rank, offset) -> segment, of the objects this rank answers for
         for owner in owned:
             machine.memory.reserve(self.homes[owner], self.nbytes, f"heap of rank {owner}")
@@ -52,6 +54,12 @@ class EmulatorArena(Arena):
         if self._views[rank] is None:
             raise InvalidArgument(f"rank: {rank} is on another host, which only libshmem_device reaches")
         return self._views[rank]
+
+    def own(self, rank: int, offset: int, nbytes: int, gone: Callable[[], None]) -> torch.Tensor:
+        self.view(rank)                              # refused once the heap is closed
+        memory = (ctypes.c_char * nbytes).from_buffer(self._slab, offset)
+        weakref.finalize(memory, gone).atexit = False        # the tensor's storage refers to it, and it to the slab
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
     def team(self, ranks: Sequence[int], pad: int) -> int:
         number = next((known for known, team in self._machine.teams.items() if team[1] == pad),
@@ -78,7 +86,7 @@ class EmulatorArena(Arena):
             self._machine.memory.drop_segment(segment)
         for owner in self._owned:
             self._machine.memory.release(self.homes[owner])
-        self._views = self.local = None
+        self._views = self.local = self._slab = None
 
 
 def reserve(machine: Machine, nbytes: int, world: Group) -> EmulatorArena:

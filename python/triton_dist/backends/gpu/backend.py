@@ -154,6 +154,10 @@ class GpuBackend(Backend):
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
+    def capturing_graph(self) -> Any:
+        ask = getattr(torch.cuda.CUDAGraph, "get_currently_capturing_graph", None)       # a recent torch
+        return ask() if ask is not None and self.is_capturing() else None
+
     # -- copy engine ---------------------------------------------------------------------------------------
     def has_stream_memory_ops(self) -> bool:
         device = torch.cuda.current_device()

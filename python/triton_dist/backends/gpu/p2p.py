@@ -4,7 +4,8 @@
 
 torch.distributed._symmetric_memory is private to torch; this module is the only one that touches it.
 """
-from typing import Any
+import weakref
+from typing import Any, Callable
 
 import torch
 
@@ -12,7 +13,31 @@ from triton_dist.runtime.backend import Arena
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 
 
-class LocalArena(Arena):
+class _Memory:
+    """Device memory that torch takes for the storage of a tensor; it keeps `slab` alive, and dies with the storage."""
+
+    def __init__(self, address: int, nbytes: int, slab: Any):
+        self._slab = slab
+        self.__cuda_array_interface__ = dict(shape=(nbytes,), typestr="|u1", data=(address, False), version=2)
+
+
+class _OwnStorages(Arena):
+    """An arena whose own slab is device memory at `bases[rank]`."""
+
+    def own(self, rank: int, offset: int, nbytes: int, gone: Callable[[], None]) -> Any:
+        usual = super().own(rank, offset, nbytes, gone)
+        memory = _Memory(usual.data_ptr(), nbytes, self.local)
+        try:
+            made = torch.as_tensor(memory, device=self.local.device)
+        except (RuntimeError, TypeError, ValueError):       # a torch that cannot take such memory
+            return usual
+        if (made.data_ptr(), made.shape, made.device) != (usual.data_ptr(), usual.shape, usual.device):
+            return usual
+        weakref.finalize(memory, gone).atexit = False
+        return made
+
+
+class LocalArena(_OwnStorages):
     """The slab of a world of one: plain device memory."""
 
     def __init__(self, nbytes: int, device: torch.device):
@@ -29,7 +54,7 @@ class LocalArena(Arena):
         self.local = None
 
 
-class P2PArena(Arena):
+class P2PArena(_OwnStorages):
     """One slab a rank, allocated and exchanged by torch. Made by all ranks of the default process group together."""
 
     def __init__(self, nbytes: int, device: torch.device, rank: int):

@@ -243,7 +243,7 @@ class _Fused(_plan.OnWorkspace):
             current, side = backend().current_stream(), side_stream()
             begun = self.space.call()
         except BaseException as error:
-            _plan.withdraw(group, self.agreed, error)
+            _plan.withdraw(group, self.space.kind, error)
             raise
         with begun as epoch:
             side.wait_stream(current)

@@ -123,7 +123,7 @@ class _TwoLevel(_plan.OnWorkspace):
             x = x.contiguous()                  # may copy, so it may fail
             begun = self.space.call()
         except BaseException as error:
-            _plan.withdraw(group, self.agreed, error)
+            _plan.withdraw(group, self.space.kind, error)
             raise
         with begun as epoch:
             self.launch(*self._args(x, out, epoch))
