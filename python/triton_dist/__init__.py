@@ -11,6 +11,7 @@ from triton_dist.runtime.versions import check as _check_versions
 
 _check_versions()              # first: under a Triton that is too old the rest would fail with an error that says nothing
 
+from triton_dist.runtime.entry import entry as _entry
 from triton_dist.runtime.errors import TritonDistError
 from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, peer_tensor
 from triton_dist.runtime.jit import jit
@@ -28,5 +29,9 @@ __all__ = [
     "initialize_distributed", "jit", "memory_summary", "new_stream", "peer_tensor", "reset", "shmem_team",
     "synchronize", "use_stream",
 ]
+
+for _function in (create_symm_tensor, finalize_distributed, free_symm_tensor, initialize_distributed, memory_summary,
+                  peer_tensor, reset, shmem_team, synchronize):
+    _entry(_function)
 
 _offer_driver()

@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Overlap operators. One op, one folder: reference.py says what it computes, kernels.py how, op.py plans and dispatches."""
-from triton_dist.ops._entry import entry as _entry
 from triton_dist.ops.ag_gemm.op import ag_gemm
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
@@ -13,6 +12,7 @@ from triton_dist.ops.gemm_ar.op import gemm_ar
 from triton_dist.ops.gemm_rs.op import gemm_rs
 from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
 from triton_dist.ops.reduce_scatter.op import reduce_scatter
+from triton_dist.runtime.entry import entry as _entry
 
 __all__ = [
     "ag_gemm", "all_gather", "all_gather_2d", "all_reduce", "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev",

@@ -32,7 +32,7 @@ class Allocation:
     group: groups.Group
     name: str
     live: bool = True
-    writer: Callable[[int], int] | None = None      # byte offset of a flag -> world rank that writes it; None: not known
+    writer: Callable[[int], int | None] | None = None      # byte offset of a flag -> world rank that writes it, if known
 
 
 class SymmetricHeap:

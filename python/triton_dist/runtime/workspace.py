@@ -47,6 +47,7 @@ class Workspace:
         self.generation = 0                         # changes whenever data or flags move
         self._calls = 0
         self._poison: str | None = None
+        self._writer: Callable[[int], int] | None = None
 
     def reserve(self, half_bytes: int, num_flags: int = 0, writer: Callable[[int], int] | None = None) -> None:
         """Grows to at least this capacity. Collective over the group whenever it grows, so sizes must be agreed.
@@ -63,7 +64,8 @@ class Workspace:
             self.flags = self._renew(old, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
             self._age_flags()
         if num_flags:
-            self.flags.tdist_allocation.writer = lambda offset: self.group.world_ranks[writer(offset // 4)]
+            self._writer, here = writer, weakref.ref(self)          # the heap must not keep the workspace alive
+            self.flags.tdist_allocation.writer = lambda offset: _written_by(here(), offset // 4)
 
     def halves(self) -> list[torch.Tensor]:
         """Both halves as uint8 [half_bytes], that of even epochs first."""
@@ -221,6 +223,11 @@ def restart(group: Group) -> None:
             space.set_epoch(max(epochs[kind] for epochs in everyone))
         else:                               # begun by some members only: it has no symmetric memory yet
             del state().workspaces[group.key, kind]
+
+
+def _written_by(space: Workspace | None, flag: int) -> int | None:
+    """World rank that writes a flag of this rank."""
+    return None if space is None or space._writer is None else space.group.world_ranks[space._writer(flag)]
 
 
 def reset(group: Any = None) -> None:

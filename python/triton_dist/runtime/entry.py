@@ -1,0 +1,27 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What makes a function one that users call: an op, or one that makes or frees symmetric memory.
+
+torch.compile does not look into it: its graph breaks around the call, which runs as it does without torch.compile.
+The function is marked for that, not wrapped, so an eager call costs nothing more.
+"""
+from typing import Any, Callable
+
+from triton_dist.runtime import threads
+
+try:
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+except ImportError:                         # names of torch's own: then a call costs a look of the compiler at each frame
+    set_code_exec_strategy = None
+
+_WHY = "ops of triton_dist run as they are, between compiled graphs"
+
+
+def entry(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks `op`, a plain function, and returns it. For the graphs of torch.compile, this is the place that knows all ops."""
+    op._torchdynamo_disable = True                                          # as torch.compiler.disable does: not inlined
+    op._torchdynamo_disable_msg = _WHY
+    if set_code_exec_strategy is not None:                                  # nor compiled, with all that it calls
+        set_code_exec_strategy(op.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    threads.entries.add(op.__code__)
+    return op
