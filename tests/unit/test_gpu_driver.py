@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from triton_dist.backends.amd.driver import HipDriver
+from triton_dist.backends.gpu import backend as gpu_backend
 from triton_dist.backends.gpu import driver as gpu_driver
 from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.nvidia.driver import CudaDriver
@@ -76,6 +77,28 @@ def test_a_thread_without_a_context_is_bound_to_it_and_the_call_repeated(monkeyp
     driver = with_library(CudaDriver(), Library(cuMemcpyAsync=lambda *_: 0 if bound else 201))
     driver.copy(1, 2, 3, 4)
     assert bound == [3]
+
+
+def test_a_thread_that_takes_over_is_bound_to_the_ranks_device(monkeypatch):
+    """Torch's current device and the driver's context both begin as another one's in a new thread."""
+    def retain(context, device):
+        context._obj.value = 0xC0 + plain(device)
+
+    def get(handle, device):
+        handle._obj.value = plain(device)
+
+    library, devices = Library(cuDeviceGet=get, cuDevicePrimaryCtxRetain=retain), []
+    driver = with_library(CudaDriver(), library)
+    monkeypatch.setattr(gpu_backend.torch, "cuda", SimpleNamespace(set_device=devices.append))
+    here = SimpleNamespace(_home=2, driver=driver)
+    for _ in range(2):
+        GpuBackend.enter_thread(here)
+    assert devices == [2, 2]
+    assert [args for name, args in library.calls if name == "cuCtxSetCurrent"] == [(0xC2,)] * 2
+    assert sum(name == "cuDevicePrimaryCtxRetain" for name, _ in library.calls) == 1
+    GpuBackend.enter_thread(SimpleNamespace(_home=None, driver=driver))          # no world yet
+    assert devices == [2, 2]
+    HipDriver().bind_thread(2)                                                   # has no contexts of threads
 
 
 @pytest.mark.parametrize("driver, write, copy", [
