@@ -46,6 +46,7 @@ def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None 
     give the same bits. The others round after each step.
     In graphs: run the same call once before capture, else auto captures "unfused" and "packets" refuses. Replays and eager
     calls may follow each other in any order, all on one stream or on streams that wait for each other.
+    Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.
     Raises InvalidArgument before anything is sent.
     """
     known = _CALLS.known((method,), group, x, weight, out, bias, residual)

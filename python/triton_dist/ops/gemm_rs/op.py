@@ -37,6 +37,7 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     a hop unless hop_dtype is float32.
     In graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. Replays and
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
+    Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.
     Raises InvalidArgument before anything is sent.
     """
     known = _CALLS.known((hop_dtype, method), group, x, weight, out, bias)
