@@ -25,7 +25,8 @@ from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFe
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import ALIGNMENT, SHMEM_PADS
 
-_GAPS = 1024             # a gap between two objects takes this part of a slab: who runs out of one finds no neighbour
+# A gap between two objects takes this part of a slab, and so many bytes at most: who runs out of one finds no neighbour.
+_GAPS, _MOST_GAP = 4096, 4096
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
@@ -37,7 +38,7 @@ class EmulatorArena(Arena):
 
     def __init__(self, machine: Machine, slabs: Sequence[Optional[mmap.mmap]], owned: Sequence[int], rank: int):
         self.nbytes = len(slabs[rank])
-        self.gap = self.nbytes // _GAPS // ALIGNMENT * ALIGNMENT
+        self.gap = min(_MOST_GAP, self.nbytes // _GAPS // ALIGNMENT * ALIGNMENT)
         self._machine = machine
         self._views: Optional[list] = [None if slab is None else torch.frombuffer(slab, dtype=torch.uint8) for slab in slabs]
         self.bases = [0 if view is None else view.data_ptr() for view in self._views]
