@@ -64,7 +64,7 @@ class Memory:
         """Makes a tensor's storage accessible for as long as it lives."""
         storage = tensor.untyped_storage()
         base, nbytes = storage.data_ptr(), storage.nbytes()
-        if not nbytes or not base or base in self._reserved:
+        if not nbytes or not base or any(start <= base < end for start, (end, _) in self._reserved.items()):
             return
         found = self.at(base)
         if found is not None and base + nbytes <= found.end and (found.owner is None or found.owner() is not None):
