@@ -22,7 +22,7 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, worksp
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
 OURS = ["one_shot", "two_shot", "push"]
 SIZES = [1, 7, 64, 515, 2000]
-KINDS = {"one_shot": "packets", "two_shot": "packets", "push": "pushes in two hops"}
+KINDS = {"one_shot": "self-flagged", "two_shot": "self-flagged", "push": "pushes in two hops"}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
@@ -101,7 +101,7 @@ def test_every_copy_of_the_epoch_is_the_same_between_calls():
     """Whatever the grids were, so that a program that did not run in the last call continues from it (rule 9)."""
     def script():
         back_to_back([AR(n, "one_shot") for n in (3000, 8, 900)])
-        copies = workspace(resolve(), "packets").control
+        copies = workspace(resolve(), "self-flagged").control
         assert copies.tolist() == [3] * MAX_PROGRAMS
     run_ranks(script, 2)
 
@@ -124,9 +124,9 @@ def test_capture_uses_what_has_run_before_and_keeps_its_memory():
         back_to_back([ran])
         with capturing():
             back_to_back([ran, ran, ran])
-        before = workspace(resolve(), "packets").data
-        back_to_back([AR(9000, "one_shot")])
-        assert workspace(resolve(), "packets").data is not before
+        before = workspace(resolve(), "self-flagged").data
+        back_to_back([AR(40000, "one_shot")])
+        assert workspace(resolve(), "self-flagged").data is not before
         assert before.tdist_allocation.live, "a captured graph still stores there"
         back_to_back([ran])
     run_ranks(script, 2)
@@ -135,8 +135,8 @@ def test_capture_uses_what_has_run_before_and_keeps_its_memory():
 def test_without_capture_outgrown_memory_is_freed():
     def script():
         back_to_back([AR(300, "one_shot")])
-        before = workspace(resolve(), "packets").data
-        back_to_back([AR(9000, "one_shot")])
+        before = workspace(resolve(), "self-flagged").data
+        back_to_back([AR(40000, "one_shot")])
         assert not before.tdist_allocation.live
     run_ranks(script, 2)
 
@@ -147,9 +147,9 @@ def test_capture_of_what_has_not_run_is_nccl_or_an_error():
             back_to_back([AR(300, "auto")])
             with pytest.raises(InvalidArgument, match="'two_shot' is not possible here: it has not run with these arguments"):
                 all_reduce(torch.ones(300), method="two_shot")
-        assert (resolve().key, "packets") not in state().workspaces
+        assert (resolve().key, "self-flagged") not in state().workspaces
         back_to_back([AR(300, "auto"), AR(300, "auto")])
-        assert workspace(resolve(), "packets").calls_begun() == 2
+        assert workspace(resolve(), "self-flagged").calls_begun() == 2
     run_ranks(script, 2)
 
 

@@ -101,7 +101,7 @@ def test_two_groups_and_two_streams(method):
 @pytest.mark.parametrize("method", OURS)
 def test_epochs_pass_the_wrap_and_zero(method, start):
     calls, growing = [ARN(9, 40, method), ARN(1, 70, method)], [ARN(16, 64 * (i + 1), method) for i in range(5)]
-    run_ranks(lambda: past_the_wrap_and_zero(calls, growing, "packets", start), 3, mode="late")
+    run_ranks(lambda: past_the_wrap_and_zero(calls, growing, "self-flagged", start), 3, mode="late")
 
 
 def test_the_second_call_allocates_nothing_symmetric():
@@ -175,9 +175,9 @@ def test_capture_uses_what_has_run_before_and_keeps_its_memory(method):
         back_to_back([ran])
         with capturing():
             back_to_back([ran, ran, ran])
-        data = workspace(resolve(), "packets").data
+        data = workspace(resolve(), "self-flagged").data
         back_to_back([ARN(64, 600, method)])
-        assert workspace(resolve(), "packets").data is not data
+        assert workspace(resolve(), "self-flagged").data is not data
         assert data.tdist_allocation.live, "a captured graph still stores there"
         back_to_back([ran])
     run_ranks(script, 2)
@@ -189,9 +189,9 @@ def test_capture_of_what_has_not_run_is_unfused_or_an_error():
             back_to_back([ARN(9, 40, "auto")])
             with pytest.raises(InvalidArgument, match="'one_shot' is not possible here: .*; use 'auto' or 'unfused'"):
                 all_reduce_rmsnorm(torch.ones(4, 8), torch.ones(8), method="one_shot")
-        assert (resolve().key, "packets") not in state().workspaces
+        assert (resolve().key, "self-flagged") not in state().workspaces
         back_to_back([ARN(9, 40, "auto"), ARN(9, 40, "auto")])
-        assert workspace(resolve(), "packets").calls_begun() == 2
+        assert workspace(resolve(), "self-flagged").calls_begun() == 2
     run_ranks(script, 2)
 
 

@@ -35,7 +35,7 @@ class CheckedMemory(Memory):
         detector.accesses += 1
         shadow = segment.__dict__.get("shadow") or self._shadow(segment)
         write, level = kind != "load", LEVELS[scope] if sem is not None else 0
-        event = self._event(thread, write, level, shape == (), size, sem == "packet")
+        event = self._event(thread, write, level, shape == (), size, sem)
         if thread.stale:
             self._check_stale(thread, event, address if shape is not None else int(address.min()), segment)
         if shape is None:
@@ -50,6 +50,8 @@ class CheckedMemory(Memory):
             detector.links[(thread.rank, segment.rank) if write else (segment.rank, thread.rank)] += nbytes
 
         self._touch(thread, event, segment, shadow, address, block, index)
+        if sem == "emptied":
+            return                           # it tells nobody anything
         if level:
             self.signals.access(thread, kind, segment, address.tolist() if shape is None else (address, ), sem, level, event)
         elif segment.__dict__.get("signalled"):
@@ -137,15 +139,16 @@ class CheckedMemory(Memory):
         error.stack = self.detector.thread().stack       # of a copy: where it was put on its stream
         return error
 
-    def _event(self, thread: Thread, write: bool, level: int, scalar: bool, size: int, packet: bool) -> Event:
+    def _event(self, thread: Thread, write: bool, level: int, scalar: bool, size: int, sem: Optional[str]) -> Event:
         stack = sites.kernel_stack() if thread.kind in ("program", "partition") else thread.stack
+        packet = sem if sem in ("packet", "emptied") else None
         key = write, level, scalar, id(stack), size, packet
         event = thread.events.get(key)
         if event is None:
             own = (thread.head, thread.head_clk) if scalar and thread.split else (
                 thread.tid, thread.clk + (write and thread.kind == "async"))
             event = thread.events[key] = Event(thread, *own, write, level, stack)
-            event.size, event.packet = size, packet
+            event.size, event.packet, event.emptied = size, packet is not None, packet == "emptied"
         return event
 
     def _conflict(self, thread: Thread, earlier: Event, event: Event, segment: Segment, shadow: Shadow, address: Any,
@@ -153,6 +156,8 @@ class CheckedMemory(Memory):
         detector = self.detector
         row = GLOBAL if thread.kind == "async" and earlier.write and not event.strong else KNOWS
         signals = earlier.strong and event.strong
+        if event.emptied and earlier.packet and earlier.write and not earlier.emptied:
+            return False                     # the taker has seen what that store brought
         if signals and (self._atomic_together(earlier, event) or earlier.cta is event.cta is not None):
             return False
         if detector.covered(thread, earlier, row) and (

@@ -99,6 +99,9 @@ class Inquest:
                 elif actor.waiting.cmp in ("eq", "ge"):
                     memory.poke(self._key(actor), int(actor.waiting.wanted))
                     self.scheduler.wake(self._key(actor))
+                elif actor.waiting.cmp == "ne":
+                    memory.poke(self._key(actor), 1)
+                    self.scheduler.wake(self._key(actor))
             before = self.scheduler.turns
             self._run_on()
             moved = self.scheduler.turns > before

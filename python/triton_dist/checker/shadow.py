@@ -17,13 +17,14 @@ _GRAIN = 4
 class Event:
     """Accesses of one thread at one moment by one statement. `strong`: 0 for plain ones, else the scope's level, 1 to 3."""
     __slots__ = ("tid", "clk", "write", "strong", "thread", "stack", "head_clk", "rank", "name", "cta", "kind", "following",
-                 "what", "size", "packet")
+                 "what", "size", "packet", "emptied")
 
     def __init__(self, thread: Any, tid: int, clk: int, write: bool, strong: int, stack: tuple):
         self.tid, self.clk, self.write, self.strong, self.stack = tid, clk, write, strong, stack
         self.thread, self.head_clk = thread, thread.head_clk
         self.rank, self.name, self.cta, self.kind, self.what = thread.rank, thread.name, thread.cta, thread.kind, thread.what
-        self.size, self.packet = 0, False        # bytes of a word; whether the word carries data and flag (LL)
+        self.size = 0                            # bytes of a word
+        self.packet = self.emptied = False       # whether the word carries data and flag; whether it is taken by this store
         self.following: dict = {}        # state -> the state after this event
 
 

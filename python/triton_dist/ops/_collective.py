@@ -9,19 +9,22 @@ from triton_dist.ops import _check, _plan
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
+from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, SelfFlaggedWorkspace, workspace
 
 KIB, MIB = 1 << 10, 1 << 20
 WORD = 8                                # bytes of data in a pair of packets, which takes twice as many
 REDUCTIONS = ("sum", "avg", "max", "min")
+SELF_FLAGGED = _check.DTYPES            # dtypes of which a word of zeros can be marked: all are reduced in fp32
 REDUCED = (*_check.DTYPES, torch.float64, torch.int32, torch.int64)         # dtypes that kernels reduce
+VECTOR = 16                             # bytes of data in a self-flagged store
+MOST_EACH = 4                           # vectors that a thread holds at a time
 MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; addresses of packets fit int32
 
 # What "auto" takes, by op and by number of ranks (the next larger one listed): (up to how many bytes of tensor, method); above
 # the last, the group's own collective. Measured on 4 and 2 H200 up to 256 MiB (all_reduce 128); larger worlds are extrapolated.
 STEPS = {
     "all_reduce": {
-        2: ((256 * KIB, "one_shot"), (512 * KIB, "two_shot"), (256 * MIB, "push")),
+        2: ((2 * MIB, "one_shot"), (16 * MIB, "two_shot"), (256 * MIB, "push")),
         4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot"), (256 * MIB, "push")),
         64: ((32 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
     },
@@ -29,7 +32,7 @@ STEPS = {
     "reduce_scatter": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
     "all_to_all_single": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
     "all_to_all_vdev": {64: ((1 << 62, "push"),)},
-    "all_reduce_rmsnorm": {2: ((2 * MIB, "two_shot"),), 64: ((1 * MIB, "two_shot"),)},      # one_shot norms each row on all ranks
+    "all_reduce_rmsnorm": {2: ((16 * MIB, "one_shot"),), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))},
 }
 
 
@@ -78,6 +81,27 @@ def whole_words(n: int, *tensors: torch.Tensor) -> bool:
     return all(t.data_ptr() % WORD == 0 and n * t.element_size() % WORD == 0 for t in tensors)
 
 
+def vectors(n: int, dtype: torch.dtype) -> int:
+    """Vectors that `n` elements take."""
+    return -(-n * dtype.itemsize // VECTOR)
+
+
+def whole_vectors(n: int, *tensors: torch.Tensor) -> bool:
+    """Whether rows of `n` elements of contiguous tensors consist of whole vectors at multiples of their size."""
+    return all(t.data_ptr() % VECTOR == 0 and n * t.element_size() % VECTOR == 0 for t in tensors)
+
+
+def self_flagged(group: Group, count: int) -> tuple[CountedWorkspace, torch.Tensor, int]:
+    """(workspace, int32 slots, slots of a buffer) of what self-flagged stores carry on `group`, with room for `count` vectors.
+
+    All ops share it, since each has every rank send to every peer and empties what it takes. It grows to powers of two.
+    """
+    space = workspace(group, "self-flagged", SelfFlaggedWorkspace)
+    space.reserve(power_of_two(VECTOR * count))
+    slots = space.data.view(torch.int32)
+    return space, slots, slots.numel() // 2
+
+
 def packets(group: Group, pairs: int) -> tuple[CountedWorkspace, torch.Tensor, int]:
     """(workspace, slots, slots of a half) of what packets carry on `group`, with room for `pairs` in a half.
 
@@ -116,6 +140,29 @@ def grid_of_packets(words: int, world: int) -> tuple[int, dict]:
         warps *= 2
     programs = max(1, min(-(-words * ranks // (warps * lanes)), sms, MAX_PROGRAMS))
     return programs, dict(WORLD=world, RANKS=ranks, THREADS=warps * lanes, num_warps=warps)
+
+
+def most_programs() -> int:
+    """Of a kernel of self-flagged stores: one on each SM, as far as the epoch is counted."""
+    return min(backend().num_sms(), SelfFlaggedWorkspace.control_words)
+
+
+def grid_of_vectors(count: int, world: int) -> tuple[int, int, dict]:
+    """(programs, rounds, options) for `count` vectors that are sent to every peer.
+
+    One vector a thread on all SMs, in as few warps as that takes; then more vectors a thread, all sent before one is awaited.
+    With more ranks a thread needs more registers.
+    """
+    lanes, programs = backend().warp_size, most_programs()
+    most_threads, most_each = (1024, MOST_EACH) if world == 2 else (512, MOST_EACH if world <= 4 else 1)
+    warps, each = 4, 1
+    while warps * lanes < most_threads and warps * lanes * programs < count:
+        warps *= 2
+    while each < most_each and warps * lanes * programs * each < count:
+        each *= 2
+    programs = max(1, min(-(-count // (warps * lanes * each)), programs))
+    rounds = -(-count // (warps * lanes * each * programs))
+    return programs, rounds, dict(THREADS=warps * lanes, EACH=each, num_warps=warps)
 
 
 def grid_of_blocks(n: int, dtype: torch.dtype, world: int) -> tuple[int, int, int, dict]:

@@ -9,7 +9,7 @@ import torch
 
 from triton_dist.ops import _check, _collective, _plan, _recent
 from triton_dist.ops._bytes import carrier_of, flat
-from triton_dist.ops._one_hop import one_hop_packets, one_hop_push
+from triton_dist.ops._one_hop import one_hop_packets, one_hop_push, one_hop_self_flagged
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -112,7 +112,8 @@ def _make_plan(op: Collective, group: Group, agreed: dict, x: torch.Tensor, out:
         plan = Library(op)
     else:
         out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
-        make = op.plans.get(method) or {"one_shot": OneHopPackets, "push": OneHopPush}[method]
+        one_shot = OneHopSelfFlagged if op.reduces and x.dtype in _collective.SELF_FLAGGED else OneHopPackets
+        make = op.plans.get(method) or {"one_shot": one_shot, "push": OneHopPush}[method]
         carrier, each = (x.dtype, 1) if op.reduces else carrier_of(x.dtype)
         plan = make(op, flat(x, carrier), flat(out, carrier), each * agreed["n"], group, meet)
         plan.copies, plan.carrier = not x.is_contiguous(), None if carrier == x.dtype else carrier
@@ -164,8 +165,21 @@ class Kernel(_plan.OnWorkspace):
         return x.contiguous() if self.copies else x, out
 
 
+class OneHopSelfFlagged(Kernel):
+    """Self-flagged stores to every peer, of what is reduced in fp32."""
+
+    def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
+        vectors = _collective.vectors(n, x.dtype)
+        programs, rounds, options = _collective.grid_of_vectors(vectors, group.size)
+        space, slots, half = _collective.self_flagged(group, group.size * vectors)
+        super().__init__(space, one_hop_self_flagged, programs, x, out,
+                         (slots, half, space.control, team(group), n, vectors, rounds),
+                         dict(options, SCATTER=op.scatter, OP=op.reduction, WORLD=group.size,
+                              WHOLE=_collective.whole_vectors(n, x, out)), meet)
+
+
 class OneHopPackets(Kernel):
-    """Packets to every peer."""
+    """Packets to every peer, of what must arrive bit by bit."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
         words = _collective.words(n, x.dtype)

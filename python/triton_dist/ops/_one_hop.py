@@ -10,8 +10,10 @@ rank's row of the other. Reductions are in an order that all ranks share, with o
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, reduce_over_ranks, release, store_words
+from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks, release,
+                                      store_words)
 from triton_dist.ops._reduce import combined, finished, neutral
+from triton_dist.ops._selfflag import COPIES, combined_words, finished_words, load_vectors, neutral_words, store_vectors
 from triton_dist.runtime.jit import jit
 
 
@@ -51,6 +53,47 @@ def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.co
             store_words(target, word, own, n, reduce_over_ranks(arrived, x.dtype.element_ty, WORLD, RANKS, OP), WHOLE)
         else:
             store_words(target, word, (rank < WORLD) & inside, n, arrived, WHOLE)
+
+
+@jit(do_not_specialize=["n", "vectors", "rounds"])
+def one_hop_self_flagged(x, out, slots, half, control, team, n, vectors, rounds, SCATTER: tl.constexpr, OP: tl.constexpr,
+                         WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
+    """Reductions by self-flagged stores: int32 slots [2 buffers of `half`][rank][vectors][4], for n elements in `vectors` vectors.
+
+    In a round each thread stores EACH vectors of 16 bytes to all peers, then polls the same vectors of every peer.
+    Who writes: every rank stores into its own row of every peer's buffer `epoch & 1`.
+    Who waits: a program, for its vectors of every peer, and empties what it has taken. That also bounds the epoch.
+    """
+    index = dl.team_rank(team)
+    dtype: tl.constexpr = x.dtype.element_ty
+    deltas = deltas_of_peers(team, WORLD)
+    epoch = epoch_in_turn(control)
+    buffer = (epoch & 1) * half
+    outbox = slots + buffer + 4 * index * vectors
+    first, step = tl.program_id(0) * THREADS + tl.arange(0, THREADS), tl.num_programs(0) * THREADS
+    mine = x + index.to(tl.int64) * n if SCATTER else x
+    for t in range(rounds):
+        own = ()
+        for v in tl.static_range(EACH):
+            at = first + (t * EACH + v) * step
+            inside = at < vectors
+            own = own + (dl.sf_filled(load_vectors(mine, at, inside, n, WHOLE)), )
+            for i in tl.static_range(1, WORLD):
+                sent = own[v]
+                if SCATTER:
+                    row = x + ((index + i) % WORLD).to(tl.int64) * n
+                    sent = dl.sf_filled(load_vectors(row, at, inside, n, WHOLE))
+                dl.sf_store(outbox + deltas[i - 1] + 4 * at, sent, inside)
+        if t == 0:
+            count_call(control, epoch, COPIES)  # while the data travels
+        for v in tl.static_range(EACH):
+            at = first + (t * EACH + v) * step
+            inside = at < vectors
+            total = neutral_words(own[v], dtype, OP)
+            for r in tl.static_range(WORLD):    # in the order of ranks, so that all have the same result
+                taken = dl.sf_take(slots + buffer + 4 * (r * vectors + at), inside & (index != r))
+                total = combined_words(total, tl.where(index == r, own[v], taken), dtype, OP)
+            store_vectors(out, at, inside, n, dl.sf_plain(finished_words(total, dtype, WORLD, OP)), WHOLE)
 
 
 @jit(do_not_specialize=["blocks", "rounds"])

@@ -6,14 +6,14 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops._reduce import finished, neutral, reduced
-from triton_dist.runtime.workspace import MAX_PROGRAMS, TEAM_DELTAS
+from triton_dist.runtime.workspace import MAX_PROGRAMS, TEAM_DELTAS, TEAM_PEERS
 
-_COPIES, _DELTAS = tl.constexpr(MAX_PROGRAMS), tl.constexpr(TEAM_DELTAS)
+_COPIES, _DELTAS, _PEERS = tl.constexpr(MAX_PROGRAMS), tl.constexpr(TEAM_DELTAS), tl.constexpr(TEAM_PEERS)
 
 
 @triton.jit
 def this_epoch(control):
-    """The epoch of this call, int32, from this program's copy of that of the last call in `control`, int32 [MAX_PROGRAMS].
+    """The epoch of this call, int32, from this program's copy of that of the last call in `control`, int32 [COPIES].
 
     0, the content of fresh memory, is no epoch: 2 follows -1, so that halves still alternate.
     """
@@ -33,14 +33,15 @@ def epoch_in_turn(control):
 
 
 @triton.jit
-def count_call(control, epoch):
+def count_call(control, epoch, COPIES: tl.constexpr = _COPIES):
     """Every program calls this once, after this_epoch, and advances its own copy of the epoch and its share of the unused ones.
 
     So all copies are equal between calls, whatever the grids, and no program waits for another as it would with a ticket.
+    COPIES: how many there are, which bounds all grids. The stores take time at the end of a short kernel.
     """
     tl.debug_barrier()                          # every thread has read the copy
-    copy = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, _COPIES)
-    tl.store(control + copy, epoch, mask=copy < _COPIES)
+    copy = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, COPIES)
+    tl.store(control + copy, epoch, mask=copy < COPIES)
 
 
 @triton.jit
@@ -48,6 +49,16 @@ def at_member(words, team, member):
     """int64 words of this rank's heap as addresses of the same on `member` of `team`. One load: latency counts here."""
     deltas = (team + _DELTAS).to(tl.pointer_type(tl.int64), bitcast=True)
     return words + (tl.load(deltas + member) >> 3)
+
+
+@triton.jit
+def deltas_of_peers(team, WORLD: tl.constexpr):
+    """For each other member of `team`, the one after this one first: int32 words from this rank's heap to that member's."""
+    deltas = (team + _PEERS).to(tl.pointer_type(tl.int64), bitcast=True)
+    found = ()
+    for i in tl.static_range(1, WORLD):
+        found = found + (tl.load(deltas + i) >> 2, )
+    return found
 
 
 @triton.jit

@@ -24,7 +24,8 @@ from triton_dist.runtime.state import state
 RENEW_EVERY = 1 << 29
 _GRAIN = 1 << 16
 MAX_PROGRAMS = 1024            # of a kernel that counts its calls on the device
-TEAM_DELTAS = 2 + MAX_WORLD    # int32 words of a team before the distances of heaps
+TEAM_DELTAS = 2 + MAX_WORLD                # int32 words of a team before the distances of heaps
+TEAM_PEERS = TEAM_DELTAS + 2 * MAX_WORLD   # and before the same from this member on, in turn
 
 
 def to_int32(value: int) -> int:
@@ -201,6 +202,20 @@ class CountedWorkspace(Workspace):
         self._kept = [(kept, of) for kept, of in [*self._kept, (old, graphs)] if of is None or len(of)]
 
 
+class SelfFlaggedWorkspace(CountedWorkspace):
+    """A workspace whose data is its own flag (language/selfflag.py): between calls all words are 0, empty.
+
+    It keeps fewer copies of the epoch, since its kernels are short: at most this many programs.
+    """
+
+    control_words = 256
+
+    def _restart_at(self, epoch: int) -> None:
+        super()._restart_at(epoch)
+        if self.data is not None:
+            self.data.zero_()               # a call that failed may have left words that nobody has taken
+
+
 def workspace(group: Group, kind: str, cls: type = Workspace) -> Any:
     """The workspace of `kind` on `group`, a `cls`, made on first use."""
     key = (group.key, kind)
@@ -255,15 +270,18 @@ def team(group: Group) -> torch.Tensor:
     """int32 device tensor [size, my index, world rank of each member]: what dl.team_* reads.
 
     From word TEAM_DELTAS on, int64, the bytes from an object in this rank's heap to the same on each member: one load, where
-    dl.symm_at takes one for the member's world rank and more behind it for its base.
+    dl.symm_at takes one for the member's world rank and more after it for its base. From word TEAM_PEERS on the same for the
+    members after this one in turn, this one first: kernels find their peers there before they know their own index.
     """
     if group.key not in state().teams:
         words = [group.size, group.rank, *group.world_ranks]
         bases = heap().arena.bases
         deltas = [bases[rank] - bases[group.world_ranks[group.rank]] for rank in group.world_ranks]
-        whole = torch.zeros(TEAM_DELTAS + 2 * len(deltas), dtype=torch.int32)
+        peers = deltas[group.rank:] + deltas[:group.rank]
+        whole = torch.zeros(TEAM_PEERS + 2 * MAX_WORLD, dtype=torch.int32)
         whole[:len(words)] = torch.tensor(words, dtype=torch.int32)
-        whole[TEAM_DELTAS:] = torch.tensor(deltas, dtype=torch.int64).view(torch.int32)
+        for first, distances in ((TEAM_DELTAS, deltas), (TEAM_PEERS, peers)):
+            whole[first:first + 2 * len(deltas)] = torch.tensor(distances, dtype=torch.int64).view(torch.int32)
         state().teams[group.key] = whole.to(backend().device())
     return state().teams[group.key]
 

@@ -13,7 +13,7 @@ from triton.language import core
 
 from triton_dist.backends.emulator import (descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma,
                                            gluon_wgmma, memory, rebuild, scheduler, statements, twins_core, twins_dist,
-                                           twins_math, twins_memory, twins_reduce, twins_shape, twins_shmem)
+                                           twins_math, twins_memory, twins_reduce, twins_selfflag, twins_shape, twins_shmem)
 from triton_dist.backends.emulator.casts import cast
 from triton_dist.backends.emulator.promotion import (F32, I1, I32, I64, U64, canonical, from_torch, info, pointer_to,
                                                      rounded)
@@ -25,7 +25,7 @@ from triton_dist.runtime.jit import BackendLaunch
 
 # Importing them registers their twins.
 TWIN_MODULES = (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma, gluon_wgmma,
-                twins_core, twins_dist, twins_math, twins_memory, twins_reduce, twins_shape, twins_shmem)
+                twins_core, twins_dist, twins_math, twins_memory, twins_reduce, twins_selfflag, twins_shape, twins_shmem)
 _OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "extern_libs", "launch_cooperative_grid", "maxnreg", "debug", "stream",
     "warmup", "device", "device_type"

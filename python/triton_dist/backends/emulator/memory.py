@@ -142,8 +142,8 @@ class Memory:
     def observe(self, kind: str, segment: Segment, address: Any, shape: Any, steps: Any, size: int, sem: Optional[str],
                 scope: Optional[str]) -> None:
         """Called before each access. kind: 'load', 'store', 'atomic'. A strided one has address, shape and byte steps;
-        a scattered one has an int64 tensor of addresses, and no shape. sem is None for plain accesses, and 'packet' for
-        relaxed ones of words that carry data and a flag."""
+        a scattered one has an int64 tensor of addresses, and no shape. sem is None for plain accesses, 'packet' for
+        relaxed ones of words that carry data and a flag, and 'emptied' for the store by which such words are taken."""
 
     def fence(self, sem: str, scope: str) -> None:
         """A memory fence of the running actor; nothing to do where memory is sequentially consistent."""
@@ -328,6 +328,15 @@ class Memory:
     def peek(self, address: int, bits: int) -> int:
         """A flag's value for predicates and reports: no access of the kernel, so not observed."""
         return _FLAGS[bits].from_address(address).value
+
+    def glance(self, addresses: torch.Tensor) -> torch.Tensor:
+        """The 32-bit words at `addresses` (int64 [n], n > 0), for predicates: no access of the kernel, so not observed."""
+        lo, hi = int(addresses.min()), int(addresses.max())
+        segment = self.at(lo)
+        if segment is None or hi + 4 > segment.end:
+            return torch.tensor([self.peek(address, 32) for address in addresses.tolist()], dtype=torch.int32)
+        flat, start = segment.view(torch.int32)
+        return flat.index_select(0, (addresses - start) // 4)
 
     def watch(self, addresses: Any) -> None:
         """Block writes that cover these words will wake(address), until unwatch."""

@@ -145,7 +145,7 @@ def gdc_launch_dependents() -> IntScalar:
 
 
 # -- packets -----------------------------------------------------------------------------------------------------------
-def _lanes(*args: Any) -> tuple:
+def lanes(*args: Any) -> tuple:
     """(shape, flat int64 tensors) of element-wise operands."""
     shape = ()
     for x in args:
@@ -159,7 +159,7 @@ _PACKET = info(I64)
 
 def _ll_store(packets: int) -> Callable:
     def ll_store(address: Any, data: Any, flag: Any, pred: Any) -> Any:
-        shape, (at, words, high, on) = _lanes(address, data, flag, pred)
+        shape, (at, words, high, on) = lanes(address, data, flag, pred)
         running, keep = scheduler.active(), on != 0
         for i in range(packets):             # of a pair, one may be seen before the other
             running.point()
@@ -175,7 +175,7 @@ def _ll_load(packets: int) -> Callable:
     known = info(I32 if packets == 1 else I64)
 
     def ll_load(address: Any, flag: Any, pred: Any) -> Any:
-        shape, (at, wanted, on) = _lanes(address, flag, pred)
+        shape, (at, wanted, on) = lanes(address, flag, pred)
         running, mem = scheduler.active(), memory.active()
         keep, out = on != 0, torch.zeros(at.shape, dtype=torch.int64)
         some, want = at[keep], wanted[keep].to(torch.int32)

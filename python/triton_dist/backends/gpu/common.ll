@@ -83,6 +83,23 @@ done:
   ret i32 0
 }
 
+; Self-flagged words: each 32-bit word arrives whole, and is not 0. Volatile as above.
+define i32 @tdist_sf_store(i64 %address, i32 %a, i32 %b, i32 %c, i32 %d, i32 %pred) alwaysinline nounwind {
+entry:
+  %on = icmp ne i32 %pred, 0
+  br i1 %on, label %store, label %done
+store:
+  %v0 = insertelement <4 x i32> poison, i32 %a, i32 0
+  %v1 = insertelement <4 x i32> %v0, i32 %b, i32 1
+  %v2 = insertelement <4 x i32> %v1, i32 %c, i32 2
+  %words = insertelement <4 x i32> %v2, i32 %d, i32 3
+  %p = inttoptr i64 %address to ptr addrspace(1)
+  store volatile <4 x i32> %words, ptr addrspace(1) %p, align 16
+  br label %done
+done:
+  ret i32 0
+}
+
 ; True once a bounded wait that began at %start has used up the context's timeout. Timeout 0 wraps: never.
 define internal i1 @tdist_expired(i64 %start) alwaysinline nounwind {
   %field = getelementptr inbounds %tdist.context, ptr addrspace(4) @tdist_ctx, i32 0, i32 4

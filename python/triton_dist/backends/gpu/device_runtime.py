@@ -112,6 +112,59 @@ done:
 }}
 """
 
+_SF_TAKE_PAIR = """
+define i64 @tdist_sf_take_pair(i64 %address, i32 %pred) alwaysinline convergent nounwind {{
+entry:
+  %on = icmp ne i32 %pred, 0
+  br i1 %on, label %poll, label %done
+poll:
+  %value = add i32 0, 1
+  %flag = inttoptr i64 %address to ptr addrspace(1)
+{start}  br label %spin
+spin:
+  %words = load atomic i64, ptr addrspace(1) %flag monotonic, align 8
+  %low = trunc i64 %words to i32
+  %shifted = lshr i64 %words, 32
+  %high = trunc i64 %shifted to i32
+  %low.full = icmp ne i32 %low, 0
+  %high.full = icmp ne i32 %high, 0
+  %seen = select i1 %low.full, i32 %high, i32 %low
+  %ok = and i1 %low.full, %high.full
+  br i1 %ok, label %reached, label %{miss}
+{bound}reached:
+  store atomic i64 0, ptr addrspace(1) %flag monotonic, align 8
+  br label %done
+done:
+  %result = phi i64 [ 0, %entry ], [ %words, %reached ]
+  ret i64 %result
+}}
+"""
+
+_SF_AWAIT = """
+define i32 @tdist_sf_await(i64 %address, i32 %pred) alwaysinline convergent nounwind {{
+entry:
+  %on = icmp ne i32 %pred, 0
+  br i1 %on, label %poll, label %done
+poll:
+  %value = add i32 0, 1
+  %flag = inttoptr i64 %address to ptr addrspace(1)
+{start}  br label %spin
+spin:
+  %words = load volatile <4 x i32>, ptr addrspace(1) %flag, align 16
+  %seen = call i32 @llvm.vector.reduce.umin.v4i32(<4 x i32> %words)
+  %ok = icmp ne i32 %seen, 0
+  br i1 %ok, label %done, label %{miss}
+{bound}done:
+  ret i32 0
+}}
+declare i32 @llvm.vector.reduce.umin.v4i32(<4 x i32>)
+"""
+_SF_NO_AWAIT = """
+define i32 @tdist_sf_await(i64 %address, i32 %pred) alwaysinline nounwind {
+  ret i32 0
+}
+"""
+
 # What a bounded wait adds to a poll that did not succeed.
 _START = "  %start = call i64 @tdist_clock_ns()\n"
 _BOUND = """miss:
@@ -163,7 +216,8 @@ def _bound(bounded: bool, bits: int, n: str) -> dict:
 
 
 def _families(vendor: str, bounded: bool) -> str:
-    parts = [text.format(**_bound(bounded, 32, "1")) for text in (_LL_LOAD, _LL_LOAD_PAIR)]
+    parts = [text.format(**_bound(bounded, 32, "1")) for text in (_LL_LOAD, _LL_LOAD_PAIR, _SF_TAKE_PAIR)]
+    parts.append(_SF_AWAIT.format(**_bound(True, 32, "1")) if bounded else _SF_NO_AWAIT)
     for scope_name, scope in (("gpu", _DEVICE_SCOPE[vendor]), ("sys", "")):
         for semantic in abi.FENCE_SEMANTICS:
             parts.append(_FENCE.format(symbol=f"tdist_fence_{semantic}_{scope_name}", scope=scope, semantic=semantic))

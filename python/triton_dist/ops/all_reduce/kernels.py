@@ -7,8 +7,10 @@ OP is the reduction (ops._reduce). Every one is in an order that all ranks share
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, reduce_over_ranks, release, store_words
+from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks, release,
+                                      store_words)
 from triton_dist.ops._reduce import combined, finished, neutral
+from triton_dist.ops._selfflag import COPIES, combined_words, finished_words, load_vectors, neutral_words, store_vectors
 from triton_dist.runtime.jit import jit
 
 
@@ -50,6 +52,56 @@ def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.const
         send = peer & (word < part)
         theirs = dl.ll_load_pair(inbox + sums + 2 * (rank * part + word), epoch, send)
         store_words(out, rank * part + word, send, n, theirs, WHOLE)
+
+
+@jit(do_not_specialize=["n", "part", "rounds"])
+def two_hops_self_flagged(x, out, slots, half, control, team, n, part, rounds, OP: tl.constexpr, WORLD: tl.constexpr,
+                          THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
+    """out [n] = reduction over ranks of x [n], in two hops: rank j reduces part j, of `part` vectors, and sends it to all.
+
+    Stores and rounds as in one_hop_self_flagged: int32 slots [2 buffers of `half`][terms, results][rank][part][4].
+    Who writes: every rank stores part j of x into row `index` of rank j's terms, and its result into row `index` of all ranks'.
+    Who waits: a program, for its vectors of every peer's term and result. A rank whose part is empty hears of every peer by the
+    results that it waits for, and is heard by its terms; so the epoch is bounded as there.
+    """
+    index = dl.team_rank(team)
+    dtype: tl.constexpr = x.dtype.element_ty
+    vectors = tl.cdiv(n * (dtype.primitive_bitwidth // 8), 16)
+    deltas = deltas_of_peers(team, WORLD)
+    epoch = epoch_in_turn(control)
+    inbox, results = slots + (epoch & 1) * half, 4 * WORLD * part
+    outbox = inbox + 4 * index * part
+    first, step = tl.program_id(0) * THREADS + tl.arange(0, THREADS), tl.num_programs(0) * THREADS
+    for t in range(rounds):
+        for v in tl.static_range(EACH):
+            at = first + (t * EACH + v) * step
+            for i in tl.static_range(1, WORLD):
+                source = (index + i) % WORLD * part + at
+                send = (at < part) & (source < vectors)
+                dl.sf_store(outbox + deltas[i - 1] + 4 * at, dl.sf_filled(load_vectors(x, source, send, n, WHOLE)), send)
+        if t == 0:
+            count_call(control, epoch, COPIES)  # while the data travels
+        for v in tl.static_range(EACH):
+            at = first + (t * EACH + v) * step
+            target = index * part + at
+            inside = (at < part) & (target < vectors)
+            own = dl.sf_filled(load_vectors(x, target, inside, n, WHOLE))
+            terms = neutral_words(own, dtype, OP)
+            for r in tl.static_range(WORLD):
+                taken = dl.sf_take(inbox + 4 * (r * part + at), inside & (index != r))
+                terms = combined_words(terms, tl.where(index == r, own, taken), dtype, OP)
+            total = dl.sf_filled(finished_words(terms, dtype, WORLD, OP))
+            for i in tl.static_range(1, WORLD):
+                dl.sf_store(outbox + deltas[i - 1] + results + 4 * at, total, inside)
+            store_vectors(out, target, inside, n, dl.sf_plain(total), WHOLE)
+        for v in tl.static_range(EACH):
+            at = first + (t * EACH + v) * step
+            for i in tl.static_range(1, WORLD):
+                source = (index + i) % WORLD
+                target = source * part + at
+                inside = (at < part) & (target < vectors)
+                taken = dl.sf_take(inbox + results + 4 * (source * part + at), inside)
+                store_vectors(out, target, inside, n, dl.sf_plain(taken), WHOLE)
 
 
 @jit(do_not_specialize=["blocks", "rounds"])

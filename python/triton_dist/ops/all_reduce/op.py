@@ -7,7 +7,7 @@ import torch
 
 from triton_dist.ops import _collective
 from triton_dist.ops._exchange import Collective, Kernel, OneHopPush, call
-from triton_dist.ops.all_reduce.kernels import push_kernel, two_shot_kernel
+from triton_dist.ops.all_reduce.kernels import push_kernel, two_hops_self_flagged, two_shot_kernel
 from triton_dist.ops.all_reduce.reference import all_reduce_reference
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import team
@@ -22,9 +22,9 @@ def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
             ranks. Other dtypes go to the group's own collective, which may not know them.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of x's shape and dtype, or None to allocate. `out=x` reduces in place; else they must not overlap.
-        method: "one_shot" (packets that carry their own flag, everything to everyone: the lowest latency), "two_shot"
-            (packets: each rank reduces a part and sends the result), "push" (the same with plain stores and flags, for
-            large tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all
+        method: "one_shot" (data that is its own flag, or packets that carry one, everything to everyone: the lowest
+            latency), "two_shot" (the same, but each rank reduces a part and sends the result), "push" (as two_shot, with
+            plain stores and separate flags, for large tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all
             ranks.
         op: "sum", "avg", "max" or "min", or torch's ReduceOp of that name. The same on all ranks.
 
@@ -42,7 +42,19 @@ def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
     return call(_ALL_REDUCE, x, group, out, method, op)
 
 
-class _TwoShot(Kernel):
+class _TwoHopsSelfFlagged(Kernel):
+    """Two hops of self-flagged stores, of what is reduced in fp32."""
+
+    def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
+        part = -(-_collective.vectors(n, x.dtype) // group.size)
+        programs, rounds, options = _collective.grid_of_vectors(part, group.size)
+        space, slots, half = _collective.self_flagged(group, 2 * group.size * part)
+        super().__init__(space, two_hops_self_flagged, programs, x, out,
+                         (slots, half, space.control, team(group), n, part, rounds),
+                         dict(options, OP=op.reduction, WORLD=group.size, WHOLE=_collective.whole_vectors(n, x, out)), meet)
+
+
+class _TwoHopsPackets(Kernel):
     """Two hops of packets."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
@@ -65,6 +77,11 @@ class _TwoHopPush(Kernel):
                          dict(options, OP=op.reduction), meet)
 
 
+def _two_shot(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]) -> Kernel:
+    """Two hops of the smallest latency that the dtype allows."""
+    return (_TwoHopsSelfFlagged if x.dtype in _collective.SELF_FLAGGED else _TwoHopsPackets)(op, x, out, n, group, meet)
+
+
 def _push(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]) -> Kernel:
     """Plain stores. Between two ranks one hop carries no more bytes than two, and waits once."""
     one_hop = group.size == 2 and n * x.element_size() <= _ONE_HOP_BYTES
@@ -73,4 +90,4 @@ def _push(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Gro
 
 _ONE_HOP_BYTES = 4 << 20                # above, two hops are faster: each rank sums half of the tensor only
 _ALL_REDUCE = Collective("all_reduce", scatter=False, reduction="sum", library=all_reduce_reference,
-                         plans={"two_shot": _TwoShot, "push": _push})
+                         plans={"two_shot": _two_shot, "push": _push})

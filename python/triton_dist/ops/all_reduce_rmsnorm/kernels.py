@@ -1,109 +1,208 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""All-reduce with what follows it in a decoder: bias, residual, RMSNorm. One kernel of packets, for few rows."""
+"""All-reduce with what follows it in a decoder: bias, residual, RMSNorm. One kernel of self-flagged stores.
+
+residual_out [m, n] = sum over ranks of x [m, n], + bias [n] + residual [m, n]; out = its rows over their root mean square, times
+weight [n]. A program takes whole rows and holds them in registers, EACH vectors of 16 bytes a thread, so that nothing is read
+back from memory. `residual_out` may be the residual: the thread that reads a vector of that writes it.
+"""
 import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, load_words, store_words, sum_and_add, unpacked
+from triton_dist.ops._packets import count_call, deltas_of_peers, epoch_in_turn
+from triton_dist.ops._selfflag import COPIES, combined_words, elements, from_elements, load_vectors, neutral_words, store_vectors
 from triton_dist.runtime.jit import jit
 
 
 @jit(do_not_specialize=["m"])
-def all_reduce_rmsnorm_kernel(x, weight, bias, residual, out, residual_out, slots, half, control, team, m, n, EPS: tl.constexpr,
-                              TWO_SHOT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr,
-                              RANKS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
-    """residual_out [m, n] = sum over ranks of x [m, n], + bias [n] + residual [m, n]; out = its rows over their root mean square,
-    times weight [n]. `residual_out` may be the residual: what reads a word of that writes it.
+def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, control, team, m, n, EPS: tl.constexpr,
+                    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr,
+                    EACH: tl.constexpr, ALL_FIRST: tl.constexpr, WHOLE: tl.constexpr):
+    """Every row goes to every rank: int32 slots [2 buffers of `half`][rank][m][vectors of a row][4].
 
-    All programs share the words that are to be sent; then a program takes whole rows. Rows go to every rank, which sums them
-    itself; or with TWO_SHOT row r goes to rank r % WORLD, which sends its sum to all. A rank sends to itself, too.
-    int64 slots [2 halves of `half`][terms: rank, own rows of a rank; sums: rows][row_words][pair].
-    Who writes: every rank stores its term into row `index` of the receiver's terms, in the half `epoch & 1`; likewise a sum.
-    Who waits: a program, for the words of every rank, or for sums of all ranks. That also bounds the epoch: with TWO_SHOT a rank
-    that has no row of its own is heard all the same, as it sends no sum, by those that wait for its terms, and so on.
-    All terms are sent before anything is waited for, all sums before a sum is.
+    ALL_FIRST: a program sends all its rows before it awaits one, which is faster where it has one row; else row by row, which
+    is faster where it has more. Programs take rows in one order on all ranks, so that a row is sent before it is awaited.
+    Who writes: every rank stores its rows into its part of every peer's buffer `epoch & 1`.
+    Who waits: a program, for its rows of every peer, and empties what it has taken. That also bounds the epoch.
     """
     index = dl.team_rank(team)
-    epoch = epoch_in_turn(control)
     dtype: tl.constexpr = x.dtype.element_ty
-    row_words = tl.cdiv(n * (dtype.primitive_bitwidth // 8), 8)
-    each = tl.cdiv(m, WORLD) if TWO_SHOT else m          # rows of terms that a rank gets
+    vectors = tl.cdiv(n * (dtype.primitive_bitwidth // 8), 16)
+    deltas = deltas_of_peers(team, WORLD)
+    epoch = epoch_in_turn(control)
     inbox = slots + (epoch & 1) * half
-    sums = inbox + 2 * WORLD * each * row_words
-    outbox = inbox + 2 * index * each * row_words
-    thread = tl.arange(0, THREADS)
-    rank, lane = thread % RANKS, thread // RANKS
-    block: tl.constexpr = THREADS // RANKS
     pid, programs = tl.program_id(0), tl.num_programs(0)
-    if TWO_SHOT:
-        for start in range(pid * THREADS, m * row_words, programs * THREADS):
-            row, word = (start + thread) // row_words, (start + thread) % row_words
-            data = load_words(x + row.to(tl.int64) * n, word, row < m, n, WHOLE)
-            dl.ll_store_pair(at_member(outbox + 2 * (row // WORLD * row_words + word), team, row % WORLD), data, epoch, row < m)
+    if ALL_FIRST:
+        for row in range(pid, m, programs):
+            own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
+            send_row(own, inbox + 4 * (index * m + row) * vectors, deltas, vectors, WORLD, THREADS, EACH)
+        count_call(control, epoch, COPIES)      # while the data travels
+        for row in range(pid, m, programs):
+            own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)      # again: from a near cache, while the data travels
+            take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS, HAS_RESIDUAL,
+                     dtype, WORLD, THREADS, EACH, WHOLE)
     else:
-        for start in range(pid * block, m * row_words, programs * block):
-            row, word = (start + lane) // row_words, (start + lane) % row_words
-            send = (row < m) & (rank < WORLD)
-            data = load_words(x + row.to(tl.int64) * n, word, send, n, WHOLE)
-            dl.ll_store_pair(at_member(outbox + 2 * (start + lane), team, tl.minimum(rank, WORLD - 1)), data, epoch, send)
-    count_call(control, epoch)                           # while the packets travel
-    if TWO_SHOT:
-        own = tl.cdiv(m - index, WORLD) * row_words
-        for start in range(pid * block, own, programs * block):
-            at = start + lane
-            inside = at < own
-            row = (at // row_words * WORLD + index).to(tl.int64)
-            total = summed(inbox + 2 * (rank * each * row_words + at), epoch, inside & (rank < WORLD), bias, residual + row * n,
-                           at % row_words, inside, n, dtype, RANKS, HAS_BIAS, HAS_RESIDUAL, WHOLE)
-            store_words(residual_out + row * n, at % row_words, inside & (rank == 0), n, total, WHOLE)
-            to = at_member(sums + 2 * (row * row_words + at % row_words), team, tl.minimum(rank, WORLD - 1))
-            dl.ll_store_pair(to, total, epoch, inside & (rank < WORLD))
+        for row in range(pid, m, programs):
+            own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
+            send_row(own, inbox + 4 * (index * m + row) * vectors, deltas, vectors, WORLD, THREADS, EACH)
+            if row == pid:
+                count_call(control, epoch, COPIES)
+            take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS, HAS_RESIDUAL,
+                     dtype, WORLD, THREADS, EACH, WHOLE)
+
+
+@triton.jit
+def row_of(x, row, n, vectors, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
+    """Row `row` of x [., n] as self-flagged words: a tuple of EACH blocks [THREADS, 4]."""
+    words = ()
+    for v in tl.static_range(EACH):
+        at = v * THREADS + tl.arange(0, THREADS)
+        words = words + (dl.sf_filled(load_vectors(x + row.to(tl.int64) * n, at, at < vectors, n, WHOLE)), )
+    return words
+
+
+@triton.jit
+def send_row(words, outbox, deltas, vectors, WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr):
+    """Stores a row to all peers, there at the place that is `outbox` here."""
+    for v in tl.static_range(EACH):
+        at = v * THREADS + tl.arange(0, THREADS)
+        for i in tl.static_range(WORLD - 1):
+            dl.sf_store(outbox + deltas[i] + 4 * at, words[v], at < vectors)
+
+
+@triton.jit
+def take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS: tl.constexpr,
+             HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, dtype: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr,
+             EACH: tl.constexpr, WHOLE: tl.constexpr):
+    """Takes a row of all peers, and stores its sum and its norm."""
+    offset = row.to(tl.int64) * n
+    totals, weights = (), ()
+    for v in tl.static_range(EACH):
+        at = v * THREADS + tl.arange(0, THREADS)
+        inside = at < vectors
+        weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
+        extra = extras(bias, residual + offset, at, inside, n, HAS_BIAS, HAS_RESIDUAL, WHOLE)
+        sums = neutral_words(own[v], dtype, "sum")
+        for r in tl.static_range(WORLD):        # in the order of ranks, so that all have the same sum
+            taken = dl.sf_take(inbox + 4 * ((r * m + row) * vectors + at), inside & (index != r))
+            sums = combined_words(sums, tl.where(index == r, own[v], taken), dtype, "sum")
+        total = rounded(sums, extra, dtype)
+        store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
+        totals = totals + (total, )
+    store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
+
+
+@jit(do_not_specialize=["m"])
+def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, control, team, m, n, EPS: tl.constexpr,
+                     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr,
+                     EACH: tl.constexpr, WHOLE: tl.constexpr):
+    """Row r goes to rank r % WORLD, which sends its sum to all; each rank norms all rows.
+
+    int32 slots [2 buffers of `half`][terms: rank, own rows; sums: rows][vectors of a row][4].
+    Who writes: every rank stores its term of a row into the owner's terms, and its own rows' sums into all peers' sums.
+    Who waits: a program, for its own rows' terms and the others' sums. A rank that owns no row hears of all peers by the sums that
+    it waits for, and is heard by its terms; so the epoch is bounded. All terms are sent before anything is awaited, and all sums
+    before a sum is.
+    """
+    index = dl.team_rank(team)
+    dtype: tl.constexpr = x.dtype.element_ty
+    vectors = tl.cdiv(n * (dtype.primitive_bitwidth // 8), 16)
+    owned = tl.cdiv(m, WORLD)                   # rows of terms that a rank has room for
+    deltas = deltas_of_peers(team, WORLD)
+    epoch = epoch_in_turn(control)
+    inbox = slots + (epoch & 1) * half
+    outcome = inbox + 4 * WORLD * owned * vectors
+    thread = tl.arange(0, THREADS)
+    pid, programs = tl.program_id(0), tl.num_programs(0)
     for row in range(pid, m, programs):
-        offset = row.to(tl.int64) * n
-        squares = tl.zeros((THREADS, ), tl.float32)
-        if TWO_SHOT:
-            for start in range(0, row_words, THREADS):
-                word = start + thread
-                total = dl.ll_load_pair(sums + 2 * (row * row_words + word), epoch, word < row_words)
-                store_words(residual_out + offset, word, (word < row_words) & (row % WORLD != index), n, total, WHOLE)
-                store_words(out + offset, word, word < row_words, n, total, WHOLE)
-                squares += squares_of(total, word < row_words, dtype)
-        else:
-            for start in range(0, row_words, block):
-                word = start + lane
-                inside = word < row_words
-                one = inside & (rank == 0)               # of the neighbours the one whose total counts
-                total = summed(inbox + 2 * ((rank * m + row) * row_words + word), epoch, inside & (rank < WORLD), bias,
-                               residual + offset, word, one, n, dtype, RANKS, HAS_BIAS, HAS_RESIDUAL, WHOLE)
-                store_words(residual_out + offset, word, one, n, total, WHOLE)
-                store_words(out + offset, word, one, n, total, WHOLE)
-                squares += squares_of(total, one, dtype)
-        scale = tl.rsqrt(tl.sum(squares) / n + EPS)
-        tl.debug_barrier()                               # every thread's part of the sum is in out
-        for start in range(0, n, 4 * THREADS):
-            column = start + tl.arange(0, 4 * THREADS)
-            value = tl.load(out + offset + column, mask=column < n).to(tl.float32)
-            value = value * scale * tl.load(weight + column, mask=column < n).to(tl.float32)
-            tl.store(out + offset + column, value.to(dtype), mask=column < n)
+        for v in tl.static_range(EACH):
+            at = v * THREADS + thread
+            for i in tl.static_range(1, WORLD):
+                if row % WORLD == (index + i) % WORLD:
+                    inside = at < vectors
+                    words = dl.sf_filled(load_vectors(x + row.to(tl.int64) * n, at, inside, n, WHOLE))
+                    place = inbox + 4 * ((index * owned + row // WORLD) * vectors + at)
+                    dl.sf_store(place + deltas[i - 1], words, inside)
+    count_call(control, epoch, COPIES)        # while the data travels
+    for row in range(pid, m, programs):
+        if row % WORLD == index:
+            offset = row.to(tl.int64) * n
+            totals, weights = (), ()
+            for v in tl.static_range(EACH):
+                at = v * THREADS + thread
+                inside = at < vectors
+                own = dl.sf_filled(load_vectors(x + offset, at, inside, n, WHOLE))
+                weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
+                extra = extras(bias, residual + offset, at, inside, n, HAS_BIAS, HAS_RESIDUAL, WHOLE)
+                sums = neutral_words(own, dtype, "sum")
+                for r in tl.static_range(WORLD):
+                    place = inbox + 4 * ((r * owned + row // WORLD) * vectors + at)
+                    taken = dl.sf_take(place, inside & (index != r))
+                    sums = combined_words(sums, tl.where(index == r, own, taken), dtype, "sum")
+                total = dl.sf_filled(rounded(sums, extra, dtype))
+                for i in tl.static_range(1, WORLD):
+                    dl.sf_store(outcome + deltas[i - 1] + 4 * (row * vectors + at), total, inside)
+                total = dl.sf_plain(total)
+                store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
+                totals = totals + (total, )
+            store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
+    for row in range(pid, m, programs):
+        if row % WORLD != index:
+            offset = row.to(tl.int64) * n
+            totals, weights = (), ()
+            for v in tl.static_range(EACH):
+                at = v * THREADS + thread
+                inside = at < vectors
+                weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
+                total = dl.sf_plain(dl.sf_take(outcome + 4 * (row * vectors + at), inside))
+                store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
+                totals = totals + (total, )
+            store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
 
 
 @triton.jit
-def summed(terms, epoch, arriving, bias, residual, word, adding, n, dtype: tl.constexpr, RANKS: tl.constexpr,
-           HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WHOLE: tl.constexpr):
-    """Waits for words [THREADS] of all ranks, RANKS neighbours each; adds, where `adding`, word `word` of bias and residual."""
-    added = ()
+def extras(bias, residual, at, inside, n, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WHOLE: tl.constexpr):
+    """What is added to the sum over ranks: a tuple of words."""
+    found = ()
     if HAS_BIAS:
-        added = added + (load_words(bias, word, adding, n, WHOLE), )
+        found = found + (load_vectors(bias, at, inside, n, WHOLE), )
     if HAS_RESIDUAL:
-        added = added + (load_words(residual, word, adding, n, WHOLE), )
-    return sum_and_add(dl.ll_load_pair(terms, epoch, arriving), added, dtype, RANKS)
+        found = found + (load_vectors(residual, at, inside, n, WHOLE), )
+    return found
 
 
 @triton.jit
-def squares_of(words, mask, dtype: tl.constexpr):
-    """The sum of the squares of the elements of each of `words`, in fp32, 0 where not `mask`."""
-    found = tl.zeros(words.shape, tl.float32)
-    for e in tl.static_range(64 // dtype.primitive_bitwidth):
-        found += unpacked(words, e, dtype) * unpacked(words, e, dtype)
-    return tl.where(mask, found, 0.0)
+def rounded(sums, extra, dtype: tl.constexpr):
+    """fp32 `sums` with each of `extra` added, in that order, as words of `dtype`."""
+    for i in tl.static_range(len(extra)):
+        sums = combined_words(sums, extra[i], dtype, "sum")
+    return from_elements(sums, dtype)
+
+
+@triton.jit
+def squares_of(words, dtype: tl.constexpr):
+    """The sum of the squares of the elements of each of int32 `words`, in fp32."""
+    parts = elements(words, dtype)
+    found = parts[0] * parts[0]
+    if len(parts) == 2:
+        found += parts[1] * parts[1]
+    return found
+
+
+@triton.jit
+def store_normed(out, totals, weights, n, vectors, EPS: tl.constexpr, dtype: tl.constexpr, THREADS: tl.constexpr,
+                 EACH: tl.constexpr, WHOLE: tl.constexpr):
+    """Stores one row: `totals` over their root mean square, times `weights`."""
+    squares = squares_of(totals[0], dtype)
+    for v in tl.static_range(1, EACH):
+        squares += squares_of(totals[v], dtype)
+    scale = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / n + EPS)
+    for v in tl.static_range(EACH):
+        at = v * THREADS + tl.arange(0, THREADS)
+        value, by = elements(totals[v], dtype), elements(weights[v], dtype)
+        if len(value) == 1:
+            normed = (value[0] * scale * by[0], )
+        else:
+            normed = (value[0] * scale * by[0], value[1] * scale * by[1])
+        store_vectors(out, at, at < vectors, n, from_elements(normed, dtype), WHOLE)

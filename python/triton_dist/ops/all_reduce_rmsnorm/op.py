@@ -8,15 +8,16 @@ import torch
 
 from triton_dist.ops import _check, _collective, _plan, _recent
 from triton_dist.ops.all_reduce.op import all_reduce
-from triton_dist.ops.all_reduce_rmsnorm.kernels import all_reduce_rmsnorm_kernel
+from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 from triton_dist.ops.all_reduce_rmsnorm.reference import all_reduce_rmsnorm_reference
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.workspace import MAX_PROGRAMS, team
+from triton_dist.runtime.workspace import team
 
 METHODS = ("one_shot", "two_shot", "unfused")
 _MOST_THREADS = 1024
+_MOST_ROW_BYTES = 8 * _MOST_THREADS * _collective.VECTOR      # that one program holds in registers
 
 
 def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None = None,
@@ -36,8 +37,8 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of x's shape and dtype, or None to allocate. Must not overlap what is read.
         residual_out: likewise; `residual_out=residual` adds in place.
-        method: "one_shot" (one kernel of packets, everything to everyone), "two_shot" (the same, each rank sums some rows and
-            sends them), "unfused" (all_reduce, then torch) or "auto" (by size). The same on all ranks.
+        method: "one_shot" (one kernel of self-flagged stores, everything to everyone), "two_shot" (the same, each rank
+            sums some rows and sends them), "unfused" (all_reduce, then torch) or "auto" (by size). The same on all ranks.
 
     Returns (out, residual_out), both equal on every rank. The sum, bias and residual are added in fp32 in an order that all
     ranks share, with one rounding to the dtype; the norm is in fp32, of the rounded sum, with another rounding: the same inputs
@@ -83,6 +84,11 @@ def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     if m * n >= 2**31:
         raise InvalidArgument(f"x: expected fewer than 2^31 elements, found shape {list(x.shape)}; split the call")
     chosen = _collective.choose("all_reduce_rmsnorm", method, METHODS, group, m * n * x.element_size())
+    if chosen != "unfused" and n * x.element_size() > _MOST_ROW_BYTES:
+        if method != "auto":
+            raise InvalidArgument(f"method: {method!r} takes rows of at most {_MOST_ROW_BYTES} bytes, found "
+                                  f"{n * x.element_size()}; use 'auto' or 'unfused'")
+        chosen = "unfused"
     return dict(op="all_reduce_rmsnorm", m=m, n=n, dtype=x.dtype, eps=float(torch.finfo(x.dtype).eps if eps is None else eps),
                 method=chosen)
 
@@ -97,7 +103,7 @@ def _make_plan(group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor
         plan = _Unfused(agreed["eps"])
     else:
         outputs = (torch.empty(x.shape, dtype=x.dtype, device=x.device) if t is None else t for t in (out, residual_out))
-        plan = _Packets(group, agreed, x, weight, bias, residual, *outputs)
+        plan = _Fused(group, agreed, x, weight, bias, residual, *outputs)
         meet()
     plan.out_shape = x.shape
     return plan
@@ -125,26 +131,25 @@ class _Unfused(_plan.Unfused):
         all_reduce_rmsnorm_reference(x, weight, reduce, out, residual_out, self.eps, bias, residual)
 
 
-class _Packets(_plan.OnWorkspace):
-    """One kernel on the workspace of packets. Holds all that does not change from call to call."""
+class _Fused(_plan.OnWorkspace):
+    """One kernel of self-flagged stores. Holds all that does not change from call to call."""
 
     def __init__(self, group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                  residual: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor):
-        m, n, two_shot, ranks = agreed["m"], agreed["n"], agreed["method"] == "two_shot", _collective.power_of_two(group.size)
-        row_words = _collective.words(n, x.dtype)
-        threads = backend().warp_size * 4
-        while threads < _MOST_THREADS and threads < row_words * ranks:
-            threads *= 2
-        programs = min(max(m, -(-m * row_words * ranks // threads)), backend().num_sms(), MAX_PROGRAMS)
+        m, n, two_shot = agreed["m"], agreed["n"], agreed["method"] == "two_shot"
+        vectors = _collective.vectors(n, x.dtype)
+        threads = min(max(_collective.power_of_two(vectors), 4 * backend().warp_size), _MOST_THREADS)
+        programs, each = min(m, _collective.most_programs()), -(-vectors // threads)
         terms = group.size * (-(-m // group.size) if two_shot else m)
-        space, slots, half = _collective.packets(group, (terms + m * two_shot) * row_words)
+        space, slots, half = _collective.self_flagged(group, (terms + m * two_shot) * vectors)
         super().__init__(space)
         args = self.args(x, weight, bias, residual, out, residual_out)
-        whole = _collective.whole_words(n, *(t for t in (args[0], *args[2:]) if t is not None))
-        options = dict(EPS=agreed["eps"], TWO_SHOT=two_shot, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-                       WORLD=group.size, RANKS=ranks, THREADS=threads, WHOLE=whole, num_warps=threads // backend().warp_size,
-                       num_stages=1)
-        self.launch = backend().prepare(all_reduce_rmsnorm_kernel, (programs,),
+        options = dict(EPS=agreed["eps"], HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, WORLD=group.size,
+                       THREADS=threads, EACH=each, num_warps=threads // backend().warp_size, num_stages=1,
+                       WHOLE=_collective.whole_vectors(n, *(t for t in args if t is not None)))
+        if not two_shot:
+            options["ALL_FIRST"] = programs == m
+        self.launch = backend().prepare(two_hops_rmsnorm if two_shot else one_hop_rmsnorm, (programs,),
                                         (*args, slots, half, space.control, team(group), m, n), options, varying=len(args))
 
     def args(self, x, weight, bias, residual, out, residual_out) -> tuple:

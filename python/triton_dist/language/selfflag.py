@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Self-flagged data: 16-byte stores whose words say by themselves that they have arrived.
+
+A 32-bit word of 0 means "empty". A sender stores words that are never 0 (sf_filled makes them so). The receiver polls a slot
+until no word of it is 0, takes the words, and empties the slot again (sf_take). So all 16 bytes of a store are data: no flag,
+no fence. The rules that make this right are in docs/protocol.md:
+
+1. A sender never stores a word of 0, and only into a slot that is empty.
+2. Each slot has one sender a call, and one taker, which empties it in the same call.
+3. Slots alternate between two buffers from call to call, and every rank takes something from every peer in each call. So who
+   sends into a slot again knows that its taker has finished the call in which it emptied it.
+"""
+import triton.language as tl
+from triton.language import core
+
+from triton_dist.language._call import helper, primitive
+from triton_dist.language._check import pointee_bits
+
+_EMPTY_TO = tl.constexpr(-2**31)        # -0.0 in the upper element of two fp16 or bf16, or of one fp32
+
+
+@core.builtin
+def _is_ptx(_semantic=None):
+    """Whether the kernel is compiled to PTX, whose inline assembly can return four registers."""
+    return core.constexpr(getattr(_semantic.builder.options, "backend_name", "") == "cuda")
+
+
+@primitive
+def _true():
+    return "tdist_true", ()
+
+
+@primitive
+def _sf_store(ptr, a, b, c, d, mask):
+    pointee_bits("sf_store", ptr, (32, ))
+    return "tdist_sf_store", (ptr, a, b, c, d, mask)
+
+
+@primitive
+def _sf_await(ptr, mask):
+    pointee_bits("sf_take", ptr, (32, ))
+    return "tdist_sf_await", (ptr, mask)
+
+
+@primitive
+def _sf_take_pair(ptr, mask):
+    pointee_bits("sf_take", ptr, (32, ))
+    return "tdist_sf_take_pair", (ptr, mask)
+
+
+@helper
+def split_words(words):
+    """The four columns of int32 `words` [N, 4], as a tuple of int32 [N]. Registers only where a thread holds whole rows."""
+    even, odd = tl.split(tl.reshape(words, (words.shape[0], 2, 2)))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
+
+
+@helper
+def join_words(a, b, c, d):
+    """int32 [N, 4] of four columns [N], the inverse of split_words."""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (a.shape[0], 4))
+
+
+@helper
+def sf_filled(words):
+    """int32 `words` of fp32, or of two fp16 or bf16 each, in which no word is 0, the mark of an empty one.
+
+    A word of zeros becomes -0.0 in its upper element, which adds and compares as 0. The bits of all other words stay. Data
+    whose bits must arrive unchanged cannot travel like this: send it in packets (`ll_store`)."""
+    return tl.where(words == 0, _EMPTY_TO, words)
+
+
+@helper
+def sf_plain(words):
+    """Words as they were before sf_filled, but that a lower +0.0 beside an upper -0.0 becomes two +0.0.
+
+    Whoever sends a sum keeps sf_plain of it for itself, so that all ranks have the same bits."""
+    return tl.where(words == _EMPTY_TO, 0, words)
+
+
+@helper
+def sf_store(ptr, words, mask):
+    """Stores four self-flagged words an element in one 16-byte relaxed system-scope store.
+
+    Args:
+        ptr: tensor [N] of pointers to int32, each 16-byte aligned: empty slots, local or a peer's (symm_at).
+        words: int32 [N, 4], none of them 0: `sf_filled` of the data.
+        mask: bool [N], elements to store.
+
+    It needs no barrier or fence, and orders nothing else."""
+    a, b, c, d = split_words(words)
+    _sf_store(ptr, a, b, c, d, mask)
+
+
+@helper
+def sf_take(ptr, mask):
+    """Polls slots of four words until no word is 0, and empties them. Every element's thread spins on its own slot.
+
+    Args:
+        ptr: tensor [N] of pointers to int32, each 16-byte aligned, into this rank's symmetric memory.
+        mask: bool [N]. Elements where it is false give 0 and touch nothing.
+
+    Returns int32 [N, 4]: what `sf_store` stored. Relaxed: it orders nothing but the slot itself."""
+    a = tl.zeros(ptr.shape, tl.int32)
+    b, c, d = a, a, a
+    once = _true()
+    # The compiler may repeat an operation to get its result in another layout, assembly too. Not one inside a while loop.
+    while once != 0:
+        _sf_await(ptr, mask)            # nothing, unless waits are bounded
+        if _is_ptx():
+            a, b, c, d = _take_ptx(ptr, mask)
+        else:
+            low = _sf_take_pair(ptr, mask)
+            high = _sf_take_pair(ptr + 2, mask)
+            a, b, c, d = low.to(tl.int32), (low >> 32).to(tl.int32), high.to(tl.int32), (high >> 32).to(tl.int32)
+        once = 0
+    return join_words(a, b, c, d)
+
+
+@helper
+def _take_ptx(ptr, mask):
+    """sf_take in 16-byte accesses."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred q;
+        .reg .b32 t, u;
+        mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+        setp.eq.b32 q, $5, 0;
+        @q bra DONE;
+        POLL:
+        ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];
+        min.u32 t, $0, $1;
+        min.u32 u, $2, $3;
+        min.u32 t, t, u;
+        setp.eq.b32 q, t, 0;
+        @q bra POLL;
+        mov.b32 t, 0;
+        st.global.v4.b32 [$4], {t, t, t, t};
+        DONE:
+        }""", "=&r,=&r,=&r,=&r,l,r", [ptr.to(tl.int64), mask.to(tl.int32)],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1)
