@@ -6,6 +6,7 @@ from importlib import import_module
 from unittest import mock
 
 import pytest
+import torch
 from checking import MODES
 from mutants import edited, load, source_of
 from scenarios import AR, Moves, near_the_wrap, overtaking
@@ -13,15 +14,17 @@ from scenarios import AR, Moves, near_the_wrap, overtaking
 from triton_dist.checker import check_kernel
 from triton_dist.ops import _exchange
 
+F64 = torch.float64
 all_reduce_op = import_module("triton_dist.ops.all_reduce.op")        # triton_dist.ops.all_reduce is the function
 ONE_HOP, TWO_HOPS, PIECES = "triton_dist.ops._one_hop", "triton_dist.ops.all_reduce.kernels", "triton_dist.ops._packets"
 USERS = {ONE_HOP: (_exchange, ("one_hop_packets", "one_hop_push")), TWO_HOPS: (all_reduce_op, ("two_shot_kernel", "push_kernel"))}
 
 
 def calls(method):
-    """A slow rank, and sizes that change, so that each meets both halves and other grids."""
-    sizes = (40, 30000, 2000, 9) if method == "push" else (2100, 40, 700, 2100, 9)
-    return overtaking([AR(n, method) for n in sizes], slow=1, repeat=3)
+    """A slow rank, and sizes that change, so that each meets both halves and other grids. Packets reduce fp64."""
+    if method == "push":
+        return overtaking([AR(n, method) for n in (40, 30000, 2000, 9)], slow=1, repeat=3)
+    return overtaking([AR(n, method, F64) for n in (525, 10, 175, 525, 3)], slow=1, repeat=3)
 
 
 def moves():
@@ -32,8 +35,8 @@ def moves():
 
 def past_zero(method):
     """The workspace grows between the epochs -1 and what follows it."""
-    near_the_wrap([AR(40, method)], ["packets"], start=-2, repeat=1)
-    return overtaking([AR(9000, method), AR(40, method)], slow=1, repeat=1)
+    near_the_wrap([AR(10, method, F64)], ["packets"], start=-2, repeat=1)
+    return overtaking([AR(2250, method, F64), AR(10, method, F64)], slow=1, repeat=1)
 
 
 SUMMING = 'dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)'
@@ -81,7 +84,7 @@ MUTANTS = {
         ("    dl.gdc_wait()\n    dl.gdc_launch_dependents()\n    return this_epoch(control)",
          "    epoch = this_epoch(control)\n    dl.gdc_wait()\n    return epoch")]),
     "an epoch for each program": (lambda: calls("one_shot"), PIECES, [
-        ("mask=copy < _COPIES)", "mask=copy == tl.program_id(0))")]),
+        ("mask=copy < COPIES)", "mask=copy == tl.program_id(0))")]),
     "epoch 0, what fresh memory looks like": (lambda: past_zero("one_shot"), PIECES, [
         ("return tl.where(epoch == 0, 2, epoch)", "return epoch")]),
 }

@@ -18,7 +18,7 @@ from triton_dist.backends.emulator.streams import Stream
 from triton_dist.ops import ag_gemm, all_reduce, all_reduce_rmsnorm, all_to_all_vdev, gemm_ar, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
-from triton_dist.runtime.workspace import MAX_PROGRAMS, workspace
+from triton_dist.runtime.workspace import workspace
 from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64, gemm_rs_float64,
                                  poisoned, random_tensor)
 
@@ -266,7 +266,7 @@ def past_the_wrap_and_zero(calls, growing, kind, start):
     near_the_wrap(calls, [kind], start=start)
     workspace(resolve(), kind).set_epoch(start)
     back_to_back(growing)
-    assert workspace(resolve(), kind).control.tolist() == [FIVE_ON[start]] * MAX_PROGRAMS
+    assert set(workspace(resolve(), kind).control.tolist()) == {FIVE_ON[start]}
 
 
 def two_groups(calls, repeat=2):

@@ -196,10 +196,11 @@ def test_capture_of_what_has_not_run_is_unfused_or_an_error():
 
 
 # -- choice ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("world, most", [(2, 2 << 20), (3, 1 << 20), (8, 1 << 20)])
-def test_auto_takes_two_hops_of_packets_up_to_so_many_bytes(world, most):
-    assert [by_size("all_reduce_rmsnorm", world, nbytes, "unfused") for nbytes in (1, most, most + 1)] == [
-        "two_shot", "two_shot", "unfused"]
+def test_auto_takes_one_hop_then_two_then_the_parts():
+    def taken(world, *sizes):
+        return [by_size("all_reduce_rmsnorm", world, nbytes, "unfused") for nbytes in sizes]
+    assert taken(2, 1, 16 << 20, (16 << 20) + 1) == ["one_shot", "one_shot", "unfused"]
+    assert taken(4, 1, 64 << 10, 1 << 20, 9 << 20) == ["one_shot", "one_shot", "two_shot", "unfused"]
 
 
 def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():

@@ -119,7 +119,7 @@ ROWS = [
     ("norm method: packets of much", norm(x=lambda: X(1, 1).expand(2**13, 2**13), weight=lambda: X(2**13),
                                           method=lambda: "two_shot"), "method:", f"at most {64 << 20} bytes", "use 'unfused'"),
     ("norm: out of heap", norm(x=lambda: X(1 << 12, 1 << 10), weight=lambda: X(1 << 10), method=lambda: "one_shot"),
-     "packets halves", "bytes needed", "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
+     "self-flagged halves", "bytes needed", "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
     ("all_to_all_single by lists: one of them", lambda: all_to_all_single(X(), input_split_sizes=[4, 4]), "output_split_sizes:",
      "found None", "give both lists or none"),
     ("all_to_all_single by lists: of three", lambda: by_lists([1, 2, 5], [4, 4]), "output_split_sizes:", "found [1, 2, 5]",

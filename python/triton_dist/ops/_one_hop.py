@@ -10,10 +10,11 @@ rank's row of the other. Reductions are in an order that all ranks share, with o
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks, release,
-                                      store_words)
+from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
+                                      release, store_words)
 from triton_dist.ops._reduce import combined, finished, neutral
-from triton_dist.ops._selfflag import COPIES, combined_words, finished_words, load_vectors, neutral_words, store_vectors
+from triton_dist.ops._selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
+                                       store_vectors)
 from triton_dist.runtime.jit import jit
 
 
@@ -58,7 +59,7 @@ def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.co
 @jit(do_not_specialize=["n", "vectors", "rounds"])
 def one_hop_self_flagged(x, out, slots, half, control, team, n, vectors, rounds, SCATTER: tl.constexpr, OP: tl.constexpr,
                          WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
-    """Reductions by self-flagged stores: int32 slots [2 buffers of `half`][rank][vectors][4], for n elements in `vectors` vectors.
+    """Reductions by self-flagged stores: int32 slots [2 buffers of `half`][rank][vectors][4], of n elements in vectors.
 
     In a round each thread stores EACH vectors of 16 bytes to all peers, then polls the same vectors of every peer.
     Who writes: every rank stores into its own row of every peer's buffer `epoch & 1`.

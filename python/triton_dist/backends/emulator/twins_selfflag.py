@@ -39,8 +39,8 @@ def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
         left = mem.glance(some)
         if bool(left.any()):
             where = int(some[left != 0][0])
-            raise fault(f"sf_store at {where:#x} into a slot that is not empty: its taker has not emptied it, or it has two senders",
-                        "self-flag")
+            raise fault(f"sf_store at {where:#x} into a slot that is not empty: its taker has not emptied it, or it has two "
+                        "senders", "self-flag")
         mem.store_points(some, _WORD, words, "packet", "sys")
     return filled(_NOTHING, shape) if shape else _NOTHING
 

@@ -7,10 +7,11 @@ OP is the reduction (ops._reduce). Every one is in an order that all ranks share
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks, release,
-                                      store_words)
+from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
+                                      release, store_words)
 from triton_dist.ops._reduce import combined, finished, neutral
-from triton_dist.ops._selfflag import COPIES, combined_words, finished_words, load_vectors, neutral_words, store_vectors
+from triton_dist.ops._selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
+                                       store_vectors)
 from triton_dist.runtime.jit import jit
 
 

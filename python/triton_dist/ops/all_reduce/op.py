@@ -24,8 +24,8 @@ def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
         out: contiguous, of x's shape and dtype, or None to allocate. `out=x` reduces in place; else they must not overlap.
         method: "one_shot" (data that is its own flag, or packets that carry one, everything to everyone: the lowest
             latency), "two_shot" (the same, but each rank reduces a part and sends the result), "push" (as two_shot, with
-            plain stores and separate flags, for large tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all
-            ranks.
+            plain stores and separate flags, for large tensors), "nccl" (the group's own collective) or "auto" (by size,
+            from measurements). The same on all ranks.
         op: "sum", "avg", "max" or "min", or torch's ReduceOp of that name. The same on all ranks.
 
     Returns out. fp16, bf16 and fp32 are reduced in fp32 and rounded once, other dtypes in their own (integers wrap). The

@@ -40,16 +40,16 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, c
         count_call(control, epoch, COPIES)      # while the data travels
         for row in range(pid, m, programs):
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)      # again: from a near cache, while the data travels
-            take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS, HAS_RESIDUAL,
-                     dtype, WORLD, THREADS, EACH, WHOLE)
+            take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS,
+                     HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
     else:
         for row in range(pid, m, programs):
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
             send_row(own, inbox + 4 * (index * m + row) * vectors, deltas, vectors, WORLD, THREADS, EACH)
             if row == pid:
                 count_call(control, epoch, COPIES)
-            take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS, HAS_RESIDUAL,
-                     dtype, WORLD, THREADS, EACH, WHOLE)
+            take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS,
+                     HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
 
 
 @triton.jit
@@ -101,9 +101,9 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, 
 
     int32 slots [2 buffers of `half`][terms: rank, own rows; sums: rows][vectors of a row][4].
     Who writes: every rank stores its term of a row into the owner's terms, and its own rows' sums into all peers' sums.
-    Who waits: a program, for its own rows' terms and the others' sums. A rank that owns no row hears of all peers by the sums that
-    it waits for, and is heard by its terms; so the epoch is bounded. All terms are sent before anything is awaited, and all sums
-    before a sum is.
+    Who waits: a program, for its own rows' terms and the others' sums. A rank that owns no row hears of all peers by the
+    sums that it waits for, and is heard by its terms; so the epoch is bounded. All terms are sent before anything is
+    awaited, and all sums before a sum is.
     """
     index = dl.team_rank(team)
     dtype: tl.constexpr = x.dtype.element_ty

@@ -1,0 +1,114 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Each rule of self-flagged stores is needed: with one sentence of it broken, the checker reports it."""
+from importlib import import_module
+from unittest import mock
+
+import pytest
+import torch
+from checking import MODES, check_edited
+from scenarios import AR, ARN, Moves, overtaking
+
+from triton_dist.backends.emulator import memory, primitives
+from triton_dist.checker import check_kernel
+from triton_dist.ops import _exchange
+
+all_reduce_op = import_module("triton_dist.ops.all_reduce.op")        # triton_dist.ops.all_reduce is the function
+norm_op = import_module("triton_dist.ops.all_reduce_rmsnorm.op")
+
+
+def one_hop():
+    """A slow rank, and sizes that change, so that each meets both buffers and other grids."""
+    made = [AR(n, "one_shot") for n in (2100, 40, 700)] + [Moves("reduce_scatter", 300, "one_shot"), AR(9, "one_shot")]
+    return overtaking(made, slow=1, repeat=3)
+
+
+def two_hops():
+    return overtaking([AR(n, "two_shot") for n in (2100, 40, 700, 2100, 9)], slow=1, repeat=3)
+
+
+def norm_one_hop():
+    return overtaking([ARN(5, 40, "one_shot", residual="in place"), ARN(2, 130, "one_shot", bias=True),
+                       ARN(12, 24, "one_shot")], slow=1, repeat=3)
+
+
+def norm_two_hops():
+    return overtaking([ARN(5, 40, "two_shot", residual="in place"), ARN(2, 130, "two_shot", bias=True),
+                       ARN(9, 24, "two_shot")], slow=1, repeat=3)
+
+
+def loaded(take: str) -> str:
+    """`take`, a call of dl.sf_take, as loads that wait for nothing and empty nothing."""
+    place, mask = take.removeprefix("dl.sf_take(")[:-1].rsplit(", ", 1)
+    return f"tl.load(({place})[:, None] + tl.arange(0, 4)[None, :], mask=({mask})[:, None], other=0)"
+
+
+ONE = "dl.sf_take(slots + buffer + 4 * (r * vectors + at), inside & (index != r))"
+TERM = "dl.sf_take(inbox + 4 * (r * part + at), inside & (index != r))"
+RESULT = "dl.sf_take(inbox + results + 4 * (source * part + at), inside)"
+ROW = "dl.sf_take(inbox + 4 * ((r * m + row) * vectors + at), inside & (index != r))"
+SUM = "dl.sf_take(outcome + 4 * (row * vectors + at), inside)"
+HALF = "inbox = slots + (epoch & 1) * half\n    "
+ONE_BUFFER = (f"{HALF}outbox", "inbox = slots\n    outbox")
+
+# name: (calls, module, kernel, (old, new))
+MUTANTS = {
+    "one hop does not wait": (one_hop, _exchange, "one_hop_self_flagged", (ONE, loaded(ONE))),
+    "one hop keeps to one buffer": (one_hop, _exchange, "one_hop_self_flagged", ("buffer = (epoch & 1) * half", "buffer = 0 * half")),
+    "one hop has two senders for a slot": (one_hop, _exchange, "one_hop_self_flagged", (
+        "outbox = slots + buffer + 4 * index * vectors", "outbox = slots + buffer")),
+    "one hop sends words of 0": (one_hop, _exchange, "one_hop_self_flagged", (
+        "own + (dl.sf_filled(load_vectors(mine, at, inside, n, WHOLE)), )", "own + (load_vectors(mine, at, inside, n, WHOLE), )")),
+    "one hop leaves one peer's words": (one_hop, _exchange, "one_hop_self_flagged", (
+        ONE, ONE.replace("(index != r)", "(index != r) & (r != 2)"))),
+    "two hops do not wait for terms": (two_hops, all_reduce_op, "two_hops_self_flagged", (TERM, loaded(TERM))),
+    "two hops do not wait for results": (two_hops, all_reduce_op, "two_hops_self_flagged", (RESULT, loaded(RESULT))),
+    "two hops keep to one buffer": (two_hops, all_reduce_op, "two_hops_self_flagged", (
+        "inbox, results = slots + (epoch & 1) * half, ", "inbox, results = slots, ")),
+    "two hops: results lie where terms do": (two_hops, all_reduce_op, "two_hops_self_flagged", (
+        "half, 4 * WORLD * part", "half, 0 * WORLD * part")),
+    "two hops send results of 0": (two_hops, all_reduce_op, "two_hops_self_flagged", (
+        "total = dl.sf_filled(finished_words(terms, dtype, WORLD, OP))", "total = finished_words(terms, dtype, WORLD, OP)")),
+    "the norm does not wait for a row": (norm_one_hop, norm_op, "one_hop_rmsnorm", (ROW, loaded(ROW))),
+    "the norm does not wait for a sum": (norm_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
+    "the norm has two owners of a place": (norm_two_hops, norm_op, "two_hops_rmsnorm", (
+        "place = inbox + 4 * ((index * owned + row // WORLD) * vectors + at)", "place = inbox + 4 * ((row // WORLD) * vectors + at)")),
+    "the norm's sums lie where terms do": (norm_two_hops, norm_op, "two_hops_rmsnorm", (
+        "outcome = inbox + 4 * WORLD * owned * vectors", "outcome = inbox")),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_reported(name, tmp_path):
+    calls, user, kernel, edit = MUTANTS[name]
+    assert not check_edited(user, kernel, [edit], calls, tmp_path, 12).clean, f"survived: {name}"
+
+
+@pytest.mark.parametrize("calls", [one_hop, two_hops, norm_one_hop, norm_two_hops])
+def test_the_kernels_themselves_are_clean(calls):
+    report = check_kernel(calls, 3, 6, modes=MODES)
+    assert report.clean and report.accesses, str(report)
+
+
+def test_a_taker_that_does_not_empty_is_reported():
+    """The primitive itself without the stores of zeros."""
+    take, store = primitives.SYMBOLS["tdist_sf_take_pair"], memory.Memory.store_points
+
+    def kept(self, addresses, known, values, sem=None, scope=None):
+        if sem != "emptied":
+            store(self, addresses, known, values, sem, scope)
+    with mock.patch.object(memory.Memory, "store_points", kept):
+        report = check_kernel(one_hop, 3, 4, modes=MODES)
+    assert take is primitives.SYMBOLS["tdist_sf_take_pair"]
+    assert not report.clean and "not empty" in str(report)
+
+
+def test_zeros_arrive_as_zeros():
+    """A word of zeros travels as -0.0, which nobody sees."""
+    def script():
+        from triton_dist.ops import all_reduce
+        for method in ("one_shot", "two_shot"):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                out = all_reduce(torch.zeros(77, dtype=dtype), method=method)
+                assert not bool(torch.signbit(out).any()) and not bool(out.any())
+    assert check_kernel(script, 3, 2).clean

@@ -1,0 +1,101 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Kernels of self-flagged stores compiled for every target: each access is made once, by one thread, 16 bytes wide."""
+import re
+
+import pytest
+from compile_util import CUDA, HIP, compile_kernel, instructions, position
+
+from triton_dist.ops._one_hop import one_hop_self_flagged
+from triton_dist.ops.all_reduce.kernels import two_hops_self_flagged
+from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
+
+POINTERS = {"slots": "*i32", "control": "*i32", "team": "*i32"}
+OPERANDS = ("x", "weight", "bias", "residual", "out", "residual_out")
+KERNELS = [one_hop_self_flagged, two_hops_self_flagged, one_hop_rmsnorm, two_hops_rmsnorm]
+TAKE, EMPTY = r"ld\.relaxed\.sys\.global\.v4\.b32", r"st\.global\.v4\.b32 \[%\w+\], \{t, t, t, t\}"
+SEND = r"st\.volatile\.global\.v4\.b32"
+
+
+def compiled(kernel, target: str, dtype: str = "bf16", world: int = 2, whole: bool = True, each: int = 1, **options):
+    """`kernel` with operands of `dtype`, as its op launches it."""
+    types = {name: "constexpr" if name.isupper() else POINTERS.get(name, "i32") for name in kernel.arg_names}
+    types.update({name: f"*{dtype}" for name in OPERANDS if name in types})
+    known = dict(SCATTER=False, OP="sum", WORLD=world, THREADS=8 * (64 if target in HIP else 32), EACH=each, WHOLE=whole, EPS=1e-6,
+                 HAS_BIAS=True, HAS_RESIDUAL=True, ALL_FIRST=True)
+    aligned = (*(OPERANDS if whole else ()), *POINTERS, "half", *(("n",) if "weight" in types and whole else ()))
+    return compile_kernel(kernel, types, {name: value for name, value in known.items() if name in types}, target,
+                          divisible=aligned, num_warps=8, num_stages=1, **options)
+
+
+def count(lines: list, pattern: str) -> int:
+    return sum(bool(re.search(pattern, line)) for line in lines)
+
+
+def sends_and_takes(kernel, world: int, each: int) -> tuple:
+    """How many of each a thread makes in the kernel's text."""
+    if kernel in (one_hop_self_flagged, one_hop_rmsnorm):
+        return (world - 1) * each, world * each
+    if kernel is two_hops_self_flagged:
+        return 2 * (world - 1) * each, (2 * world - 1) * each
+    return 2 * (world - 1) * each, (world + 1) * each
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("world, each", [(2, 1), (2, 4), (4, 1), (8, 1)])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
+def test_each_store_and_each_poll_stands_once(kernel, world, each, whole):
+    """Triton may repeat an operation to have its result in another layout. A slot that is taken twice never fills again."""
+    built = compiled(kernel, "sm_90", world=world, each=each, whole=whole)
+    sends, takes = sends_and_takes(kernel, world, each)
+    ttgir, lines = built.asm["ttgir"].splitlines(), instructions(built)
+    assert (count(ttgir, "tdist_sf_store"), count(ttgir, "elementwise_inline_asm")) == (sends, takes)
+    rounds = count(lines, SEND) // sends        # LLVM may write the first turn of a loop apart
+    assert rounds in (1, 2)
+    assert (count(lines, SEND), count(lines, TAKE), count(lines, EMPTY)) == (rounds * sends, rounds * takes, rounds * takes)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("target", CUDA)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
+def test_everything_is_sixteen_bytes_wide_and_nothing_is_fenced(kernel, target, dtype):
+    built = compiled(kernel, target, dtype)
+    lines = instructions(built)
+    assert not [line for line in lines if re.search(r"\b(atom|red|fence|membar)\b", line)]
+    assert not [line for line in lines if re.search(r"(ld|st)\.global\S*\.b16", line)], "element by element"
+    assert count(lines, r"ld\.global\.v4\.b32") and count(lines, r"st\.global\.v4\.b32 \[ %")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("kernel", [one_hop_self_flagged, two_hops_self_flagged], ids=lambda k: k.__name__)
+def test_reductions_stay_in_registers(kernel, whole):
+    built = compiled(kernel, "sm_90", whole=whole)
+    assert "convert_layout" not in built.asm["ttgir"] and built.metadata.shared == 0
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
+def test_with_bounded_waits_another_poll_may_give_up(kernel):
+    lines, usual = instructions(compiled(kernel, "sm_90", bounded=True)), instructions(compiled(kernel, "sm_90"))
+    assert count(lines, r"ld\.volatile\.global\.v4") >= sends_and_takes(kernel, 2, 1)[1] and count(lines, "trap")
+    assert not count(usual, r"ld\.volatile\.global\.v4") and not count(usual, "trap")
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("target", HIP)
+def test_hip_stores_sixteen_bytes_and_polls_eight(target, kernel):
+    lines = instructions(compiled(kernel, target))
+    position(lines, r"global_store_dwordx4 .* sc0 sc1")
+    position(lines, r"global_load_dwordx2 .* sc0 sc1")
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_only_the_team_is_read_before_the_kernel_ahead_has_ended(kernel, target):
+    from test_collective_code import parameters_behind
+    lines = instructions(compiled(kernel, target))
+    wait = position(lines, r"griddepcontrol\.wait")
+    position(lines, r"griddepcontrol\.launch_dependents", wait)
+    early = [(i, line) for i, line in enumerate(lines[:wait]) if ".global" in line]
+    for i, line in early:
+        assert line.startswith("ld.")
+        assert parameters_behind(lines[:i], line.partition("[")[2]) == {kernel.arg_names.index("team")}
