@@ -54,11 +54,13 @@ ONE_BUFFER = (f"{HALF}outbox", "inbox = slots\n    outbox")
 # name: (calls, module, kernel, (old, new))
 MUTANTS = {
     "one hop does not wait": (one_hop, _exchange, "one_hop_self_flagged", (ONE, loaded(ONE))),
-    "one hop keeps to one buffer": (one_hop, _exchange, "one_hop_self_flagged", ("buffer = (epoch & 1) * half", "buffer = 0 * half")),
+    "one hop keeps to one buffer": (one_hop, _exchange, "one_hop_self_flagged", (
+        "buffer = (epoch & 1) * half", "buffer = 0 * half")),
     "one hop has two senders for a slot": (one_hop, _exchange, "one_hop_self_flagged", (
         "outbox = slots + buffer + 4 * index * vectors", "outbox = slots + buffer")),
     "one hop sends words of 0": (one_hop, _exchange, "one_hop_self_flagged", (
-        "own + (dl.sf_filled(load_vectors(mine, at, inside, n, WHOLE)), )", "own + (load_vectors(mine, at, inside, n, WHOLE), )")),
+        "own + (dl.sf_filled(load_vectors(mine, at, inside, n, WHOLE)), )",
+        "own + (load_vectors(mine, at, inside, n, WHOLE), )")),
     "one hop leaves one peer's words": (one_hop, _exchange, "one_hop_self_flagged", (
         ONE, ONE.replace("(index != r)", "(index != r) & (r != 2)"))),
     "two hops do not wait for terms": (two_hops, all_reduce_op, "two_hops_self_flagged", (TERM, loaded(TERM))),
@@ -72,7 +74,8 @@ MUTANTS = {
     "the norm does not wait for a row": (norm_one_hop, norm_op, "one_hop_rmsnorm", (ROW, loaded(ROW))),
     "the norm does not wait for a sum": (norm_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
     "the norm has two owners of a place": (norm_two_hops, norm_op, "two_hops_rmsnorm", (
-        "place = inbox + 4 * ((index * owned + row // WORLD) * vectors + at)", "place = inbox + 4 * ((row // WORLD) * vectors + at)")),
+        "place = inbox + 4 * ((index * owned + row // WORLD) * vectors + at)",
+        "place = inbox + 4 * ((row // WORLD) * vectors + at)")),
     "the norm's sums lie where terms do": (norm_two_hops, norm_op, "two_hops_rmsnorm", (
         "outcome = inbox + 4 * WORLD * owned * vectors", "outcome = inbox")),
 }
