@@ -10,11 +10,11 @@ from gluon_core import AG, BLOCK_K, RS, back_to_back, small_core
 from mutants import load, source_of
 from mutation import mutants
 
-from triton_dist.backends.nvidia import cores
 from triton_dist.checker import check_kernel
+from triton_dist.cores.hopper import cores
 
 pytestmark = pytest.mark.usefixtures("small_core")
-NVIDIA = "triton_dist.backends.nvidia"
+HOPPER = "triton_dist.cores.hopper"
 # op: {what makes the arguments of a kernel: the kernel's name}
 KERNELS = {"ag_gemm_ws": {cores._AgGemm: "ag_gemm_ws_kernel", cores._AgGemmBySms: "ag_gemm_by_sms_ws_kernel"},
            "gemm_rs_ws": {cores._GemmRs: "gemm_rs_ws_kernel"}}
@@ -39,7 +39,7 @@ EQUIVALENT = {
 def all_mutants():
     """[(op, file, mutant)]; those of the shared core for both ops."""
     return [(op, file, mutant) for file in ("gemm_ws", "ag_gemm_ws", "gemm_rs_ws")
-            for mutant in mutants(source_of(f"{NVIDIA}.{file}")) for op in (KERNELS if file == "gemm_ws" else [file])]
+            for mutant in mutants(source_of(f"{HOPPER}.{file}")) for op in (KERNELS if file == "gemm_ws" else [file])]
 
 
 def is_equivalent(entry):
@@ -63,7 +63,7 @@ def kernels_of(op, file, source, folder):
     """The module of an op's kernels with another source of one file: its own, or of the core under it."""
     module = load(file, source, folder)
     if file == "gemm_ws":
-        own, line = source_of(f"{NVIDIA}.{op}"), f"from {NVIDIA}.gemm_ws import"
+        own, line = source_of(f"{HOPPER}.{op}"), f"from {HOPPER}.gemm_ws import"
         assert own.count(line) == 1
         module = load(op, own.replace(line, f"from {module.__name__} import"), folder)
     return module
@@ -108,7 +108,7 @@ def test_a_mutant_that_is_right_is_clean(op, file, mutant, tmp_path):
 
 @pytest.mark.parametrize("op", KERNELS)
 def test_the_core_itself_is_clean(op, tmp_path):
-    report = check_core(op, kernels_of(op, op, source_of(f"{NVIDIA}.{op}"), tmp_path), schedules=4)
+    report = check_core(op, kernels_of(op, op, source_of(f"{HOPPER}.{op}"), tmp_path), schedules=4)
     assert report.clean and report.accesses, str(report)
 
 

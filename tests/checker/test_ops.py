@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, V, back_to_back, overtaking, side_stream, two_groups
 
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.checker import check_kernel
 from triton_dist.checker.schedules import schedules
 from triton_dist.ops.traffic import sent

@@ -9,7 +9,8 @@ import torch
 from checking import MODES, check_edited
 from scenarios import AR, ARN, Moves, overtaking
 
-from triton_dist.backends.emulator import memory, primitives
+from triton_dist.backends.emulator.memory import memory
+from triton_dist.backends.emulator.rebuild import primitives
 from triton_dist.checker import check_kernel
 from triton_dist.ops import _exchange
 

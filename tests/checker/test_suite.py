@@ -11,7 +11,7 @@ import torch
 from suite.registry import _MARK, CASES, KINDS, load
 
 from triton_dist.backends.emulator import run_ranks
-from triton_dist.backends.emulator.order import MODES
+from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument
 
 ALL = load()

@@ -9,9 +9,9 @@ from compile_util import compile_kernel, instructions, position
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon import language as gl
 
-from triton_dist.backends.nvidia.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
-from triton_dist.backends.nvidia.cores import BOX_BYTES, BOX_ROWS
-from triton_dist.backends.nvidia.gemm_rs_ws import gemm_rs_ws_kernel
+from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
+from triton_dist.cores.hopper.cores import BOX_BYTES, BOX_ROWS
+from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
 
 TMA_LOAD, TMA_STORE = r"cp\.async\.bulk\.tensor\.\dd\.shared", r"cp\.async\.bulk\.tensor\.\dd\.global"
 _DTYPES = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}

@@ -7,9 +7,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from triton_dist.backends.emulator import scheduler
-from triton_dist.backends.emulator.scheduler import MODES, Scheduler
-from triton_dist.backends.nvidia.hopper_prims import tma_load, tma_store
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.engine.scheduler import MODES, Scheduler
+from triton_dist.cores.hopper.hopper_prims import tma_load, tma_store
 
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32, torch.int32: gl.int32}
 ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))

@@ -6,8 +6,9 @@ import itertools
 import pytest
 import torch
 
-from triton_dist.backends.emulator import frontend, scheduler
-from triton_dist.backends.emulator.scheduler import Actor, Crew, Cta, Scheduler
+from triton_dist.backends.emulator import frontend
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.engine.scheduler import Actor, Crew, Cta, Scheduler
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,10 @@
 from dataclasses import dataclass
 from typing import Callable
 
-from triton_dist.backends.emulator import memory, scheduler
 from triton_dist.backends.emulator.backend import machine
-from triton_dist.backends.emulator.scheduler import Waiting
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.engine.scheduler import Waiting
+from triton_dist.backends.emulator.memory import memory
 
 MODES = scheduler.MODES
 

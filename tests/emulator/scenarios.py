@@ -14,7 +14,7 @@ import torch
 import triton_dist
 from triton_dist import ops
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.backends.emulator.streams import Stream
+from triton_dist.backends.emulator.engine.streams import Stream
 from triton_dist.ops import ag_gemm, all_reduce, all_reduce_rmsnorm, all_to_all_vdev, gemm_ar, gemm_rs
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -244,7 +244,7 @@ def overtaking(calls, slow=0, repeat=3):
 
 def dawdle(turns=200):
     """Gives other actors the floor many times."""
-    from triton_dist.backends.emulator import scheduler
+    from triton_dist.backends.emulator.engine import scheduler
     for _ in range(turns):
         scheduler.active().point()
 

@@ -9,8 +9,8 @@ from scenarios import (AR, BF16, F16, F32, FIVE_ON, back_to_back, captures_by_ra
                        past_the_wrap_and_zero, side_stream, two_groups)
 
 import triton_dist
-from triton_dist.backends.emulator.order import MODES
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.engine.order import MODES
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops import all_reduce
 from triton_dist.ops._collective import STEPS, by_size
 from triton_dist.runtime.errors import InvalidArgument

@@ -9,7 +9,7 @@ import triton.language as tl
 from ambient_states import CASES, REFUSED, SERVED, drawn
 
 import triton_dist
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.layers import AGGemm
 from triton_dist.ops import ag_gemm, all_reduce, gemm_ar, gemm_rs
 from triton_dist.runtime import ambient

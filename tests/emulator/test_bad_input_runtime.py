@@ -10,7 +10,9 @@ from bad_input import Row, check_message, refused, small_heap, table, usable, wo
 
 import triton_dist
 from triton_dist import create_symm_tensor, free_symm_tensor, peer_tensor
-from triton_dist.backends.emulator import machine, process, run_ranks, scheduler
+from triton_dist.backends.emulator import run_ranks
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.worlds import machine, process
 from triton_dist.runtime import backend as registry
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
 from triton_dist.runtime.groups import resolve

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.bench import command, dispatch_rows, problems, results, rows
 from triton_dist.bench.collective import measure as collective_measure, problem as collective_problem
 from triton_dist.bench.collective.gemm_ar import GemmAr

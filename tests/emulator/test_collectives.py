@@ -7,8 +7,8 @@ from scenarios import AR, BF16, F16, F32, Moves, back_to_back, near_the_wrap, ov
 
 import triton_dist
 from triton_dist import ops
-from triton_dist.backends.emulator.order import MODES
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.engine.order import MODES
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state

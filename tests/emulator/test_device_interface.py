@@ -10,7 +10,7 @@ import triton.language as tl
 import triton.testing
 
 import triton_dist
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops import all_reduce
 from triton_dist.runtime.errors import InvalidArgument
 

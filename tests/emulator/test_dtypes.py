@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from triton_dist import ops
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 

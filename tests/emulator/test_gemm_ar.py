@@ -13,8 +13,8 @@ from scenarios import (AR, BF16, F16, F32, FIVE_ON, GAR, RS, back_to_back, captu
 
 import triton_dist
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.backends.emulator.order import MODES
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.engine.order import MODES
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.backends.nvidia.backend import NvidiaBackend
 from triton_dist.layers import GemmAR
 from triton_dist.ops import gemm_ar

@@ -5,8 +5,8 @@ import pytest
 import torch
 from gluon_core import AG, BF16, BLOCK_K, F16, F32, RS, STEPS, back_to_back, small_core
 
-from triton_dist.backends.emulator.scheduler import MODES
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.engine.scheduler import MODES
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 
 pytestmark = pytest.mark.usefixtures("small_core")
 
@@ -69,7 +69,7 @@ def test_ws_and_portable_ranks_in_one_call():
     """A rank whose K is zero runs the portable kernel, on the slots and flags of the core."""
     from unittest import mock
 
-    from triton_dist.backends.nvidia import cores
+    from triton_dist.cores.hopper import cores
     with mock.patch.object(cores, "_tma_can_read", lambda *tensors: all(t.numel() for t in tensors)):
         for mode in MODES:
             run_ranks(back_to_back, 2, [RS(70, 40, lambda rank: 48 * rank)] * 3, mode=mode, seed=2)

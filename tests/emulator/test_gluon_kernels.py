@@ -12,8 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (fence_async_shared
 from triton.language.core import _aggregate as aggregate
 
 import triton_dist.language as dl
-from triton_dist.backends.emulator.promotion import NEWER
-from triton_dist.backends.nvidia.hopper_prims import tma_load, tma_store
+from triton_dist.backends.emulator.values.promotion import NEWER
+from triton_dist.cores.hopper.hopper_prims import tma_load, tma_store
 from triton_dist.runtime.errors import DeviceFault, InvalidArgument
 from triton_dist.runtime.jit import gluon_jit
 

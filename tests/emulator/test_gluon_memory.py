@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from triton_dist.backends.nvidia.hopper_prims import flush_tma_stores, tma_load, tma_store
+from triton_dist.cores.hopper.hopper_prims import flush_tma_stores, tma_load, tma_store
 from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument, UnsupportedFeature
 
 

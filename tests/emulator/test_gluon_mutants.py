@@ -10,12 +10,12 @@ import pytest
 from gluon_core import AG, BLOCK_K, RS, back_to_back, small_core
 from mutants import edited, load, source_of
 
-from triton_dist.backends.emulator.virtual import run_ranks
-from triton_dist.backends.nvidia import cores
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
+from triton_dist.cores.hopper import cores
 from triton_dist.runtime.errors import TritonDistError
 
 pytestmark = pytest.mark.usefixtures("small_core")
-NVIDIA = "triton_dist.backends.nvidia"
+HOPPER = "triton_dist.cores.hopper"
 PLACES = {"ag_gemm_ws": cores._AgGemm, "gemm_rs_ws": cores._GemmRs}
 KERNELS = {"ag_gemm_ws": "ag_gemm_ws_kernel", "gemm_rs_ws": "gemm_rs_ws_kernel"}
 
@@ -106,10 +106,10 @@ MUTANTS = {
 
 def kernel_of(name, edits, folder, shown_by):
     """The kernel `shown_by` (a file's name) with `edits` made in file `name`: itself, or the core under it."""
-    module = load(name, edited(source_of(f"{NVIDIA}.{name}"), edits), folder)
+    module = load(name, edited(source_of(f"{HOPPER}.{name}"), edits), folder)
     if name == "gemm_ws":
-        over = [(f"from {NVIDIA}.gemm_ws import", f"from {module.__name__} import")]
-        module = load(shown_by, edited(source_of(f"{NVIDIA}.{shown_by}"), over), folder)
+        over = [(f"from {HOPPER}.gemm_ws import", f"from {module.__name__} import")]
+        module = load(shown_by, edited(source_of(f"{HOPPER}.{shown_by}"), over), folder)
     return getattr(module, KERNELS[shown_by])
 
 

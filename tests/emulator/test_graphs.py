@@ -13,8 +13,8 @@ from scenarios import side_stream, two_groups
 
 import triton_dist
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.backends.emulator.order import MODES
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.engine.order import MODES
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.backends.nvidia.backend import H100
 from triton_dist.layers import AGGemm
 from triton_dist.ops import _plan, ag_gemm, gemm_rs

@@ -7,7 +7,7 @@ from scenarios import BF16, captures_by_rank, dawdle, graph
 
 import triton_dist
 from triton_dist import ops
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import all_reduce_rmsnorm_float64, assert_matches, poisoned, random_tensor
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import triton_dist
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops import (ag_gemm, all_gather, all_reduce, all_reduce_rmsnorm, all_to_all_single, all_to_all_vdev, gemm_ar,
                              gemm_rs, reduce_scatter)
 from triton_dist.runtime.errors import OutOfHeap, WorkspacePoisoned

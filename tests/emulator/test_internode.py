@@ -6,12 +6,12 @@ import torch
 from scenarios import AG, BF16, F16, F32, RS, back_to_back, near_the_wrap, overtaking
 
 import triton_dist
-from triton_dist.backends.emulator.order import MODES
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.engine.order import MODES
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.checker import check_kernel
 from triton_dist.ops import all_gather_2d, reduce_scatter_2d
-from triton_dist.testing import assert_matches, poisoned, random_tensor
 from triton_dist.runtime.groups import resolve
+from triton_dist.testing import assert_matches, poisoned, random_tensor
 
 NODES = [(4, 2), (8, 2), (8, 4), (4, 4), (6, 3)]          # ranks, nodes
 SHAPES = [(64, 64), (1, 9), (9, 50), (70, 33), (3, 200)]

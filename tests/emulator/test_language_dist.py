@@ -8,7 +8,9 @@ import triton.language as tl
 from language_helpers import engine, finish, launch, start  # noqa: F401
 
 import triton_dist.language as dl
-from triton_dist.backends.emulator import memory, scheduler, twins_dist
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.memory import memory
+from triton_dist.backends.emulator.twins import dist
 from triton_dist.language._call import primitive
 from triton_dist.language.abi import ROWS
 from triton_dist.runtime.context import Context
@@ -50,7 +52,7 @@ def world(engine, request):      # noqa: F811
 
 
 def test_every_row_of_the_abi_has_a_twin_and_no_twin_lacks_a_row():
-    assert twins_dist.TWINS.keys() == ROWS.keys()
+    assert dist.TWINS.keys() == ROWS.keys()
 
 
 @jit

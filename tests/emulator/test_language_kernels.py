@@ -347,7 +347,7 @@ def _pointer_table(table, out, N: tl.constexpr):
 
 
 def test_pointers_from_a_table(engine):      # noqa: F811
-    from triton_dist.backends.emulator import memory
+    from triton_dist.backends.emulator.memory import memory
     x, y = torch.randn(8), torch.randn(8)
     for t in (x, y):
         memory.active().register(t, "row")

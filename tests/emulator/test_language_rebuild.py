@@ -14,7 +14,9 @@ import triton.language as tl
 from language_helpers import engine, launch, start  # noqa: F401
 from triton.compiler.errors import CompileTimeAssertionFailure
 
-from triton_dist.backends.emulator import frontend, rebuild, scheduler
+from triton_dist.backends.emulator import frontend
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.rebuild import rebuild
 from triton_dist.runtime.errors import DeviceFault, InvalidArgument, UnsupportedFeature
 
 WIDTH = tl.constexpr(4)
@@ -281,7 +283,7 @@ import os; os.environ["TRITON_INTERPRET"] = "1"
 import sys; sys.path.insert(0, {here!r})
 import torch, triton, triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
-from triton_dist.backends.emulator import scheduler
+from triton_dist.backends.emulator.engine import scheduler
 import language_helpers as h
 exec(compile(open({kernel!r}).read(), {kernel!r}, "exec"))
 assert isinstance(kernel, InterpretedFunction) and isinstance(tl.zeros, InterpretedFunction)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from language_helpers import engine, launch  # noqa: F401
 from triton.language import core
 
-from triton_dist.backends.emulator.scalars import FloatScalar, IntScalar, Pointer, scalar
-from triton_dist.backends.emulator.promotion import pointer_to
-from triton_dist.backends.emulator.statements import value
-from triton_dist.backends.emulator.tensors import filled, item
+from triton_dist.backends.emulator.rebuild.statements import value
+from triton_dist.backends.emulator.values.promotion import pointer_to
+from triton_dist.backends.emulator.values.scalars import FloatScalar, IntScalar, Pointer, scalar
+from triton_dist.backends.emulator.values.tensors import filled, item
 from triton_dist.runtime.errors import DeviceFault, InvalidArgument
 
 I32, U32, I64, F32 = core.int32, core.uint32, core.int64, core.float32

@@ -11,9 +11,10 @@ from language_helpers import engine, launch  # noqa: F401
 from triton.language import core
 from triton.language.extra import libdevice
 
-from triton_dist.backends.emulator import frontend, tensors  # noqa: F401  (frontend registers the twins)
-from triton_dist.backends.emulator.registry import TWINS
-from triton_dist.backends.emulator.scalars import scalar
+from triton_dist.backends.emulator import frontend  # noqa: F401  (registers the twins)
+from triton_dist.backends.emulator.engine.registry import TWINS
+from triton_dist.backends.emulator.values import tensors
+from triton_dist.backends.emulator.values.scalars import scalar
 from triton_dist.runtime.errors import InvalidArgument
 
 I32 = core.int32

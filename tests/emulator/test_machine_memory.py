@@ -5,7 +5,7 @@ import gc
 
 import torch
 
-from triton_dist.backends.emulator.memory import Memory, Segment
+from triton_dist.backends.emulator.memory.memory import Memory, Segment
 
 
 def test_a_segment_dropped_while_the_map_changes_stays_dropped():

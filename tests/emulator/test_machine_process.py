@@ -22,7 +22,8 @@ def ping_pong(rank, size):
     from machine_helpers import launch, set_flag, step, wait_flag
 
     import triton_dist
-    from triton_dist.backends.emulator import memory, scheduler
+    from triton_dist.backends.emulator.engine import scheduler
+    from triton_dist.backends.emulator.memory import memory
     from triton_dist.runtime.heap import create_symm_tensor, peer_tensor
     rounds = 50
     for _ in range(2):
@@ -235,7 +236,7 @@ else:
 
 def test_a_call_that_is_being_noted_differs_from_none(monkeypatch):
     """A peer in another process may look between any two of the writes."""
-    from triton_dist.backends.emulator import ledger
+    from triton_dist.backends.emulator.worlds import ledger
     blocks = [bytearray(ledger.SIZE) for _ in range(2)]
     mine, peer = ledger.Ledger(blocks), ledger.Ledger(blocks)
     looked = []

@@ -3,7 +3,8 @@
 """The scheduler by itself: turns, waits, SMs, failures, replay."""
 import pytest
 
-from triton_dist.backends.emulator.scheduler import MODES, Actor, Crew, Cta, Scheduler, Waiting, activated, active
+from triton_dist.backends.emulator.engine.scheduler import (MODES, Actor, Crew, Cta, Scheduler, Waiting, activated,
+                                                            active)
 from triton_dist.runtime.errors import HangError, InvalidArgument, NotInitialized, WaitTimeout
 
 

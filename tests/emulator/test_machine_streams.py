@@ -5,8 +5,9 @@ import pytest
 import torch
 from machine_helpers import MODES, launch, set_flag, step, wait_flag
 
-from triton_dist.backends.emulator import memory, run_ranks
+from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
+from triton_dist.backends.emulator.memory import memory
 from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument
 
 backend = EmulatorBackend()

@@ -8,8 +8,9 @@ import torch
 from machine_helpers import MODES, launch, set_flag, step, wait_flag
 
 import triton_dist
-from triton_dist.backends.emulator import run_ranks, scheduler
+from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
+from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.runtime.errors import HangError, InvalidArgument
 from triton_dist.runtime.heap import create_symm_tensor, heap, peer_tensor
 from triton_dist.runtime.state import state

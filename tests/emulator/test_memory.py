@@ -10,8 +10,9 @@ import triton.language as tl
 from language_helpers import engine, finish, launch, start  # noqa: F401
 from triton.language import core
 
-from triton_dist.backends.emulator import memory, scheduler
-from triton_dist.backends.emulator.promotion import info
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.memory import memory
+from triton_dist.backends.emulator.values.promotion import info
 from triton_dist.runtime.errors import DeviceFault
 
 I32, F32, F16 = info(core.int32), info(core.float32), info(core.float16)

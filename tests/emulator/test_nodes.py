@@ -12,7 +12,7 @@ import triton.language as tl
 import triton_dist
 import triton_dist.language as dl
 from triton_dist.backends.emulator import run_ranks
-from triton_dist.backends.emulator.order import MODES
+from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.checker import check_kernel
 from triton_dist.language.extra import libshmem_device as shmem
 from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument, NotInitialized

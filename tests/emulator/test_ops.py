@@ -6,7 +6,7 @@ import torch
 from scenarios import AG, BF16, F16, F32, RS, back_to_back, side_stream, two_groups
 
 import triton_dist
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 
 WORLDS = [1, 2, 3, 4, 8]
 SHAPES = [(64, 64, 64), (1, 1, 1), (9, 10, 50), (70, 33, 130), (3, 200, 17)]

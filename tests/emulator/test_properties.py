@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import triton_dist
 from triton_dist.backends.emulator import run_ranks
-from triton_dist.backends.emulator.scheduler import MODES
+from triton_dist.backends.emulator.engine.scheduler import MODES
 from triton_dist.ops import ag_gemm, gemm_rs
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import resolve

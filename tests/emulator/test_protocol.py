@@ -6,8 +6,8 @@ from importlib import import_module
 import pytest
 from scenarios import AG, F32, RS, back_to_back, near_the_wrap, overtaking
 
-from triton_dist.backends.emulator.order import MODES
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.engine.order import MODES
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops.ag_gemm import gather
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import workspace

@@ -9,7 +9,7 @@ from mutants import mutated
 from scenarios import AG, RS, back_to_back, near_the_wrap, overtaking
 
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops.ag_gemm import gather
 from triton_dist.runtime.errors import HangError
 from triton_dist.runtime.workspace import Workspace
@@ -130,9 +130,9 @@ def late_input():
     import torch
 
     import triton_dist
+    from triton_dist.ops import ag_gemm
     from triton_dist.runtime.backend import backend
     from triton_dist.runtime.groups import resolve
-    from triton_dist.ops import ag_gemm
     from triton_dist.testing import ag_gemm_float64, assert_matches, random_tensor
     group, side = resolve(), triton_dist.new_stream()
     source = random_tensor(40, 64, dtype=torch.float16, seed=group.rank)

@@ -180,7 +180,7 @@ assert all_reduce(torch.ones(1)).item() == 1
 
 def test_a_failure_before_a_call_begins_is_no_end_of_the_world(monkeypatch):
     """A rank has no memory for its output, or for a copy: both ranks fail alike, and the next calls are right."""
-    from triton_dist.backends.emulator.virtual import run_ranks
+    from triton_dist.backends.emulator.worlds.virtual import run_ranks
     from triton_dist.ops import _plan, _recent
 
     def script():

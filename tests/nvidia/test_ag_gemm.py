@@ -35,7 +35,7 @@ def check(m: int, n: int, k: int, dtype: torch.dtype, method: str = "portable", 
 
 
 def test_ag_gemm_script_on_emulated_ranks():
-    from triton_dist.backends.emulator.virtual import run_ranks
+    from triton_dist.backends.emulator.worlds.virtual import run_ranks
     errors = run_ranks(lambda: check(72, 40, 50, torch.bfloat16), 4)
     assert max(errors) < 1e-2
 

@@ -35,7 +35,7 @@ def check(m: int, n: int, k: int, dtype: torch.dtype, method: str = "portable", 
 
 
 def test_gemm_rs_script_on_emulated_ranks():
-    from triton_dist.backends.emulator.virtual import run_ranks
+    from triton_dist.backends.emulator.worlds.virtual import run_ranks
     errors = run_ranks(lambda: check(96, 80, 100, torch.bfloat16), 3)
     assert max(errors) < 2e-2
 

@@ -58,4 +58,4 @@ def test_one_helper_writes_them_all():
     found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "os.replace(draft" in path.read_text()}
     assert found == {"runtime/files.py"}
     drafts = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "mkstemp" in path.read_text()}
-    assert drafts == {"runtime/files.py", "backends/emulator/arena.py"}, "memory that ranks share is no cache"
+    assert drafts == {"runtime/files.py", "backends/emulator/worlds/arena.py"}, "memory that ranks share is no cache"

@@ -31,10 +31,12 @@ MAY_IMPORT = {
     "runtime": ("language",),
     "ops": ("runtime", "language"),
     "layers": ("ops", "runtime", "language"),
-    "backends": ("runtime", "language"),
+    "cores": ("runtime", "language"),
+    "backends": ("cores", "runtime", "language"),
 }
-# A concrete backend knows no other, but for the capability that both register: the Hopper core runs unedited in the emulator.
-SHARED_CORES = {("triton_dist.backends.emulator.backend", "triton_dist.backends.nvidia.cores")}
+# The rooms of the emulator, from the bottom up: each may import those before it. "" is its face, the files outside of a room.
+EMULATOR = "triton_dist.backends.emulator"
+EMULATOR_ROOMS = ("engine", "values", "memory", "rebuild", "twins", "worlds", "")
 # Where the registry, torch's own names for what both vendors have, and SHMEM's published names make a vendor's word necessary.
 VENDOR_PLACES = {
     "triton_dist.runtime.backend": {'"nvidia"', '"triton_dist.backends.nvidia"', '"amd"', '"triton_dist.backends.amd"',
@@ -77,9 +79,22 @@ def test_imports_go_one_way(name):
 def test_a_concrete_backend_is_found_by_the_registry_only():
     inside = [module for module in MODULES if room(module) in MAY_IMPORT]
     wrong = [f"{module} imports {other}" for module in inside for other in imports_of(module)
-             if concrete(other) not in ("", concrete(module)) and (module, other) not in SHARED_CORES]
+             if concrete(other) not in ("", concrete(module))]
     assert not wrong
-    assert all(other in imports_of(module) for module, other in SHARED_CORES), "an exception that nobody needs"
+
+
+def test_rooms_of_the_emulator_import_downwards():
+    """Each room exists, and imports no room above it. twins and worlds do not know each other."""
+    def floor(module: str) -> int:
+        name = module.removeprefix(EMULATOR).split(".")[1:2]
+        return EMULATOR_ROOMS.index(name[0] if name and name[0] in EMULATOR_ROOMS else "")
+
+    inside = [module for module in MODULES if f"{module}.".startswith(f"{EMULATOR}.")]
+    assert {EMULATOR_ROOMS[floor(module)] for module in inside} == set(EMULATOR_ROOMS)
+    pairs = [(module, other) for module in inside for other in imports_of(module) if other in inside]
+    assert not [f"{module} imports {other}" for module, other in pairs if floor(other) > floor(module)]
+    beside = [{EMULATOR_ROOMS[floor(module)], EMULATOR_ROOMS[floor(other)]} for module, other in pairs]
+    assert {"twins", "worlds"} not in beside
 
 
 def test_nothing_below_imports_a_tool():

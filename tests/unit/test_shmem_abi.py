@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from triton_dist.backends.emulator import primitives, twins_shmem  # noqa: F401 - registers the twins
+from triton_dist.backends.emulator.rebuild import primitives
+from triton_dist.backends.emulator.twins import shmem as _shmem  # noqa: F401 - registers the twins
 from triton_dist.language._call import SELECT
 from triton_dist.language.abi import ROWS
 from triton_dist.language.extra import libshmem_device as shmem

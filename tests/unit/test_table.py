@@ -149,7 +149,7 @@ def test_figures_hold_for_the_files_that_an_ops_kernels_import(op, monkeypatch):
     first, read = version(op), Path.read_bytes
     assert first == version(op) and len(first) == 12
     for name in (f"ops/{op}/op.py", f"ops/{op}/kernels.py", "ops/_gemm.py", "ops/_packets.py", "ops/_one_hop.py",
-                 "language/memory.py", "language/sync.py", "language/abi.py", "backends/nvidia/hopper_prims.py"):
+                 "language/memory.py", "language/sync.py", "language/abi.py", "cores/hopper/hopper_prims.py"):
         monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * str(path).endswith(name))
         assert version(op) != first, name
     for name in ("all_to_all_vdev/kernels.py", "gemm_ar/kernels.py", "bench/measure.py", "ops/explain.py"):

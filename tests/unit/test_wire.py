@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from triton_dist.backends.emulator import wire as module
-from triton_dist.backends.emulator.wire import Wire
+from triton_dist.backends.emulator.memory import wire as module
+from triton_dist.backends.emulator.memory.wire import Wire
 from triton_dist.runtime.errors import HangError, InvalidArgument
 from triton_dist.runtime.groups import SoloGroup
 

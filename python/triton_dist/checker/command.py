@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator
 
-from triton_dist.backends.emulator.machine import default_sms
-from triton_dist.backends.emulator.order import MODES
+from triton_dist.backends.emulator.engine.order import MODES
+from triton_dist.backends.emulator.worlds.machine import default_sms
 from triton_dist.checker.faults import Faults
 from triton_dist.checker.schedules import EXHAUSTIVE, parse, schedules
 from triton_dist.checker.script import check_script

@@ -11,8 +11,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from triton_dist.backends.emulator.observer import Observer
-from triton_dist.backends.emulator.order import PREEMPT
+from triton_dist.backends.emulator.engine.observer import Observer
+from triton_dist.backends.emulator.engine.order import PREEMPT
 from triton_dist.checker import sites, ties, words
 from triton_dist.checker.clocks import GLOBAL, KNOWS, SEEN, SHARED, Clocks, Thread, joined
 from triton_dist.checker.exhaustive import guide

@@ -7,8 +7,8 @@ choices it is given and takes the first ones behind them; the next run changes t
 """
 from typing import Any, Iterator, Optional, Sequence
 
-from triton_dist.backends.emulator.actors import Actor
-from triton_dist.backends.emulator.order import Ready
+from triton_dist.backends.emulator.engine.actors import Actor
+from triton_dist.backends.emulator.engine.order import Ready
 from triton_dist.checker.schedules import EXHAUSTIVE, Schedule
 
 PREEMPTIONS = 2

@@ -6,8 +6,8 @@ from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 
-from triton_dist.backends.emulator.memory import Memory, Segment
-from triton_dist.backends.emulator.promotion import Info
+from triton_dist.backends.emulator.memory.memory import Memory, Segment
+from triton_dist.backends.emulator.values.promotion import Info
 from triton_dist.checker import edges, sites, words
 from triton_dist.checker.clocks import GLOBAL, KNOWS, Thread, covers
 from triton_dist.checker.detector import Detector

@@ -9,7 +9,7 @@ the waiting programs an SM, residency is what was missing.
 import sys
 from typing import Any
 
-from triton_dist.backends.emulator import hang
+from triton_dist.backends.emulator.engine import hang
 from triton_dist.checker import sites, words
 
 _TURNS = 4000            # of a world that runs on

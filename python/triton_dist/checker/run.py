@@ -7,8 +7,8 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Optional, Sequence
 
-from triton_dist.backends.emulator import gluon_smem, memory
-from triton_dist.backends.emulator.virtual import run_ranks
+from triton_dist.backends.emulator.memory import gluon_smem, memory
+from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.checker import sites, ties
 from triton_dist.checker.detector import Detector
 from triton_dist.checker.faults import Faults, Found

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterator, Optional, Sequence
 
-from triton_dist.backends.emulator.order import MODES
+from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.runtime.errors import InvalidArgument
 
 EXHAUSTIVE = "exhaustive"

@@ -7,7 +7,7 @@ proxy does is checked against what its issuer could rely on when it issued.
 """
 from typing import Any
 
-from triton_dist.backends.emulator.gluon_smem import SharedMemory
+from triton_dist.backends.emulator.memory.gluon_smem import SharedMemory
 from triton_dist.checker import edges, sites, words
 from triton_dist.checker.clocks import KNOWS, SHARED, Thread, covers, joined
 from triton_dist.checker.detector import PROXIES, Detector

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from triton_dist.backends.emulator.memory import Segment
+from triton_dist.backends.emulator.memory.memory import Segment
 from triton_dist.checker import sites, words
 from triton_dist.checker.clocks import SEEN, Thread, joined
 from triton_dist.checker.shadow import Event

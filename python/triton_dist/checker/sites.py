@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from triton_dist.backends.emulator.registry import MARK
+from triton_dist.backends.emulator.engine.registry import MARK
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DEVICE_LIBRARY = os.path.join(_LIBRARY, "language")

@@ -8,7 +8,7 @@ through assignments of the function, in any order, and through parameters into t
 import ast
 from typing import Any, Callable, Optional
 
-from triton_dist.backends.emulator import sources
+from triton_dist.backends.emulator.rebuild import sources
 
 _CONSUME = "consume_token"
 # Calls whose results hold nothing but what goes in; any other may be, or contain, a wait.

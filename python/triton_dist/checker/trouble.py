@@ -3,7 +3,7 @@
 """Runs that end badly: what an exception of the emulator or of the script is called in a report."""
 import traceback
 
-from triton_dist.backends.emulator.registry import MARK
+from triton_dist.backends.emulator.engine.registry import MARK
 from triton_dist.checker.faults import Faults, Found
 from triton_dist.checker.sites import Site, hidden, sites
 from triton_dist.runtime.errors import CollectiveMismatch, DeviceFault, HangError

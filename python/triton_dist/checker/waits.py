@@ -7,7 +7,7 @@ such wait for the value before; it is a fault where it is not, whether or not th
 """
 from typing import Any, Callable, Optional, Sequence
 
-from triton_dist.backends.emulator.memory import Segment
+from triton_dist.backends.emulator.memory.memory import Segment
 from triton_dist.checker import sites, words
 from triton_dist.checker.clocks import SEEN, Thread, covers
 

@@ -100,7 +100,7 @@ def file() -> dict:
 def _block(how: str) -> dict:
     import mmap
 
-    from triton_dist.backends.emulator import arena
+    from triton_dist.backends.emulator.worlds import arena
     from triton_dist.runtime.groups import TorchGroup
     import torch.distributed as dist
     dist.init_process_group("gloo")

@@ -32,7 +32,7 @@ def _number(kind: Callable, least: float = -math.inf) -> Callable:
 
 def _mode(text: str) -> str:
     try:
-        from triton_dist.backends.emulator.order import MODES
+        from triton_dist.backends.emulator.engine.order import MODES
     except ImportError:             # greenlet is missing, of which the versions tell
         return ""
     return _one_of(*MODES)(text)

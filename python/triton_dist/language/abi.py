@@ -3,7 +3,7 @@
 """The ABI table: every device function of the runtime, once.
 
 A row is a symbol, its argument and result types and its effect. The row makes the Triton-side builtin (`_call.py`);
-`backends/gpu/device_runtime.py` puts the GPU bodies together; `backends/emulator/twins_dist.py` registers a Python twin
+`backends/gpu/device_runtime.py` puts the GPU bodies together; `backends/emulator/twins/dist.py` registers a Python twin
 under the same symbol. Pointers travel as int64, so that LLVM can inline the call. The rows of the SHMEM device API, which
 other libraries implement, are in `shmem_abi.py`.
 """

@@ -3,7 +3,7 @@
 """The SHMEM device API as a table: every published function once, with the ABI row and the library functions behind it.
 
 `extra/libshmem_device.py` makes the builtins, `backends/nvidia/nvshmem_library.py` the bodies over NVSHMEM's bitcode,
-`backends/emulator/twins_shmem.py` the twins, `docs/write_shmem_table.py` the page that says what works where.
+`backends/emulator/twins/shmem.py` the twins, `docs/write_shmem_table.py` the page that says what works where.
 
 Who calls a library function is part of its row: all threads of the program where they only look ("all") or where the
 library wants them together ("block"); thread 0 ("thread") or the first warp ("warp") where each caller would act once more.

@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (fence_async_shared
 
 import triton_dist.language as dl
 from triton_dist import peer_tensor
-from triton_dist.backends.nvidia.hopper_prims import fence_proxy_async, flush_tma_stores, tma_load, tma_store
+from triton_dist.cores.hopper.hopper_prims import fence_proxy_async, flush_tma_stores, tma_load, tma_store
 from triton_dist.runtime.jit import gluon_jit
 
 from .common import flags, meet, pairs, symm

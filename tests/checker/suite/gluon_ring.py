@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (fence_async_shared
                                                               warpgroup_mma_wait)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from triton_dist.backends.nvidia.hopper_prims import tma_load, tma_store
+from triton_dist.cores.hopper.hopper_prims import tma_load, tma_store
 from triton_dist.runtime.jit import gluon_jit
 
 from .common import meet, pairs

@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     if name != "run_ranks":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _require_greenlet()
-    from triton_dist.backends.emulator.virtual import run_ranks
+    from triton_dist.backends.emulator.worlds.virtual import run_ranks
     return run_ranks
 
 

@@ -6,13 +6,14 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from triton_dist.backends.emulator import arena as arenas
-from triton_dist.backends.emulator import process, scheduler
-from triton_dist.backends.emulator.actors import Waiting
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.engine.actors import Waiting
+from triton_dist.backends.emulator.engine.streams import Stream
 from triton_dist.backends.emulator.launching import launch, trace
-from triton_dist.backends.emulator.machine import Machine
-from triton_dist.backends.emulator.meeting import VirtualGroup
-from triton_dist.backends.emulator.streams import Stream
+from triton_dist.backends.emulator.worlds import arena as arenas
+from triton_dist.backends.emulator.worlds import process
+from triton_dist.backends.emulator.worlds.machine import Machine
+from triton_dist.backends.emulator.worlds.meeting import VirtualGroup
 from triton_dist.runtime.backend import Arena, Backend, GemmConfig, Transfer, copy_bytes, flag_address
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -111,7 +112,7 @@ class EmulatorBackend(Backend):
         return True
 
     def core(self, op: str) -> Any:
-        from triton_dist.backends.nvidia.cores import cores
+        from triton_dist.cores.hopper.cores import cores
         return cores(_core_tiles, preferred=False).get(op)
 
     def set_context(self, context: Any) -> None:

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Optional
 
-from triton_dist.backends.emulator import streams
 from triton_dist.backends.emulator.backend import machine
+from triton_dist.backends.emulator.engine import streams
 from triton_dist.runtime.errors import InvalidArgument
 
 NAME = "triton_dist emulator"

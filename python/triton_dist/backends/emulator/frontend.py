@@ -11,21 +11,20 @@ from typing import Any, Callable
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator import (descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma,
-                                           gluon_wgmma, memory, rebuild, scheduler, statements, twins_core, twins_dist,
-                                           twins_math, twins_memory, twins_reduce, twins_selfflag, twins_shape, twins_shmem)
-from triton_dist.backends.emulator.casts import cast
-from triton_dist.backends.emulator.promotion import (F32, I1, I32, I64, U64, canonical, from_torch, info, pointer_to,
-                                                     rounded)
-from triton_dist.backends.emulator.registry import Tup
-from triton_dist.backends.emulator.scalars import FloatScalar, IntScalar, Pointer, constant
+from triton_dist.backends.emulator import twins  # noqa: F401  (importing the package registers all twins)
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.engine.registry import Tup
+from triton_dist.backends.emulator.memory import descriptors, memory
+from triton_dist.backends.emulator.rebuild import rebuild
+from triton_dist.backends.emulator.twins import gluon_partition
+from triton_dist.backends.emulator.values.casts import cast
+from triton_dist.backends.emulator.values.promotion import (F32, I1, I32, I64, U64, canonical, from_torch, info, pointer_to,
+                                                            rounded)
+from triton_dist.backends.emulator.values.scalars import FloatScalar, IntScalar, Pointer, constant
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.jit import BackendLaunch
 
-# Importing them registers their twins.
-TWIN_MODULES = (statements, descriptors, gluon_layouts, gluon_mbarrier, gluon_partition, gluon_tma, gluon_wgmma,
-                twins_core, twins_dist, twins_math, twins_memory, twins_reduce, twins_selfflag, twins_shape, twins_shmem)
 _OPTIONS = {
     "num_warps", "num_stages", "num_ctas", "extern_libs", "launch_cooperative_grid", "maxnreg", "debug", "stream",
     "warmup", "device", "device_type"

@@ -9,7 +9,7 @@ from triton import knobs
 from triton.compiler.compiler import LazyDict
 
 from triton_dist.backends.emulator import frontend
-from triton_dist.backends.emulator.streams import Device
+from triton_dist.backends.emulator.engine.streams import Device
 from triton_dist.language import shmem_abi
 from triton_dist.language._call import LIBRARY, STAND_IN
 from triton_dist.runtime.errors import InvalidArgument

@@ -58,7 +58,7 @@ class NvidiaBackend(GpuBackend):
         if self._cores is None:
             self._cores = {}
             if torch.cuda.get_device_capability(self.device()) == (9, 0):
-                from triton_dist.backends.nvidia.cores import cores, hopper_tiles
+                from triton_dist.cores.hopper.cores import cores, hopper_tiles
                 self._cores = cores(hopper_tiles, preferred=True)
         return self._cores.get(op)
 

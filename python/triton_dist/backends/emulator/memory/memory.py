@@ -1,0 +1,390 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Global memory as kernels see it: real addresses, checked. Every access goes through here, one method per kind.
+
+A segment is a range that may be touched: a symmetric slab, or the storage of a kernel argument. An access outside all
+of them, or one that is not aligned, is a DeviceFault that names the segment and the kernel's line. `observe` is called
+once per access, with the order and scope it has: a checker overrides it.
+"""
+import bisect
+import collections
+import ctypes
+import weakref
+from typing import Any, Callable, Optional, Sequence
+
+import numpy as np
+import torch
+
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.engine.registry import fault, site
+from triton_dist.backends.emulator.memory import unreachable
+from triton_dist.backends.emulator.memory.segments import Segment, rounds, word_at
+from triton_dist.backends.emulator.values.promotion import Info
+
+__all__ = ["Memory", "Segment", "active", "activate", "site"]
+
+_NEAR = 1 << 16          # bytes past a tensor's end within which an address is an overrun of it, not of what was freed there
+_READS = {"acq_rel": "acquire", "release": "relaxed", "acquire": "acquire", "relaxed": "relaxed"}    # what is left of a store
+_FLAGS = {32: ctypes.c_int32, 64: ctypes.c_int64}
+
+
+class Memory:
+    """All segments of a process, and every access to them."""
+
+    def __init__(self) -> None:
+        self._map: tuple = [], []            # sorted bases, segments; replaced, never changed: storages die at any time
+        self._last: Optional[Segment] = None
+        self._reserved: dict = {}            # base -> (end, name) of slabs in which objects become segments one by one
+        self._graves: collections.deque = collections.deque(maxlen=64)       # segments that are gone, latest first
+        self.watched: dict = {}              # address of a flag somebody waits on -> how many wait
+        self.expected: dict = {}             # address of a flag -> waits for one exact value that have passed; a checker's
+
+    # -- segments ------------------------------------------------------------------------------------------
+    def add_segment(self, base: int, nbytes: int, name: str, rank: int = -1) -> Segment:
+        """Makes a range accessible. The caller keeps it mapped until drop_segment."""
+        segment = Segment(base, nbytes, name, rank)
+        self._insert(segment)
+        return segment
+
+    def reserve(self, base: int, nbytes: int, name: str) -> None:
+        """Storages in this range are no segments: the objects that live there are added one by one."""
+        self._reserved[base] = base + nbytes, name
+
+    def release(self, base: int) -> None:
+        """The reserved range at `base` is unmapped."""
+        del self._reserved[base]
+
+    def drop_segment(self, segment: Segment) -> None:
+        """Makes a range inaccessible: later accesses fault. Idempotent."""
+        self._replace(lambda segments: [s for s in segments if s is not segment])
+        self._graves.appendleft(segment)
+        if self._last is segment:
+            self._last = None
+
+    def register(self, tensor: torch.Tensor, name: str, rank: int = -1) -> None:
+        """Makes a tensor's storage accessible for as long as it lives."""
+        storage = tensor.untyped_storage()
+        base, nbytes = storage.data_ptr(), storage.nbytes()
+        if not nbytes or not base or any(start <= base < end for start, (end, _) in self._reserved.items()):
+            return
+        found = self.at(base)
+        if found is not None and base + nbytes <= found.end and (found.owner is None or found.owner() is not None):
+            return
+        if found is not None and found.owner is not None and found.base == base:
+            self.drop_segment(found)         # another storage at a reused address, or one that was resized
+        segment = Segment(base, nbytes, name, rank)
+        memory = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            alive = memory()
+            if alive is not None:
+                alive.drop_segment(segment)
+
+        segment.owner = weakref.ref(storage, forget)
+        self._insert(segment)
+
+    def _insert(self, segment: Segment) -> None:
+        self._replace(lambda segments: sorted((*segments, segment), key=lambda s: s.base))
+
+    def _replace(self, change: Callable) -> None:
+        """Applies `change` to the segments; again where the collector has dropped one meanwhile."""
+        while True:
+            before = self._map
+            segments = change(before[1])
+            if len(segments) == len(before[1]):
+                return                           # dropped before
+            after = [s.base for s in segments], segments
+            if self._map is before:              # nothing is allocated, hence collected, up to the assignment
+                self._map = after
+                return
+
+    def at(self, address: int) -> Optional[Segment]:
+        """The segment that holds an address."""
+        bases, segments = self._map
+        i = bisect.bisect_right(bases, address) - 1
+        return segments[i] if i >= 0 and address < segments[i].end else None
+
+    def find(self, address: int, nbytes: int, what: str = "access") -> Segment:
+        """The segment that holds `nbytes` at an address; DeviceFault where there is none."""
+        segment = self._last
+        if segment is not None and segment.base <= address and address + nbytes <= segment.end:
+            return segment
+        segment = self.at(address)
+        if segment is None or address + nbytes > segment.end:
+            raise self._outside(address, nbytes, what)
+        self._last = segment
+        return segment
+
+    def _outside(self, address: int, nbytes: int, what: str) -> Exception:
+        far = unreachable.words(address)
+        if far:
+            return fault(f"{what} of {nbytes} bytes: {far}", "out-of-bounds")
+        bases, segments = self._map
+        i = bisect.bisect_right(bases, address) - 1
+        near = []
+        if i >= 0:
+            before = segments[i]
+            over = address + nbytes - before.end
+            near.append(f"{over} bytes past the end of {before}")
+        if i + 1 < len(segments):
+            near.append(f"{segments[i + 1].base - address} bytes before {segments[i + 1]}")
+        where = " and ".join(near) if near else "no memory is known"
+        if -(1 << 40) < address < 1 << 32:
+            where = "it is no address, but a null pointer or a number"
+        near_a_live_one = i >= 0 and address - segments[i].end < _NEAR
+        for grave in list(self._graves):         # storages die at any time
+            symmetric = any(base <= grave.base < end for base, (end, _) in self._reserved.items())
+            if grave.base <= address < grave.end and (symmetric or not near_a_live_one):
+                return fault(f"{what} of {nbytes} bytes at {address:#x}, {address - grave.base} bytes into {grave}, which has "
+                             "been freed: keep the tensor until the work that uses it is over", "use-after-free")
+        return fault(f"{what} of {nbytes} bytes at {address:#x} is outside every tensor: {where}; check the mask, the "
+                     "offsets, and that the tensor still lives", "out-of-bounds")
+
+    def observe(self, kind: str, segment: Segment, address: Any, shape: Any, steps: Any, size: int, sem: Optional[str],
+                scope: Optional[str]) -> None:
+        """Called before each access. kind: 'load', 'store', 'atomic'. A strided one has address, shape and byte steps;
+        a scattered one has an int64 tensor of addresses, and no shape. sem is None for plain accesses, 'packet' for
+        relaxed ones of words that carry data and a flag, and 'emptied' for the store by which such words are taken."""
+
+    def fence(self, sem: str, scope: str) -> None:
+        """A memory fence of the running actor; nothing to do where memory is sequentially consistent."""
+
+    def rewritten(self, addresses: Sequence[int]) -> None:
+        """Called after signal words have been written, where `expected` has some: by a checker."""
+
+    # -- strided and scattered blocks ----------------------------------------------------------------------
+    def tile(self, kind: str, address: int, shape: Any, steps: Any, known: Info) -> torch.Tensor:
+        """Checked view of a strided block; steps in bytes, >= 0; the shape has no zero."""
+        size, last = known.size, address
+        unaligned = address
+        for n, step in zip(shape, steps):
+            last += (n - 1) * step
+            unaligned |= step
+        if unaligned & size - 1:
+            raise fault(
+                f"{kind} of {known.ty} at {address:#x} with steps {tuple(steps)}: not a multiple of {size} bytes")
+        segment = self.find(address, last + size - address, kind)
+        self.observe(kind, segment, address, shape, steps, size, None, None)
+        flat, start = segment.view(known.torch)
+        return flat.as_strided(shape, [step // size for step in steps], (address - start) // size)
+
+    def load_tile(self, address: int, shape: Any, steps: Any, known: Info) -> torch.Tensor:
+        """A copy of a strided block."""
+        return self.tile("load", address, shape, steps, known).clone(memory_format=torch.contiguous_format)
+
+    def store_tile(self, address: int, shape: Any, steps: Any, known: Info, values: torch.Tensor) -> None:
+        """Writes a strided block in which no two elements overlap."""
+        self.tile("store", address, shape, steps, known).copy_(values)
+        if self.watched:
+            self.wake_range(address, address + sum((n - 1) * step for n, step in zip(shape, steps)) + known.size)
+
+    def _points(self, kind: str, addresses: torch.Tensor, known: Info, sem: Any, scope: Any) -> list:
+        """[(flat view, element indices, which of `addresses` or None for all)], one entry per segment."""
+        raw = addresses.numpy()
+        lo, hi, size = int(raw.min()), int(raw.max()), known.size
+        if size > 1 and int(np.bitwise_or.reduce(raw)) & size - 1:
+            bad = int(raw[(raw & size - 1) != 0][0])
+            raise fault(f"{kind} of {known.ty} at {bad:#x}: not a multiple of {size} bytes")
+        segment = self.at(lo)
+        if segment is not None and hi + size <= segment.end:
+            self.observe(kind, segment, addresses, None, None, size, sem, scope)
+            flat, start = segment.view(known.torch)
+            return [(flat, (addresses - start) // size if size > 1 else addresses - start, None)]
+        found, (bases, segments) = [], self._map
+        owner = np.searchsorted(np.array(bases, np.int64), raw, side="right") - 1
+        for i in np.unique(owner):
+            chosen = torch.from_numpy(np.nonzero(owner == i)[0])
+            some = addresses[chosen]
+            first, last = int(some.min()), int(some.max())
+            if i < 0 or first >= segments[i].end:
+                raise self._outside(first, size, kind)
+            if last + size > segments[i].end:
+                raise self._outside(last, size, kind)
+            self.observe(kind, segments[i], some, None, None, size, sem, scope)
+            flat, start = segments[i].view(known.torch)
+            found.append((flat, (some - start) // size, chosen))
+        return found
+
+    def load_points(self, addresses: torch.Tensor, known: Info, sem: Any = None, scope: Any = None) -> torch.Tensor:
+        """The elements at the addresses (int64 [n], n > 0)."""
+        parts = self._points("load", addresses, known, sem, scope)
+        if parts[0][2] is None:
+            return parts[0][0].index_select(0, parts[0][1])
+        out = torch.empty(addresses.shape, dtype=known.torch)
+        for flat, index, chosen in parts:
+            out[chosen] = flat.index_select(0, index)
+        return out
+
+    def store_points(self, addresses: torch.Tensor, known: Info, values: torch.Tensor, sem: Any = None,
+                     scope: Any = None) -> None:
+        """Writes the elements at the addresses (int64 [n], n > 0)."""
+        for flat, index, chosen in self._points("store", addresses, known, sem, scope):
+            flat[index] = values if chosen is None else values[chosen]
+        if self.watched:
+            self.wake_range(int(addresses.min()), int(addresses.max()) + known.size)
+
+    def update_points(self, addresses: torch.Tensor, known: Info, fn: Callable, values: tuple, sem: str,
+                      scope: str) -> torch.Tensor:
+        """Atomic read-modify-write of each element: fn(old, *values) on tensors. Returns the old elements.
+
+        Equal addresses are updated one after another, in element order.
+        """
+        old = torch.empty(addresses.shape, dtype=known.torch)
+        with scheduler.active().lock:
+            for flat, index, chosen in self._points("atomic", addresses, known, sem, scope):
+                mine = [v if chosen is None else v[chosen] for v in values]
+                seen = rounds(index, lambda at, to: flat.__setitem__(at, fn(flat[at], *[v[to] for v in mine])), flat)
+                if chosen is None:
+                    old = seen
+                else:
+                    old[chosen] = seen
+        if self.watched:
+            self.wake_range(int(addresses.min()), int(addresses.max()) + known.size)
+        if self.expected:
+            self.rewritten(addresses.tolist())
+        return old
+
+    # -- single words --------------------------------------------------------------------------------------
+    def _word(self, kind: str, address: int, known: Info, sem: Any, scope: Any) -> Any:
+        size = known.size
+        if address & size - 1:
+            raise fault(f"{kind} of {known.ty} at {address:#x}: not a multiple of {size} bytes")
+        segment = self.find(address, size, kind)
+        self.observe(kind, segment, address, (), (), size, sem, scope)
+        return word_at(segment, address, known)
+
+    def load_word(self, address: int, known: Info, sem: Any = None, scope: Any = None) -> Any:
+        """The number at an address."""
+        return self._word("load", address, known, sem, scope).value
+
+    def store_word(self, address: int, known: Info, value: Any, sem: Any = None, scope: Any = None) -> None:
+        """Writes a number that fits the type."""
+        self._word("store", address, known, sem, scope).value = value
+        self._woken(address)
+
+    def update_word(self, address: int, known: Info, fn: Callable, sem: str, scope: str) -> Any:
+        """Atomic read-modify-write of one word: stores fn(old), returns old."""
+        word = self._word("atomic", address, known, sem, scope)
+        running = scheduler.active()
+        with running.lock:
+            old = word.value
+            word.value = fn(old)
+        self._woken(address)
+        return old
+
+    def swap_word(self, address: int, known: Info, expected: Any, value: Any, sem: str, scope: str) -> Any:
+        """Atomic compare-and-swap of one word: stores `value` where it holds `expected`. Returns what it held.
+
+        One that fails only reads: it stores nothing, so it releases nothing.
+        """
+        if address & known.size - 1:
+            raise fault(f"atomic of {known.ty} at {address:#x}: not a multiple of {known.size} bytes")
+        segment = self.find(address, known.size, "atomic")
+        word = word_at(segment, address, known)
+        with scheduler.active().lock:
+            old = word.value
+            if old == expected:
+                self.observe("atomic", segment, address, (), (), known.size, sem, scope)
+                word.value = value
+            else:
+                self.observe("load", segment, address, (), (), known.size, _READS[sem], scope)
+        if old == expected:
+            self._woken(address)
+        return old
+
+    def _woken(self, address: int) -> None:
+        """A word has been written."""
+        scheduler.active().wake(address)
+        if self.expected:
+            self.rewritten((address,))
+
+    # -- flags, packets and the copy engine ----------------------------------------------------------------
+    def flag_load(self, address: int, bits: int, sem: str = "acquire", scope: str = "sys") -> int:
+        """The value of a signal word, signed."""
+        return self._flag("load", address, bits, sem, scope).value
+
+    def flag_pass(self, address: int, bits: int, cmp: str, met: Callable[[int], bool], sem: str = "acquire",
+                  scope: str = "sys") -> int:
+        """The same, by a wait that has found a value with which it is over: one that is `met`.
+
+        cmp: 'eq', 'ge', ... of a wait that a kernel's author has written, '' for one inside a barrier."""
+        return self.flag_load(address, bits, sem, scope)
+
+    def flag_store(self, address: int, value: int, bits: int, sem: str = "release", scope: str = "sys") -> None:
+        """Sets a signal word and wakes who waits for it."""
+        word, running = self._flag("store", address, bits, sem, scope), scheduler.active()
+        with running.lock:
+            word.value = value
+        self._woken(address)
+
+    def flag_add(self, address: int, value: int, bits: int, sem: str = "release", scope: str = "sys") -> int:
+        """Adds to a signal word, wrapping, and wakes who waits for it. Returns the old value."""
+        word, running = self._flag("atomic", address, bits, sem, scope), scheduler.active()
+        with running.lock:
+            old = word.value
+            word.value = old + value
+        self._woken(address)
+        return old
+
+    def peek(self, address: int, bits: int) -> int:
+        """A flag's value for predicates and reports: no access of the kernel, so not observed."""
+        return _FLAGS[bits].from_address(address).value
+
+    def glance(self, addresses: torch.Tensor) -> torch.Tensor:
+        """The 32-bit words at `addresses` (int64 [n], n > 0), for predicates: no access of the kernel, so not observed."""
+        lo, hi = int(addresses.min()), int(addresses.max())
+        segment = self.at(lo)
+        if segment is None or hi + 4 > segment.end:
+            return torch.tensor([self.peek(address, 32) for address in addresses.tolist()], dtype=torch.int32)
+        flat, start = segment.view(torch.int32)
+        return flat.index_select(0, (addresses - start) // 4)
+
+    def watch(self, addresses: Any) -> None:
+        """Block writes that cover these words will wake(address), until unwatch."""
+        for address in addresses:
+            self.watched[address] = self.watched.get(address, 0) + 1
+
+    def unwatch(self, addresses: Any) -> None:
+        for address in addresses:
+            self.watched[address] -= 1
+            if not self.watched[address]:
+                del self.watched[address]
+
+    def _flag(self, kind: str, address: int, bits: int, sem: str, scope: str) -> Any:
+        size = bits // 8
+        if address & size - 1:
+            raise fault(f"{bits}-bit flag at {address:#x}: not a multiple of {size} bytes")
+        segment = self.find(address, size, f"flag {kind}")
+        self.observe(kind, segment, address, (), (), size, sem, scope)
+        return _FLAGS[bits].from_address(address)
+
+    def copy(self, dst: int, src: int, nbytes: int) -> None:
+        """The copy engine: contiguous bytes."""
+        if not nbytes:
+            return
+        source, target = self.find(src, nbytes, "a copy's read"), self.find(dst, nbytes, "a copy's write")
+        self.observe("load", source, src, (nbytes, ), (1, ), 1, None, None)
+        self.observe("store", target, dst, (nbytes, ), (1, ), 1, None, None)
+        ctypes.memmove(dst, src, nbytes)
+        if self.watched:
+            self.wake_range(dst, dst + nbytes)
+
+    def wake_range(self, lo: int, hi: int) -> None:
+        """Wakes who waits for a flag in [lo, hi)."""
+        for address in [a for a in self.watched if lo <= a < hi]:
+            scheduler.active().wake(address)
+
+
+_active: list = []
+
+
+def active() -> Memory:
+    """The memory of this process, or of the virtual world that runs now."""
+    if not _active:
+        _active.append(Memory())
+    return _active[-1]
+
+
+def activate(memory: Memory) -> None:
+    """Makes another Memory the process's own (a checker's, for instance)."""
+    _active[:] = [memory]

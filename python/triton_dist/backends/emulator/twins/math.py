@@ -1,0 +1,151 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Twins of element-wise mathematics: tl.math, and the libdevice functions that kernels use."""
+from typing import Any, Callable
+
+import torch
+
+from triton_dist.backends.emulator.engine.registry import Tup, invalid, twin
+from triton_dist.backends.emulator.values.casts import cast
+from triton_dist.backends.emulator.values.promotion import NEWER, Info, info, promote, torch_dtype, wrap
+from triton_dist.backends.emulator.values.scalars import IntScalar, Scalar, constant, scalar
+from triton_dist.backends.emulator.values.tensors import Tensor, as_tensor, broadcast_shape, is_const, scalar_type
+
+_FLOATS = ("fp32", "fp64")
+
+
+def runtime(x: Any) -> Any:
+    return x if isinstance(x, (Scalar, Tensor)) else constant(x)
+
+
+def pointwise(x: Any, fn: Callable) -> Any:
+    """fn on the elements of a float value, kept in its type."""
+    if isinstance(x, Tensor):
+        return Tensor(fn(x.d), x.ty, x.shape)
+    return scalar(fn(torch.tensor(x.v, dtype=torch_dtype(x.ty))).item(), x.ty)
+
+
+def _unary(name: str, fn: Callable, *keys: str, kinds: tuple = _FLOATS) -> None:
+    def op(x: Any) -> Any:
+        x = runtime(x)
+        if x.ty.name not in kinds:
+            raise invalid(f"{name} of {x.ty}: expected {' or '.join(kinds)}; cast it first")
+        return pointwise(x, fn)
+    twin(*(keys or (f"math.{name}", )))(op)
+
+
+for _name in ("exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "rsqrt", "erf", "floor", "ceil"):
+    _unary(_name, getattr(torch, _name))
+_unary("sqrt_rn", torch.sqrt, kinds=("fp32", ))
+for _name in ("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "cos", "sin", "tan", "acos", "asin", "atan",
+              "cosh", "sinh", "tanh", "acosh", "asinh", "atanh", "sqrt", "rsqrt", "erf", "erfc", "erfinv", "floor",
+              "ceil", "trunc", "lgamma"):
+    _unary(_name, getattr(torch, _name), f"libdevice.{_name}")
+for _name, _fn in (("fast_expf", torch.exp), ("fast_logf", torch.log), ("fast_log2f", torch.log2),
+                   ("fast_sinf", torch.sin), ("fast_cosf", torch.cos), ("fast_tanf", torch.tan), ("rint", torch.round),
+                   ("nearbyint", torch.round), ("tgamma", lambda x: torch.exp(torch.lgamma(x))),
+                   ("cbrt", lambda x: torch.sign(x) * x.abs()**(1 / 3))):
+    _unary(_name, _fn, f"libdevice.{_name}")
+
+
+@twin("math.abs", "libdevice.abs")
+def absolute(x: Any) -> Any:
+    x = runtime(x)
+    known = info(x.ty)
+    if known.integer and not known.signed:
+        return x
+    if not isinstance(x, Tensor):
+        return IntScalar(wrap(abs(x.v), known), x.ty) if known.integer else scalar(abs(x.v), x.ty)
+    if known.size == 1 and not known.integer:
+        return Tensor((x.d.view(torch.int8) & 0x7F).view(known.torch), x.ty, x.shape)
+    return Tensor(x.d.abs(), x.ty, x.shape)
+
+
+def together(values: tuple, fn: Callable, kinds: Any = None, what: str = "",
+             division: bool = False) -> Any:
+    """fn on several values in their common type and shape: fn(torch tensors, Info) -> torch tensor."""
+    ty, const = scalar_type(values[0]), is_const(values[0])
+    for v in values[1:]:
+        other = scalar_type(v)
+        ty = promote(ty, const, other, is_const(v), division)
+        const = const and is_const(v)
+    if kinds and ty.name not in kinds:
+        raise invalid(f"{what} of {ty}: expected {' or '.join(kinds)}")
+    shape = Tup()
+    for v in values:
+        if isinstance(v, Tensor):
+            shape = broadcast_shape(shape, v.shape)
+    parts = [as_tensor(cast(v, ty), shape or (1, )).d for v in values]
+    out = fn(parts, info(ty))
+    return Tensor(out, ty, shape) if shape else scalar(out.reshape(()).item(), ty)
+
+
+def _nary(key: str, count: int, fn: Callable, kinds: Any = _FLOATS) -> None:
+    def op(*values: Any) -> Any:
+        if len(values) != count:
+            raise invalid(f"{key} takes {count} values, {len(values)} given")
+        return together(values, fn, kinds, key)
+    twin(key)(op)
+
+
+for _key, _fn in (("pow", torch.pow), ("atan2", torch.atan2), ("fmod", torch.fmod), ("hypot", torch.hypot),
+                  ("copysign", torch.copysign), ("fmax", torch.fmax), ("fmin", torch.fmin), ("div_rn", torch.div)):
+    _nary(f"libdevice.{_key}", 2, lambda p, _, fn=_fn: fn(*p))
+
+
+def _fused(parts: list, known: Info) -> torch.Tensor:
+    if known.bits >= 64:
+        return torch.addcmul(parts[2], parts[0], parts[1])
+    return (parts[0].double() * parts[1].double() + parts[2].double()).to(known.torch)
+
+
+@twin("math.fma", "libdevice.fma")
+def fma(x: Any, y: Any, z: Any) -> Any:
+    return together((x, y, z), _fused)
+
+
+@twin("math.fdiv")
+def fdiv(x: Any, y: Any, ieee_rounding: bool = False) -> Any:
+    x, y = runtime(x), runtime(y)
+    if info(x.ty).kind != "float" or info(y.ty).kind != "float":
+        raise invalid(f"fdiv of {x.ty} and {y.ty}: both must be floats")
+    return together((x, y), lambda p, _: p[0] / p[1], division=NEWER)
+
+
+@twin("math.div_rn")
+def div_rn(x: Any, y: Any) -> Any:
+    return together((x, y), lambda p, _: p[0] / p[1], ("fp32", ), "div_rn")
+
+
+def _high(parts: list, known: Info) -> torch.Tensor:
+    if known.bits == 32:
+        wide = [p.to(torch.int64) if known.signed else p.to(torch.int64) & 0xFFFFFFFF for p in parts]
+        if known.signed:
+            return (wide[0] * wide[1] >> 32).to(torch.int32)
+        (a, b), low = wide, 0xFFFF               # the product of two uint32 does not fit int64: by halves
+        mid = (a & low) * (b >> 16) + ((a & low) * (b & low) >> 16)
+        other = (a >> 16) * (b & low) + (mid & low)
+        return ((a >> 16) * (b >> 16) + (mid >> 16) + (other >> 16)).to(torch.int32)
+    pairs = zip(*(p.reshape(-1).tolist() for p in parts))
+    if known.signed:
+        high = [a * b >> 64 for a, b in pairs]
+    else:
+        high = [((a & known.mask) * (b & known.mask)) >> 64 for a, b in pairs]
+        high = [h - (1 << 64) if h >> 63 else h for h in high]
+    return torch.tensor(high, dtype=torch.int64).reshape(parts[0].shape)
+
+
+@twin("math.umulhi")
+def umulhi(x: Any, y: Any) -> Any:
+    """The high half of the product; a constexpr takes the type of the other operand."""
+    return together((x, y), _high, ("int32", "int64", "uint32", "uint64"), "umulhi")
+
+
+@twin("libdevice.isnan", "libdevice.isnanf")
+def isnan(x: Any) -> Any:
+    return runtime(x) != runtime(x)
+
+
+@twin("libdevice.isinf", "libdevice.isinff")
+def isinf(x: Any) -> Any:
+    return absolute(x) == float("inf")

@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Twins of the self-flagged stores of language/selfflag.py."""
+from typing import Any
+
+import torch
+from triton.language import core
+
+from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.engine.registry import fault, twin
+from triton_dist.backends.emulator.memory import memory
+from triton_dist.backends.emulator.rebuild import primitives
+from triton_dist.backends.emulator.twins.dist import lanes
+from triton_dist.backends.emulator.twins.memory import wait_word
+from triton_dist.backends.emulator.values.promotion import I32, I64, info
+from triton_dist.backends.emulator.values.scalars import IntScalar
+from triton_dist.backends.emulator.values.tensors import Tensor, filled
+
+_WORD = info(core.int32)
+_NOTHING = IntScalar(0, I32)
+
+
+@twin("selfflag._is_ptx")
+def is_ptx() -> bool:
+    """Nothing is compiled here."""
+    return False
+
+
+def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
+    shape, (at, *columns, on) = lanes(address, a, b, c, d, pred)
+    running, mem, keep = scheduler.active(), memory.active(), on != 0
+    for i, column in enumerate(columns):     # of the four words, one may be seen before another
+        running.point()
+        running.current.polled = None
+        some, words = at[keep] + 4 * i, column[keep].to(torch.int32)
+        if not some.numel():
+            continue
+        if not bool(words.all()):
+            raise fault("sf_store of a word that is 0, which its receiver takes for one that has not arrived; pass the words "
+                        "through sf_filled", "self-flag")
+        left = mem.glance(some)
+        if bool(left.any()):
+            where = int(some[left != 0][0])
+            raise fault(f"sf_store at {where:#x} into a slot that is not empty: its taker has not emptied it, or it has two "
+                        "senders", "self-flag")
+        mem.store_points(some, _WORD, words, "packet", "sys")
+    return filled(_NOTHING, shape) if shape else _NOTHING
+
+
+def take_pair(address: Any, pred: Any) -> Any:
+    shape, (at, on) = lanes(address, pred)
+    running, mem, keep = scheduler.active(), memory.active(), on != 0
+    out, some = torch.zeros(at.shape, dtype=torch.int64), at[keep]
+    for i in range(2):
+        running.point()
+        if not some.numel():
+            continue
+        words = some + 4 * i
+        for late in words[mem.glance(words) == 0].tolist():
+            wait_word(late, 32, "ne", lambda: mem.peek(late, 32) != 0, 0)
+        out[keep] |= (mem.load_points(words, _WORD, "packet", "sys").to(torch.int64) & 0xFFFFFFFF) << 32 * i
+        mem.store_points(words, _WORD, torch.zeros(words.shape, dtype=torch.int32), "emptied", "sys")
+    return Tensor(out.view(shape), I64) if shape else IntScalar(int(out[0]), I64)
+
+
+def not_bounded(address: Any, pred: Any) -> Any:
+    """The emulator bounds its waits itself."""
+    shape, _ = lanes(address, pred)
+    return filled(_NOTHING, shape) if shape else _NOTHING
+
+
+primitives.SYMBOLS.update({"tdist_sf_store": store, "tdist_sf_take_pair": take_pair, "tdist_sf_await": not_bounded})

@@ -1,0 +1,117 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What goes with a scheduler: memory, one device a rank, the arenas, and names for addresses."""
+from typing import Any, Optional
+
+from triton_dist.backends.emulator.engine.actors import Waiting
+from triton_dist.backends.emulator.engine.scheduler import Scheduler
+from triton_dist.backends.emulator.engine.streams import Device
+from triton_dist.backends.emulator.memory import memory
+from triton_dist.backends.emulator.worlds.ledger import Ledger
+from triton_dist.runtime.environment import number
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.state import RankState, state
+
+
+def default_sms() -> int:
+    """Programs that can be resident at a time on a rank: TRITON_DIST_EMULATOR_SMS, or 8."""
+    return number("TRITON_DIST_EMULATOR_SMS", 8, least=1, kind=int)
+
+
+class Machine:
+    """The emulated hardware of a process or of a virtual world."""
+
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler = scheduler
+        self.devices: dict = {}
+        self.arenas: list = []                   # open ones
+        self.teams: dict = {}                    # number of a SHMEM team made by scripts -> (ranks, heap offset of its pad)
+        self.wire: Any = None                    # to ranks on other hosts, where there are any
+        self.helpers: list = []                  # threads that collectives of torch ran on lately
+        self.states: dict = {}                   # rank -> RankState, of virtual ranks
+        self.ledger: Optional[Ledger] = None     # of op calls; None in a world of one
+        self.node_latency = number("TRITON_DIST_NODE_LATENCY", 0, least=0, kind=int)     # turns on the way to another node
+        scheduler.machine = self
+
+    @property
+    def memory(self) -> memory.Memory:
+        return memory.active()               # one a process: addresses are the process's own
+
+    def adopt(self, rank: int) -> None:
+        """The process has learnt its rank."""
+        main, old = self.scheduler.main, self.scheduler.main.rank
+        main.rank, self.scheduler.hosts = rank, {rank: main}
+        if old in self.devices:
+            device = self.devices[rank] = self.devices.pop(old)
+            device.rank = rank
+
+    def device(self, rank: Optional[int] = None) -> Device:
+        """Device of a rank; of the calling host's by default."""
+        if rank is None:
+            rank = self.scheduler.current.rank
+        if rank not in self.devices:
+            self.devices[rank] = Device(self, rank)
+        return self.devices[rank]
+
+    def note_call(self, group: Group, call: int, what: Any, refused: bool) -> None:
+        """Notes an op call of the calling rank. Raises where a peer makes another one, and has that peer raise as well."""
+        if not refused:
+            self.scheduler.observer.called(group, what)
+        if self.ledger is None or group.size == 1:
+            return
+        me = group.world_ranks[group.rank]
+        peers = self.ledger.post(me, group.world_ranks, call, what, refused)
+        if refused and me in self.states:        # even where no peer is known to differ yet
+            self.states[me].disagreed.add(group.key)
+        if not peers:
+            return
+        for peer in peers:
+            if peer in self.states:              # a process finds its own
+                self.states[peer].disagreed.add(group.key)
+                text = self.ledger.conflict(peer)
+                if text is not None:
+                    self.scheduler.fail(peer, InvalidArgument(text))
+        if me in self.states:
+            self.states[me].disagreed.add(group.key)
+        text = self.conflict(me)
+        if text is not None:
+            raise InvalidArgument(text)
+
+    def conflict(self, rank: int) -> Optional[str]:
+        """Words for a call in which `rank` differs from a peer and of which it is told now; None where there is none."""
+        text = self.ledger.conflict(rank) if self.ledger is not None else None
+        if text is not None and rank not in self.states:
+            state().apart = text             # processes have collectives of torch under way that nobody can call back
+        return text
+
+    def all_refused(self, group: Group, call: int) -> Optional[bool]:
+        """Whether all ranks of a group refused a call that this rank refused. None in a virtual world, which starts anew, and
+        where some are on other hosts, whose calls are not known here."""
+        if self.ledger is None or self.wire is not None or group.world_ranks[group.rank] in self.states:
+            return None
+        self.scheduler.run_until(lambda: None not in self.ledger.refusals(group.world_ranks, call),
+                                 Waiting("host", text="its peers to come to a call that it has refused"))
+        return all(self.ledger.refusals(group.world_ranks, call))
+
+    def locate(self, address: int) -> Optional[tuple]:
+        """(owner rank, heap offset) of an address in any arena."""
+        for arena in self.arenas:
+            for rank, base in enumerate(arena.homes):
+                if base <= address < base + arena.nbytes:
+                    return rank, address - base
+        return None
+
+    def name_of(self, address: int, reader: int) -> str:
+        """Words for a flag address that rank `reader` looks at: the symmetric tensor's name, or the segment's."""
+        place = self.locate(address)
+        if place is None:
+            segment = self.memory.at(address)
+            return f"{segment.name} + {address - segment.base}" if segment else f"{address:#x}, of no known tensor"
+        return self.name_at(*place, reader)
+
+    def name_at(self, owner: int, offset: int, reader: int) -> str:
+        """Words for an offset into the heap of rank `owner`."""
+        rank_state: RankState = self.states.get(owner) or self.states.get(reader) or state()
+        name = rank_state.heap.name_of(rank_state.heap.base + offset) if rank_state.heap is not None else None
+        return f"{name or f'heap + {offset}'}, of rank {owner}"

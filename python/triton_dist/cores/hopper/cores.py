@@ -1,0 +1,235 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The Hopper core as a capability: what it serves, its tiling, and the arguments of its kernels.
+
+Ops ask the backend's registry for "ag_gemm" or "gemm_rs" and get one of these objects, or nothing.
+"""
+import functools
+import math
+from dataclasses import replace
+from typing import Any, Callable
+
+import torch
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
+from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
+from triton_dist.runtime.backend import GemmConfig, backend
+from triton_dist.runtime.heap import peer_tensor
+
+# gemm_rs sends a tile in boxes, a row of a box as wide as the swizzle of shared memory.
+BOX_ROWS, BOX_BYTES = 32, 128
+# TMA stores can fill an NVLink (450 GB/s), and while it is full, loads of all SMs stand still: measured on H100, the main loop
+# behind a burst of tiles took 20 to 50 % longer. So all SMs together send no faster than SEND_GBS, or than lets a tile arrive
+# when HIDDEN of the time until the next rank needs it has passed. An SM does FLOP_NS in a nanosecond, of CLOCK_GHZ cycles.
+SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
+
+_NARROWEST = 8               # columns of a wgmma
+
+_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
+
+
+@functools.cache
+def _layout(dtype: torch.dtype, *block: int) -> Any:
+    return gl.NVMMASharedLayout.get_default_for(list(block), _TYPES[dtype])
+
+
+def _descriptor(t: torch.Tensor, *block: int) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(t, list(block), _layout(t.dtype, *block))
+
+
+class _Descriptors:
+    """Makes descriptors for tensors of one shape and alignment: checked once, then only the base changes."""
+
+    def __init__(self, *block: int):
+        self.block, self._fields = block, {}
+
+    def __call__(self, t: torch.Tensor) -> TensorDescriptor:
+        if not self._fields:
+            self._fields = {**vars(_descriptor(t, *self.block)), "base": None}
+        made = object.__new__(TensorDescriptor)
+        vars(made).update(self._fields, base=t)
+        return made
+
+
+def _tma_can_read(*tensors: torch.Tensor) -> bool:
+    """TMA wants a 16-byte aligned base, row strides of whole 16 bytes, and at least one element."""
+    return all(t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in tensors)
+
+
+def _wide_tiles(tiles: int, programs: int) -> int:
+    """How many of `tiles` come before the last wave, where that can be split in half tiles and is still a wave; else all."""
+    last = tiles % programs
+    return tiles - last if 2 * last <= programs else tiles
+
+
+def _gap(plan: Any, box_bytes: int) -> int:
+    """Clock cycles from box to box when all programs of a gemm_rs plan send."""
+    c, tiles = plan.config, plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n)
+    until_needed = 2 * c.block_m * c.block_n * plan.k / FLOP_NS * max(1.0, tiles / plan.programs)
+    burst = plan.programs * c.block_m * c.block_n * plan.hop_dtype.itemsize
+    rate = min(FULL_GBS, max(SEND_GBS, burst / (HIDDEN * max(until_needed, 1.0))))
+    return int(box_bytes * plan.programs / rate * CLOCK_GHZ)
+
+
+def _half_width(c: GemmConfig) -> GemmConfig:
+    return replace(c, block_n=c.block_n // 2, num_stages=c.num_stages + 2)
+
+
+def _in_other_groups(c: GemmConfig) -> list[GemmConfig]:
+    return [replace(c, group_m=max(1, c.group_m // 2)), replace(c, group_m=2 * c.group_m)]
+
+
+class _Core:
+    """`tiles(dtype, m)` gives the tiling for chunks of m rows; `preferred` says whether `auto` takes the core.
+
+    `config` is the tiling without measurements, the first of `configs`, among which measuring may choose.
+    `serves`, `config` and `configs` depend on what all ranks agree on. A rank whose own tensors `accepts` refuses runs on
+    copies, or the portable kernel in the same call: buffers, flags and tiling are the same. `bind` makes the arguments of
+    a plan's calls.
+    """
+
+    bind: type                          # (plan, has_bias) -> an object with kernel, options and args(...)
+    bind_by_sms: type                   # the same for an ag_gemm whose x SMs push
+
+    def __init__(self, tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool):
+        self.tiles, self.preferred = tiles, preferred
+
+    def serves(self, dtype: torch.dtype, row: int) -> bool:
+        """Whether calls whose symmetric buffers have rows of `row` elements can use the core."""
+        return dtype.itemsize == 2 and row * dtype.itemsize % 16 == 0
+
+    def accepts(self, *tensors: torch.Tensor) -> bool:
+        """Whether this rank's tensors can be read and written by TMA."""
+        return _tma_can_read(*tensors)
+
+
+class _Bound:
+    """Arguments of a core's kernel for the calls of a plan."""
+
+    def __init__(self, plan: Any, has_bias: bool):
+        self.plan, c = plan, plan.config
+        self.blocks = c.block_m, c.block_n, c.block_k
+        self.x, self.weight = _Descriptors(c.block_m, c.block_k), _Descriptors(c.block_n, c.block_k)
+        self.options = dict(HAS_BIAS=has_bias, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k,
+                            GROUP_M=c.group_m, num_warps=c.num_warps)
+
+
+class _AgGemm(_Bound):
+    kernel = ag_gemm_ws_kernel
+
+    def __init__(self, plan: Any, has_bias: bool):
+        super().__init__(plan, has_bias)
+        bm, bn, bk = self.blocks
+        self.gathered = self._gathered(bm, bk)
+        tiles = plan.pitch // bm * -(-plan.n // bn) * plan.group.size
+        splits = bn >= 2 * _NARROWEST
+        sms = max(1, backend().num_sms() - plan.gather.programs)
+        self.wide, narrow = (_wide_tiles(tiles, sms), bn // 2) if splits else (tiles, bn)
+        self.units = 2 * tiles - self.wide
+        self.options.update(STAGING=_layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
+        self.out, self.out_narrow = _Descriptors(1, bm, bn), _Descriptors(1, bm, narrow)
+        self.weight_narrow = _Descriptors(narrow, bk)
+
+    def _gathered(self, *block: int) -> list:
+        return [_descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]
+
+    def args(self, x, weight, bias, out, epoch) -> tuple:
+        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
+        p, chunks = self.plan, out.view(self.plan.group.size, self.plan.m, self.plan.n)
+        return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.weight_narrow(weight), self.out(chunks),
+                self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, epoch, p.group.rank, p.group.size,
+                p.m, p.n, p.k, p.gather.pieces, p.gather.piece_tiles, self.wide)
+
+
+class _AgGemmBySms(_AgGemm):
+    kernel = ag_gemm_by_sms_ws_kernel
+
+    def __init__(self, plan: Any, has_bias: bool):
+        super().__init__(plan, has_bias)
+        self.options.update(MOST=plan.gather.most)
+
+    def _gathered(self, *block: int) -> list:
+        p, gather = self.plan, self.plan.gather
+        rows = gather.half_rows + p.group.size * p.pitch
+        return [_descriptor(gather.data[:rows * p.k].view(rows, p.k), *block)]
+
+    def args(self, x, weight, bias, out, epoch) -> tuple:
+        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
+        p, gather = self.plan, self.plan.gather
+        chunks = out.view(p.group.size, p.m, p.n)
+        return (self.x(x), *self.gathered, self.weight(weight), self.weight_narrow(weight), self.out(chunks),
+                self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, gather.control, gather.half_rows,
+                gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, gather.pieces, gather.piece_tiles, self.wide)
+
+
+class _GemmRs(_Bound):
+    kernel = gemm_rs_ws_kernel
+
+    def __init__(self, plan: Any, has_bias: bool):
+        super().__init__(plan, has_bias)
+        bm, bn, _ = self.blocks
+        rows, successor = plan.hops * plan.pitch, plan.group.world_ranks[(plan.group.rank + 1) % plan.group.size]
+        mine = [half.view(plan.hop_dtype)[:rows * plan.n].view(rows, plan.n) for half in plan.space.halves()]
+        box = min(bm, BOX_ROWS), min(bn, BOX_BYTES // plan.hop_dtype.itemsize)
+        self.out, self.slots = _Descriptors(bm, bn), [_descriptor(t, bm, bn) for t in mine]
+        self.next_slots = [_descriptor(peer_tensor(half, successor), *box) for half in mine]
+        self.next_flags = peer_tensor(plan.space.flags, successor)
+        self.gap = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize)
+
+    def args(self, x, weight, bias, out) -> tuple:
+        """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
+        p = self.plan
+        return (self.x(x), self.weight(weight), self.out(out), *self.slots, *self.next_slots,
+                weight if bias is None else bias, p.space.flags, self.next_flags, p.space.control,
+                p.group.rank, p.group.size, p.m, p.n, p.k, self.gap)
+
+
+class AgGemmCore(_Core):
+    """AG-GEMM. Rows of the gather buffer have k elements."""
+
+    bind, bind_by_sms = _AgGemm, _AgGemmBySms
+
+    def config(self, dtype: torch.dtype, m: int) -> GemmConfig:
+        """Tiling for shards of m rows."""
+        return self.tiles(dtype, m)
+
+    def configs(self, dtype: torch.dtype, m: int) -> list[GemmConfig]:
+        """The same, `config` first."""
+        usual = self.config(dtype, m)
+        return [usual, _half_width(usual), *_in_other_groups(usual)]
+
+
+class GemmRsCore(_Core):
+    """GEMM-RS. Rows of the slots have n elements."""
+
+    bind = _GemmRs
+
+    def config(self, dtype: torch.dtype, m: int, n: int, hop_dtype: torch.dtype) -> GemmConfig:
+        """Tiling for chunks of m rows and n columns: half as wide where staging is fp32, for want of room, and where a
+        chunk is much less than a wave of tiles, since then a step waits for the one before it.
+        """
+        c = self.tiles(dtype, m)
+        tiles = -(-m // c.block_m) * -(-n // c.block_n)
+        if hop_dtype == torch.float32:
+            return replace(c, block_n=c.block_n // 2)
+        if 4 * tiles < 3 * backend().num_sms():
+            return _half_width(c)
+        return c
+
+    def configs(self, dtype: torch.dtype, m: int, n: int, hop_dtype: torch.dtype) -> list[GemmConfig]:
+        """The same, `config` first. Of fp32 hops only the half width has room."""
+        usual, wide = self.config(dtype, m, n, hop_dtype), self.tiles(dtype, m)
+        widths = [usual] if hop_dtype == torch.float32 else [wide, _half_width(wide)]
+        return [usual, *(c for c in widths if c != usual), *_in_other_groups(usual)]
+
+
+def cores(tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool) -> dict:
+    """The registry's entries, by op."""
+    return {"ag_gemm": AgGemmCore(tiles, preferred), "gemm_rs": GemmRsCore(tiles, preferred)}
+
+
+def hopper_tiles(dtype: torch.dtype, m: int) -> GemmConfig:
+    """128 x 256 x 64, three stages and 64 KB of staging fill the shared memory of an SM."""
+    return GemmConfig(128, 256, 64, group_m=8, num_warps=8, num_stages=3)

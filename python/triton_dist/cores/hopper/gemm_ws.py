@@ -1,0 +1,222 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The Hopper core: one warp-specialised persistent GEMM, shared by all ops through hooks (an aggregate with these methods).
+
+Hook `tile(t)` says what the t-th unit of work is. Roles in a CTA of 12 warps:
+    loader (1 warp)   TMA loads of operand tiles into a ring of stages. Hooks `acquire`: waits for a peer's data, so that a
+                      wait never stalls the MMA warps, which still have stages to eat; `load`: a block of A;
+                      `fetch_addend`: what to add, into the staging buffer.
+    mma    (8 warps)  wgmma over the stages. Hook `finish`: the epilogue, from the accumulator into the staging buffer.
+    storer (1 warp)   TMA store of the staging buffer. Hooks `store` and `signal`: where a tile goes, and whom it tells.
+
+Hand-overs, each one mbarrier with one waiter that waits in every lap (protocol rule 18b):
+    full[s]  loader -> mma (bytes)        empty[s]  mma -> loader
+    ready    loader -> mma: the staging buffer is free and, where there is an addend, holds it
+    filled   mma -> storer                free      storer -> loader
+"""
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.core import _aggregate as aggregate
+
+from triton_dist.cores.hopper.hopper_prims import tma_load
+
+NUM_WARPS = gl.constexpr(8)    # of the mma role; with the other two, padded to four warps, a CTA has 12
+
+HANDOVER = gl.constexpr(8)     # blocks of K before the end of a tile at which the loader sees to the staging buffer
+
+
+@aggregate
+class Stages:
+    """Shared memory and barriers of a CTA, and how many blocks of K a tile has."""
+    a: gl.shared_memory_descriptor          # [STAGES, BLOCK_M, BLOCK_K]
+    b: gl.shared_memory_descriptor          # [STAGES, BLOCK_N, BLOCK_K]
+    staging: gl.shared_memory_descriptor    # [BLOCK_M, BLOCK_N]
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    ready: gl.shared_memory_descriptor
+    filled: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
+    steps: gl.tensor
+    STAGES: gl.constexpr
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+    BLOCK_K: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K):
+        self.a = a
+        self.b = b
+        self.staging = staging
+        self.full = full
+        self.empty = empty
+        self.ready = ready
+        self.filled = filled
+        self.free = free
+        self.steps = steps
+        self.STAGES = gl.constexpr(STAGES)
+        self.BLOCK_M = gl.constexpr(BLOCK_M)
+        self.BLOCK_N = gl.constexpr(BLOCK_N)
+        self.BLOCK_K = gl.constexpr(BLOCK_K)
+
+
+@aggregate
+class Tile:
+    """A unit of work: a chunk of rows at a step of the op's order, row and column of the tile in it, and its number there.
+
+    `narrow`: it has half the columns, and `n` counts in such halves.
+    """
+    step: gl.tensor
+    chunk: gl.tensor
+    m: gl.tensor
+    n: gl.tensor
+    number: gl.tensor
+    narrow: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, step, chunk, m, n, number, narrow):
+        self.step = step
+        self.chunk = chunk
+        self.m = m
+        self.n = n
+        self.number = number
+        self.narrow = narrow
+
+
+@gluon.jit
+def grouped(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+    """(row, column) of tile `t` in groups of GROUP_M rows, so that operands stay in L2."""
+    width = GROUP_M * tiles_n
+    first = t // width * GROUP_M
+    rows = gl.minimum(tiles_m - first, GROUP_M)
+    return first + t % width % rows, t % width // rows
+
+
+@gluon.jit
+def _weights(s, slot, BLOCK_N: gl.constexpr):
+    view = s.b.index(slot)
+    if BLOCK_N < s.BLOCK_N:
+        view = view.slice(0, BLOCK_N, 0)
+    return view
+
+
+@gluon.jit
+def _load(hooks, w_desc, s, tile, it, lap, BLOCK_N: gl.constexpr):
+    """Loads the operands of a tile of BLOCK_N columns; `it` counts stages, `lap` tiles."""
+    load_bytes: gl.constexpr = (s.BLOCK_M + BLOCK_N) * s.BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
+    # Late, so that few loads are held up if the addend is not there yet; early enough to hide the time it takes to load.
+    handover = gl.maximum(s.steps - HANDOVER, 0)
+    for k in range(s.steps):
+        slot = it % s.STAGES
+        mbarrier.wait(s.empty.index(slot), (it // s.STAGES & 1) ^ 1)
+        mbarrier.expect(s.full.index(slot), load_bytes)
+        hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), s.a.index(slot))
+        tma_load(w_desc, [tile.n * BLOCK_N, k * s.BLOCK_K], s.full.index(slot), _weights(s, slot, BLOCK_N))
+        it += 1
+        if k == handover:
+            mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
+            hooks.fetch_addend(tile, s.ready.index(0), s.staging)
+    if s.steps == 0:
+        mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
+        hooks.fetch_addend(tile, s.ready.index(0), s.staging)
+    return it
+
+
+@gluon.jit
+def _loader(hooks, w_desc, narrow_desc, s):
+    it = 0
+    lap = 0
+    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):
+        tile = hooks.tile(t)
+        hooks.acquire(tile)
+        if hooks.NARROW and tile.narrow:
+            it = _load(hooks, narrow_desc, s, tile, it, lap, s.BLOCK_N // 2)
+        else:
+            it = _load(hooks, w_desc, s, tile, it, lap, s.BLOCK_N)
+        lap += 1
+
+
+@gluon.jit
+def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
+    """Sums a tile of BLOCK_N columns and hands it to the epilogue."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[NUM_WARPS, 1],
+                                                     instr_shape=[16, BLOCK_N, 16])
+    acc = gl.zeros((s.BLOCK_M, BLOCK_N), gl.float32, layout=layout)
+    for k in range(s.steps):
+        slot = it % s.STAGES
+        mbarrier.wait(s.full.index(slot), it // s.STAGES & 1)
+        acc = warpgroup_mma(s.a.index(slot), _weights(s, slot, BLOCK_N).permute((1, 0)), acc, is_async=True, use_acc=k > 0)
+        acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
+        if k > 0:                       # the wgmma before this one has read its stage
+            mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
+        it += 1
+    acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+    if s.steps > 0:
+        mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
+    mbarrier.wait(s.ready.index(0), lap & 1)
+    hooks.finish(tile, acc, s.staging, layout)
+    fence_async_shared()
+    mbarrier.arrive(s.filled.index(0), count=1)
+    return it
+
+
+@gluon.jit
+def _mma(hooks, s):
+    # Two loops, not one with an `if`: with both widths in one loop the assembler waits behind every wgmma.
+    it = 0
+    lap = 0
+    t = gl.program_id(0)
+    wide = hooks.total
+    if hooks.NARROW:
+        wide = hooks.wide
+    while t < wide:
+        it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_N)
+        lap += 1
+        t += gl.num_programs(0)
+    if hooks.NARROW:
+        while t < hooks.total:
+            it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_N // 2)
+            lap += 1
+            t += gl.num_programs(0)
+
+
+@gluon.jit
+def _storer(hooks, s):
+    lap = 0
+    for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):
+        tile = hooks.tile(t)
+        mbarrier.wait(s.filled.index(0), lap & 1)
+        hooks.store(tile, s.staging)
+        tma.store_wait(pendings=0)
+        mbarrier.arrive(s.free.index(0), count=1)
+        hooks.signal(tile)
+        lap += 1
+
+
+@gluon.jit
+def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, staging_dtype: gl.constexpr, k,
+            STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
+    """Runs the three roles over `hooks.total` tiles of BLOCK_M x BLOCK_N with sums of length k.
+
+    `narrow_desc` describes the weights in blocks for narrow tiles, of BLOCK_N // 2 columns; where hooks.NARROW is false there are
+    none, and it is not used.
+    """
+    dtype: gl.constexpr = w_desc.dtype
+    a = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
+    b = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
+    staging = gl.allocate_shared_memory(staging_dtype, [BLOCK_M, BLOCK_N], staging_layout)
+    bars: gl.constexpr = mbarrier.MBarrierLayout()
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    ready = gl.allocate_shared_memory(gl.int64, [1, 1], bars)
+    filled = gl.allocate_shared_memory(gl.int64, [1, 1], bars)
+    free = gl.allocate_shared_memory(gl.int64, [1, 1], bars)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    mbarrier.init(ready.index(0), count=1)
+    mbarrier.init(filled.index(0), count=1)
+    mbarrier.init(free.index(0), count=1)
+    fence_async_shared()
+    s = Stages(a, b, staging, full, empty, ready, filled, free, gl.cdiv(k, BLOCK_K), STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, narrow_desc, s)), (_storer, (hooks, s))], [1, 1], [24, 24])
