@@ -29,7 +29,7 @@ STEPS = {
         64: ((32 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
     },
     "all_gather": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
-    "reduce_scatter": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
+    "reduce_scatter": {2: ((32 * MIB, "one_shot"), (256 * MIB, "push")), 64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
     "all_to_all_single": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
     "all_to_all_vdev": {64: ((1 << 62, "push"),)},
     "all_reduce_rmsnorm": {2: ((16 * MIB, "one_shot"),), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))},
