@@ -14,6 +14,7 @@ import torch
 from triton import knobs
 
 from triton_dist.backends.gpu.driver import GpuDriver
+from triton_dist.backends.gpu.replicas import refuse_replicas
 from triton_dist.backends.gpu.wait_sites import sites_of
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.context import (DIAG_RECORD_SIZE, DIAG_SLOTS, SIZE, SYMBOL, Context, WaitRecord,
@@ -73,6 +74,9 @@ class ContextWriter:
     def _before_load(self, module, function, name, metadata_group, _hash) -> None:
         if not _uses_context(metadata_group):
             return
+        ttgir = next((path for file, path in metadata_group.items() if file.endswith(".ttgir")), None)
+        if ttgir is not None:
+            refuse_replicas(name, Path(ttgir).read_text())
         refuse_capture(name)
         if self._context is None:
             if int(os.environ.get("WORLD_SIZE", "1")) > 1:
