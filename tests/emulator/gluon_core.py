@@ -12,7 +12,7 @@ from scenarios import BF16, F16, F32  # noqa: F401
 from triton_dist.backends.emulator import backend as emulator
 from triton_dist.cores.hopper import cores
 from triton_dist.ops.ag_gemm import gather
-from triton_dist.runtime.backend import GemmConfig
+from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import CountedWorkspace, Workspace, workspace
 

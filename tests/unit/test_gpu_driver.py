@@ -12,7 +12,7 @@ from triton_dist.backends.gpu import backend as gpu_backend
 from triton_dist.backends.gpu import driver as gpu_driver
 from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.nvidia.driver import CudaDriver
-from triton_dist.runtime.backend import Transfer
+from triton_dist.runtime.device import Transfer
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
 
 

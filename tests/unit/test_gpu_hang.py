@@ -18,8 +18,8 @@ from triton_dist.backends.gpu import backend as gpu
 from triton_dist.backends.gpu import hang as gpu_hang
 from triton_dist.backends.gpu.hang import _LINGER, _WINDOW, HangWatch
 from triton_dist.backends.gpu.wait_sites import sites
-from triton_dist.runtime.backend import Arena
 from triton_dist.runtime.context import WaitRecord
+from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import WaitTimeout
 from triton_dist.runtime.groups import SoloGroup
 from triton_dist.runtime.hang_table import SHOWN, Row, merge, table

@@ -137,10 +137,19 @@ def test_no_vendor_is_named_above_the_backends(name):
     assert not wrong, f"vendor words outside backends/, put it behind runtime.backend.Backend: {wrong}"
 
 
+def test_the_contract_of_a_device_knows_no_op():
+    """Adding an op edits neither the contract of a device nor its capabilities."""
+    ops = {path.parent.name for path in (PACKAGE / "ops").glob("*/op.py")}
+    assert {"ag_gemm", "all_reduce"} <= ops
+    contract = [f"triton_dist.runtime.{name}" for name in ("backend", "capabilities", "device")]
+    words = {module: {word.strip("\"'") for word in words_of_code(MODULES[module])} for module in contract}
+    assert not {module: found & ops for module, found in words.items() if found & ops}
+
+
 # -- docstrings --------------------------------------------------------------------------------------------------------
 PUBLIC = ["triton_dist", "triton_dist.language", "triton_dist.ops", "triton_dist.layers", "triton_dist.testing",
-          *(f"triton_dist.runtime.{name}" for name in ("backend", "errors", "groups", "heap", "streams", "workspace",
-                                                       "world"))]
+          *(f"triton_dist.runtime.{name}" for name in ("backend", "capabilities", "device", "errors", "groups", "heap", "streams",
+                                                       "workspace", "world"))]
 
 
 def public_objects(module) -> list:

@@ -7,7 +7,7 @@ from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.nvidia.backend import H100, H200
 from triton_dist.ops import _model, explain
-from triton_dist.runtime.backend import GemmConfig
+from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
 
 WIDE, HALF = GemmConfig(128, 256, 64, 8, 8, 3), GemmConfig(128, 128, 64, 8, 8, 5)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from triton_dist.ops import _sources, _table, _tune
 from triton_dist.ops._table import Choice, Entry, Place, Shape
-from triton_dist.runtime.backend import BACKENDS, GemmConfig, backend
+from triton_dist.runtime.backend import BACKENDS, backend
+from triton_dist.runtime.capabilities import GemmConfig
 
 PLACE = Place("Some GPU", 4, "4", "3.6.0", "abc")
 SHAPE = Shape("ag_gemm", "bfloat16", 2048, 4096, 1024)

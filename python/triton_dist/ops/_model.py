@@ -7,7 +7,7 @@ a fixed cost; a GEMM is waves of tiles. It is right to about 20 %; `ERROR` says 
 """
 from dataclasses import dataclass
 
-from triton_dist.runtime.backend import GemmConfig, MachineModel
+from triton_dist.runtime.capabilities import GemmConfig, MachineModel
 
 ERROR = 0.20
 

@@ -317,20 +317,20 @@ def rule(op: str, candidates: Sequence[Choice], group: Group, bytes_in: int) -> 
     usual = {choice.method: choice for choice in reversed(candidates)}          # the first of each method
     if len(usual) == 1:
         return candidates[0], "it is what this method does without figures"
-    if "unfused" in usual and not pays(op, group.size, bytes_in):
+    if "unfused" in usual and not pays(group.size, bytes_in):
         return usual["unfused"], f"the collective brings only {bytes_in / 1e6:.1f} MB to a rank"
     reason = (f"the collective's {bytes_in / 1e6:.1f} MB a rank hide behind the GEMM" if backend().machine_model() else
               "the device has not been measured, and fusing is what it usually gains by")
     return usual["ws" if "ws" in usual and backend().core(op).preferred else "portable"], reason
 
 
-def pays(op: str, world: int, bytes_in: int) -> bool:
+def pays(world: int, bytes_in: int) -> bool:
     """Whether hiding a collective of `bytes_in` bytes a rank has been measured to pay for the fused op's longer host path.
 
     Only what all ranks agree on enters: the size of the other operand may differ between them.
     """
     machine = backend().machine_model()
-    return machine is None or world == 1 or bytes_in >= machine.fuse_bytes[op]
+    return machine is None or world == 1 or bytes_in >= machine.fuse_bytes
 
 
 def obstacle(group: Group, needs_stream_memory_ops: bool, uncaptured: str = BEFORE_CAPTURE) -> str | None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
-from triton_dist.runtime.backend import GemmConfig
+from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.files import make_folder, write_shared
 
 FORMAT = 1

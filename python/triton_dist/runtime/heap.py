@@ -13,7 +13,8 @@ from typing import Any, Callable, Sequence
 import torch
 
 from triton_dist.runtime import ambient, groups
-from triton_dist.runtime.backend import Arena, backend
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
 from triton_dist.runtime.state import state
 

@@ -3,7 +3,8 @@
 """Device and streams of the calling rank, the same in the emulator and on a GPU."""
 from typing import Any
 
-from triton_dist.runtime.backend import Stream, backend
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.device import Stream
 from triton_dist.runtime.errors import InvalidArgument
 
 

@@ -13,8 +13,9 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.runtime.backend import Stream, backend
+from triton_dist.runtime.backend import backend
 from triton_dist.runtime.context import MAX_WORLD
+from triton_dist.runtime.device import Stream
 from triton_dist.runtime.errors import UnsupportedFeature, WorkspacePoisoned
 from triton_dist.runtime.groups import Group, forget, resolve
 from triton_dist.runtime.heap import create_symm_tensor, heap

@@ -6,7 +6,7 @@ from typing import Any
 
 from triton_dist.backends.amd.driver import HipDriver
 from triton_dist.backends.gpu.backend import GpuBackend
-from triton_dist.runtime.backend import GemmConfig
+from triton_dist.runtime.capabilities import GemmConfig
 
 
 class AmdBackend(GpuBackend):

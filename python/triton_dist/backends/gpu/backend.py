@@ -7,15 +7,16 @@ from typing import Any, Callable, Sequence
 import torch
 from triton import knobs
 
-from triton_dist.backends.gpu.device_runtime import library
 from triton_dist.backends.gpu.context import ContextWriter
+from triton_dist.backends.gpu.device_runtime import library
 from triton_dist.backends.gpu.driver import GpuDriver
 from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.language._call import LIBRARY
-from triton_dist.runtime.backend import Arena, Backend, Stream, Transfer, copy_bytes, described, descriptors, flag_address
+from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
+from triton_dist.runtime.device import Arena, Stream, Transfer, copy_bytes, described, descriptors, flag_address
 from triton_dist.runtime.environment import wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row

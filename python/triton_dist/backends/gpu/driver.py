@@ -8,7 +8,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from triton_dist.runtime.backend import Transfer
+from triton_dist.runtime.device import Transfer
 from triton_dist.runtime.errors import TritonDistError, UnsupportedFeature
 
 # The two vendors number these alike.

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.runtime.backend import Arena
+from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 
 

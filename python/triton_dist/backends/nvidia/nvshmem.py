@@ -15,7 +15,7 @@ from triton import knobs
 from triton_dist.backends.gpu.context import holds, refuse_capture
 from triton_dist.backends.nvidia import nvshmem_library
 from triton_dist.language.shmem_abi import LIBRARY
-from triton_dist.runtime.backend import Arena
+from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 

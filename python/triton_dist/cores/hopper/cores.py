@@ -15,7 +15,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
 from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
-from triton_dist.runtime.backend import GemmConfig, backend
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.heap import peer_tensor
 
 # gemm_rs sends a tile in boxes, a row of a box as wide as the swizzle of shared memory.

@@ -8,7 +8,8 @@ import torch
 from triton_dist.ops import _plan
 from triton_dist.ops._table import Choice
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
-from triton_dist.runtime.backend import Transfer, backend
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.device import Transfer
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import peer_tensor
 from triton_dist.runtime.workspace import Workspace, workspace

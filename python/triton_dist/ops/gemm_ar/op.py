@@ -13,7 +13,8 @@ from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 from triton_dist.ops.gemm_ar.reference import gemm_ar_reference
 from triton_dist.ops.gemm_rs.op import gemm_rs
-from triton_dist.runtime.backend import GemmConfig, backend
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import MAX_PROGRAMS, team
@@ -137,7 +138,7 @@ def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tup
         rows = MOST_ROWS
     if m <= rows and nbytes <= most:
         return "packets", f"{m} rows are no more than {rows}, and {nbytes} bytes of output no more than {most}"
-    if m % group.size == 0 and _plan.pays("gemm_rs", group.size, nbytes - nbytes // group.size):
+    if m % group.size == 0 and _plan.pays(group.size, nbytes - nbytes // group.size):
         return "ring", "hiding the reduce-scatter behind the GEMM pays at this size, and the rows divide by the group size"
     return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
 

@@ -20,7 +20,7 @@ import torch
 from triton_dist.backends.emulator.memory import wire
 from triton_dist.backends.emulator.worlds.machine import Machine
 from triton_dist.backends.emulator.worlds.meeting import VirtualGroup
-from triton_dist.runtime.backend import Arena
+from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import ALIGNMENT, SHMEM_PADS

@@ -1,0 +1,267 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The contract of a device: streams, memory, the copy engine, launches and capture.
+
+`runtime` builds the heap, groups and workspaces on it. It knows nothing about ops: what ops ask a device for is in
+`runtime/capabilities.py`.
+"""
+import copy
+import functools
+from abc import ABC, abstractmethod
+from typing import Any, Callable, Container, NamedTuple, Protocol, Sequence
+
+from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+
+
+class Transfer(NamedTuple):
+    """A copy-engine put with a signal: `nbytes` from `offset` of the source to address `to`, then a value to address `flag`."""
+    to: int
+    offset: int
+    nbytes: int
+    flag: int
+
+
+class Stream(Protocol):
+    """An in-order queue of device work. torch.cuda.Stream satisfies it."""
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Work put on this stream from now on starts after all that is on `other` now."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has passed once all that is on this stream now has run."""
+
+    def wait_event(self, event: Any) -> None:
+        """Work put on this stream from now on starts after `event`."""
+
+    def synchronize(self) -> None:
+        """Returns once all that is on this stream has run."""
+
+
+class Arena(ABC):
+    """One symmetric slab a rank, mapped by all ranks that can reach it."""
+
+    nbytes: int
+    local: Any                 # torch.uint8 tensor [nbytes] on this rank's device
+    bases: Sequence[int]       # address of each world rank's slab as mapped here; 0 = not reachable
+    gap = 0                    # bytes to leave free between two objects while there is room; a multiple of the heap's alignment
+
+    @abstractmethod
+    def view(self, rank: int) -> Any:
+        """torch.uint8 tensor [nbytes] over the slab of world rank `rank`; error where base is 0."""
+
+    def own(self, rank: int, offset: int, nbytes: int, gone: Callable[[], None]) -> Any:
+        """torch.uint8 tensor over `nbytes` at `offset` of the own slab, that of world rank `rank`.
+
+        Where the tensor has a storage of its own, `gone` is called once no tensor refers to it any more, from any thread. An
+        arena that cannot tell never calls it.
+        """
+        return self.view(rank)[offset:offset + nbytes]
+
+    def cut(self, ranks: Container[int]) -> None:
+        """Loads and stores reach the slabs of these world ranks only, from now on."""
+        self.bases = [base if rank in ranks else 0 for rank, base in enumerate(self.bases)]
+
+    def allocated(self, offset: int, nbytes: int, name: str, ranks: Sequence[int]) -> None:
+        """The slabs of `ranks` hold an object of `nbytes` at `offset` from now on."""
+
+    def freed(self, offset: int, ranks: Sequence[int]) -> None:
+        """The object at `offset` is gone."""
+
+    def team(self, ranks: Sequence[int], pad: int) -> int:
+        """Collective over the world: makes the SHMEM team of these world ranks; what kernels call it here.
+
+        pad: offset of SHMEM_PAD_BYTES zeroed bytes that it may keep flags in.
+        """
+        raise UnsupportedFeature("this heap has no SHMEM teams: kernels cannot call libshmem_device in this world")
+
+    def part(self) -> None:
+        """Collective: gives up what only all ranks together can. Called before `close` where they leave together."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap. Silent, idempotent."""
+
+
+class Device(ABC):
+    """What the runtime needs of a device. Methods act for the calling rank."""
+
+    name: str                  # "nvidia", "amd" or "emulator"
+    warp_size = 32             # threads that run in lockstep
+    compares_calls = False     # whether `note_call` does something
+    default_heap_size: int     # bytes of symmetric heap a rank, without TRITON_DIST_HEAP_SIZE
+
+    # -- devices -------------------------------------------------------------------------------------------
+    @abstractmethod
+    def device(self) -> Any:
+        """torch.device of the calling rank."""
+
+    def device_name(self) -> str:
+        """What kind of device the calling rank has, as its driver names it."""
+        return self.name
+
+    def check_join(self) -> None:
+        """Raises where the calling rank cannot join a world now."""
+
+    @abstractmethod
+    def set_device(self, local_rank: int) -> None:
+        """Binds this process to a device (no-op in the emulator)."""
+
+    def enter_thread(self) -> None:
+        """The calling thread uses the device from now on, maybe for the first time; no other does at the same time."""
+
+    @abstractmethod
+    def num_sms(self) -> int:
+        """How many programs of a one-per-SM kernel can be resident."""
+
+    @abstractmethod
+    def torch_backend(self) -> str:
+        """The torch.distributed backend string for init_process_group."""
+
+    def maker(self, shape: tuple, dtype: Any) -> Callable[[], Any]:
+        """A function that makes contiguous tensors of the calling rank's device, their elements unset."""
+        import torch
+        return functools.partial(torch.empty, shape, dtype=dtype, device=self.device())
+
+    # -- streams -------------------------------------------------------------------------------------------
+    @abstractmethod
+    def new_stream(self, priority: int = 0) -> Stream:
+        """A new stream of this rank's device; a negative priority is a higher one."""
+
+    @abstractmethod
+    def current_stream(self) -> Stream:
+        """The stream that launches go to."""
+
+    def eager_stream(self) -> Stream | None:
+        """The current stream; None inside graph capture."""
+        return None if self.is_capturing() else self.current_stream()
+
+    @abstractmethod
+    def use_stream(self, stream: Stream) -> Any:
+        """Context manager that makes `stream` current."""
+
+    def before_torch(self) -> None:
+        """Called before torch operations that must follow what is on the current stream. A GPU's streams see to it."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits for all streams of this rank's device."""
+
+    @abstractmethod
+    def is_capturing(self) -> bool:
+        """True inside graph capture."""
+
+    def capturing_graph(self) -> Any:
+        """The graph that is being captured, as an object that lives as long as the graph; None where it cannot be told."""
+
+    def no_shmem(self) -> str | None:
+        """Why kernels cannot call libshmem_device in the present world, in words; None where they can."""
+        return f"{self.name} has no SHMEM library"
+
+    # -- copy engine (protocol rules 15, 16) ---------------------------------------------------------------
+    @abstractmethod
+    def has_stream_memory_ops(self) -> bool:
+        """Whether streams of this rank's device can write flags: `push` and `write_value32` work."""
+
+    @abstractmethod
+    def push(self, source: Any, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
+        """On `stream`, for each transfer: its bytes of the contiguous `source` to a peer, then int32 `value` to its flag."""
+
+    @abstractmethod
+    def copy(self, dst: Any, src: Any, stream: Stream) -> None:
+        """Contiguous copy of equal bytes on `stream`, by a copy engine, peers included."""
+
+    @abstractmethod
+    def write_value32(self, flags: Any, index: int, value: int, stream: Stream) -> None:
+        """Stores int32 `value` to `flags[index]` (maybe a peer's) on `stream`, after everything before it, system scope."""
+
+    # -- kernels -------------------------------------------------------------------------------------------
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
+        """Compiles `kernel` and returns a launcher that takes its positional arguments, or the first `varying` of them.
+
+        The launcher may be called with other tensors of the same dtype and alignment, descriptors of the same kind or the
+        tensors that they would be over, and other integers for parameters that the kernel does not specialise. Nothing is
+        looked up again.
+        """
+        self.compile(kernel, grid, args, kwargs)
+        varying = len(args) if varying is None else varying
+        like, fixed = descriptors(args[:varying]), args[varying:]
+        return lambda *values: self.launch(kernel, grid, described(like, values) + fixed, kwargs)
+
+    @abstractmethod
+    def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        """Runs `kernel` (a DistJITFunction) on the current stream."""
+
+    def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
+        """Compiles `kernel` for these arguments without running it; None where there is nothing to compile."""
+
+    @abstractmethod
+    def set_context(self, context: Any) -> None:
+        """Makes `context` (runtime.context.Context) visible to every module loaded so far and from now on."""
+
+    # -- collectives of torch.distributed --------------------------------------------------------------------
+    def blocking(self, call: Callable[[], Any]) -> None:
+        """Runs a collective that may block the host until peers take part."""
+        call()
+
+    def is_in_collective(self) -> bool:
+        """Whether a collective of this rank may be under way to which peers never come: ending its group would block."""
+        return True
+
+    def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
+        """Compares op call `number` on `group` with those of its other members, where that can be done without waiting.
+
+        `what` must be equal on all of them; `refused`: this rank refuses its arguments, for the reason in `what`. Raises
+        InvalidArgument on every member that did not refuse where they differ.
+        """
+
+    def note_withdrawn(self, group: Any, number: int, what: str) -> None:
+        """Takes back what was noted of call `number` on `group`, which has sent nothing: peers that wait can know, and why."""
+
+    def all_refused(self, group: Any, number: int) -> bool | None:
+        """Whether every member has refused call `number`, as this rank has: waits until each has made or refused it. None
+        where the backend cannot tell."""
+        return None
+
+    # -- symmetric memory ----------------------------------------------------------------------------------
+    @abstractmethod
+    def reserve_arena(self, nbytes: int, world: Any) -> Arena:
+        """Collective over `world` (runtime.groups.Group): reserves and maps every rank's slab, zeroed."""
+
+    # -- failure -------------------------------------------------------------------------------------------
+    def left_world(self, error: str | None = None) -> None:
+        """The calling rank leaves its world, maybe by an error: what watches over it may stop. Silent, idempotent."""
+
+
+def descriptors(args: tuple) -> dict:
+    """Position among `args` of each tensor descriptor -> the same of no tensor."""
+    return {position: _over(arg, None) for position, arg in enumerate(args) if hasattr(arg, "base")}
+
+
+def described(like: dict, values: tuple) -> tuple:
+    """`values` with the descriptor of `like` over each tensor that stands where there is one."""
+    return tuple(_over(like[position], value) if position in like and not hasattr(value, "base") else value
+                 for position, value in enumerate(values)) if like else values
+
+
+def _over(descriptor: Any, tensor: Any) -> Any:
+    made = copy.copy(descriptor)                # its shape and strides have been checked
+    made.base = tensor
+    return made
+
+
+def copy_bytes(dst: Any, src: Any) -> int:
+    """Bytes of a copy between two tensors. Raises InvalidArgument where they have gaps or differ in size."""
+    nbytes = dst.numel() * dst.element_size()
+    if not (dst.is_contiguous() and src.is_contiguous()) or nbytes != src.numel() * src.element_size():
+        raise InvalidArgument("copy: expected two contiguous tensors of equal bytes, found "
+                              f"{tuple(dst.shape)} {dst.dtype} strides {dst.stride()} and "
+                              f"{tuple(src.shape)} {src.dtype} strides {src.stride()}")
+    return nbytes
+
+
+def flag_address(flags: Any, index: int) -> int:
+    """Address of `flags[index]`. Raises InvalidArgument for what are no 32-bit words, and for an index outside."""
+    if flags.element_size() != 4 or not flags.is_contiguous() or not 0 <= index < flags.numel():
+        raise InvalidArgument("write_value32: expected a contiguous tensor of 4-byte flags that has index "
+                              f"{index}, found {tuple(flags.shape)} {flags.dtype}")
+    return flags.data_ptr() + 4 * index
