@@ -12,9 +12,10 @@ from triton_dist.runtime.versions import check as _check_versions
 _check_versions()              # first: under a Triton that is too old the rest would fail with an error that says nothing
 
 from triton_dist.runtime.entry import entry as _entry
-from triton_dist.runtime.errors import TritonDistError
+from triton_dist.runtime.errors import (CollectiveMismatch, DeviceFault, HangError, InvalidArgument, NotInitialized, NotSymmetric,
+                                        OutOfHeap, TritonDistError, UnsupportedFeature, WaitTimeout, WorkspacePoisoned)
 from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, peer_tensor
-from triton_dist.runtime.jit import jit
+from triton_dist.runtime.jit import gluon_jit, jit
 from triton_dist.runtime.memory_summary import memory_summary
 from triton_dist.runtime.shmem_teams import shmem_team
 from triton_dist.runtime.streams import current_stream, device, new_stream, synchronize, use_stream
@@ -25,9 +26,10 @@ from triton_dist.runtime.world import finalize_distributed, initialize_distribut
 __version__ = "0.1.0"
 
 __all__ = [
-    "TritonDistError", "create_symm_tensor", "current_stream", "device", "finalize_distributed", "free_symm_tensor",
-    "initialize_distributed", "jit", "memory_summary", "new_stream", "peer_tensor", "reset", "shmem_team",
-    "synchronize", "use_stream",
+    "CollectiveMismatch", "DeviceFault", "HangError", "InvalidArgument", "NotInitialized", "NotSymmetric", "OutOfHeap",
+    "TritonDistError", "UnsupportedFeature", "WaitTimeout", "WorkspacePoisoned", "create_symm_tensor", "current_stream",
+    "device", "finalize_distributed", "free_symm_tensor", "gluon_jit", "initialize_distributed", "jit", "memory_summary",
+    "new_stream", "peer_tensor", "reset", "shmem_team", "synchronize", "use_stream",
 ]
 
 for _function in (create_symm_tensor, finalize_distributed, free_symm_tensor, initialize_distributed, memory_summary,

@@ -13,7 +13,7 @@ from triton_dist.runtime.streams import device, synchronize
 from triton_dist.runtime.world import finalize_distributed, initialize_distributed
 
 # Largest relative error of one rounding to the dtype.
-_UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+_UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
 def random_tensor(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -42,7 +42,7 @@ def assert_matches(out: torch.Tensor, reference: torch.Tensor, *, k: int, roundi
     if missing:
         raise AssertionError(f"{missing} of {out.numel()} elements are NaN: never written, or computed from unwritten memory")
     scale = float(reference.square().mean().sqrt())
-    product = 2.0**-11 if tf32 else 2.0**-24
+    product = 2.0**-11 if tf32 else 2.0**-53 if out.dtype == torch.float64 else 2.0**-24
     allowed = 2 * roundings * _UNIT[out.dtype] * (reference.abs() + scale) + 8 * product * max(k, 1) ** 0.5 * scale
     error = (out.double() - reference).abs()
     worst = int((error / allowed.clamp_min(1e-30)).argmax())

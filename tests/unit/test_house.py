@@ -179,6 +179,13 @@ def test_what_is_public_is_documented(name):
     assert objects and not [known for known, value in objects if not docstring(value)]
 
 
+def test_every_error_is_exported():
+    import triton_dist
+    from triton_dist.runtime import errors
+    raised = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
+    assert len(raised) > 10 and raised <= {*triton_dist.__all__}
+
+
 def test_run_ranks_is_documented():
     from triton_dist.backends.emulator import run_ranks
     assert "world_size" in inspect.signature(run_ranks).parameters

@@ -79,7 +79,8 @@ def run_schedule(fn: Callable, schedule: Schedule, faults: Faults, report: Repor
 
 
 def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: int = 0, modes: Optional[Sequence[str]] = None,
-                 num_sms: int = 8, keep_going: bool = False, nodes: int = 0, replay: Optional[str] = None) -> Report:
+                 num_sms: int = 8, keep_going: bool = False, nodes: int = 0, replay: Optional[str] = None,
+                 detector: Optional[Callable] = None) -> Report:
     """Runs fn(rank), or fn(), as the host script of every rank of an emulated world, under check, in many schedules.
 
     Args:
@@ -89,6 +90,8 @@ def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: i
         nodes: of equal size, into which the ranks are cut; by default TRITON_DIST_NODES, or 1.
         keep_going: go on behind a fault, to list all; else the first fault ends the check.
         replay: the token of a report ("eager.s0.w4.m8"): runs that one schedule, with the ranks and SMs of the token.
+        detector: makes the detector of a schedule from its Faults, such as a subclass of checker.detector.Detector with
+            rules of your own.
     Returns a Report; faults of the kernel or of the script are in it and are never raised.
     """
     report, start = Report(), time.perf_counter()
@@ -101,7 +104,7 @@ def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: i
 
     with few_collections():
         for schedule in chosen:
-            run_schedule(script, schedule, faults, report, nodes=nodes)
+            run_schedule(script, schedule, faults, report, detector, nodes=nodes)
             if report.faults and not keep_going:
                 break
     faults.settle()

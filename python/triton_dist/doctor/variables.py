@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, Mapping
 
 from triton_dist.doctor.report import BAD, NOTE, OK, WARN, Finding
-from triton_dist.runtime.backend import BACKENDS
+from triton_dist.runtime.backend import backends
 from triton_dist.runtime.environment import parse_autotune, parse_nodes, parse_number, parse_size
 
 
@@ -55,7 +55,7 @@ def _nothing(text: str) -> str:
 
 # What each may hold. Those of others are shown when set, since they change what we do.
 CHECKS: dict[str, Callable[[str], str]] = {
-    "TRITON_DIST_BACKEND": _one_of("auto", *BACKENDS),
+    "TRITON_DIST_BACKEND": _one_of("auto", *backends()),
     "TRITON_DIST_HEAP_SIZE": _read_by(parse_size),
     "TRITON_DIST_NODES": _read_by(parse_nodes),
     "TRITON_DIST_NODE_LATENCY": _number(int, 0),

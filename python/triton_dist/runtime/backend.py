@@ -8,13 +8,14 @@ names a vendor, except for the registry here.
 import functools
 import importlib
 import os
+from importlib.metadata import entry_points
 
 from triton_dist.runtime.capabilities import Capabilities, GemmConfig, MachineModel
 from triton_dist.runtime.device import Arena, Device, Stream, Transfer
 from triton_dist.runtime.errors import InvalidArgument
 
 __all__ = ["Arena", "Backend", "Capabilities", "Device", "GemmConfig", "MachineModel", "Stream", "Transfer", "BACKENDS",
-           "backend", "detect", "device_nodes"]
+           "backend", "backends", "detect", "device_nodes"]
 
 BACKENDS = {
     "nvidia": "triton_dist.backends.nvidia",
@@ -27,6 +28,11 @@ class Backend(Device, Capabilities):
     """What a vendor, or the emulator, implements: a device, and what ops may ask of it."""
 
 
+def backends() -> dict[str, str]:
+    """Package of each backend, by name: those here, and what installed distributions offer as `triton_dist.backends`."""
+    return {**{found.name: found.value for found in entry_points(group="triton_dist.backends")}, **BACKENDS}
+
+
 def device_nodes() -> bool:
     """Whether a GPU driver shows its device files. Unlike asking torch, this starts no driver, so a later fork is safe."""
     return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
@@ -36,8 +42,8 @@ def detect() -> str:
     """Backend name: the environment's word first, then what torch sees."""
     asked = os.environ.get("TRITON_DIST_BACKEND", "").lower()
     if asked and asked != "auto":
-        if asked not in BACKENDS:
-            raise InvalidArgument(f"TRITON_DIST_BACKEND={asked!r}: expected one of {', '.join(BACKENDS)} or auto")
+        if asked not in BACKENDS and asked not in backends():
+            raise InvalidArgument(f"TRITON_DIST_BACKEND={asked!r}: expected one of {', '.join(backends())} or auto")
         return asked
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         return "emulator"
@@ -50,4 +56,4 @@ def detect() -> str:
 @functools.cache
 def backend() -> Backend:
     """The process's backend, made on first use. Its package exports `make() -> Backend`."""
-    return importlib.import_module(BACKENDS[detect()]).make()
+    return importlib.import_module(backends()[detect()]).make()

@@ -86,5 +86,13 @@ def jit(fn: Optional[Callable] = None, *, version=None, repr: Optional[Callable]
 
 
 def gluon_jit(fn: Optional[Callable] = None, **options):
-    """`jit` for Gluon kernels: gluon.jit's options, launched by the backend with the device runtime linked in."""
+    """`jit` for Gluon kernels: the backend launches them, with the device runtime linked in.
+
+    Args:
+        fn: the kernel; left out where options are given: `@gluon_jit(do_not_specialize=["n"])`.
+        options: those of `gluon.jit`.
+
+    Returns:
+        A kernel that is launched as `kernel[grid](...)`.
+    """
     return _decorator(_gluon_class, fn, options)
