@@ -177,11 +177,12 @@ SERVED: dict[str, Callable] = {
     "dual level without tangents": _within(forward_ad.dual_level),
 }
 REFUSED: dict[str, Callable] = {
-    "jit.trace": _trace, "make_fx": lambda run, x: make_fx(run)(x)(x), "fake tensors": _within(FakeTensorMode),
+    "jit.trace": _trace, "fake tensors": _within(FakeTensorMode),
     "vmap": lambda run, x: torch.vmap(run)(x.unsqueeze(0)),
     "vmap of another tensor": lambda run, x: torch.vmap(lambda y: y + run(x))(torch.ones_like(x).unsqueeze(0)),
     "func.grad": lambda run, x: torch.func.grad(lambda t: run(t).sum())(x),
     "func.jvp": lambda run, x: torch.func.jvp(run, (x,), (torch.ones_like(x),))[0],
     "forward-mode AD": _dual,
 }
-OF_PROCESSES: dict[str, Callable] = {"other thread": _thread}        # a virtual rank is a thread itself
+# A virtual rank is a thread itself, and make_fx, which runs what it records, is for one thread of a process at a time.
+OF_PROCESSES: dict[str, Callable] = {"other thread": _thread, "make_fx": lambda run, x: make_fx(run)(x)(x)}

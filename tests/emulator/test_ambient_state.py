@@ -10,7 +10,6 @@ from ambient_states import CASES, REFUSED, SERVED, drawn
 
 import triton_dist
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
-from triton_dist.layers import AGGemm
 from triton_dist.ops import ag_gemm, all_reduce, gemm_ar, gemm_rs
 from triton_dist.runtime import ambient
 from triton_dist.runtime.errors import InvalidArgument
@@ -134,26 +133,6 @@ def test_a_clean_state_is_clean_and_is_undone():
     with pytest.raises(KeyError), ambient.clean():
         raise KeyError
     assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_torch_compile_breaks_its_graph_around_an_op(backend):
-    """Ops, and layers within a model, are right at the first call and later; nothing is traced into."""
-    def ranks():
-        rank = state().world.rank
-        weight, x = drawn(8, rank, 8, 16), drawn(9, rank, 8, 16)
-        model = torch.nn.Sequential(torch.nn.Identity(), AGGemm(weight, None), torch.nn.ReLU())
-        expected = torch.relu(ag_gemm(x * 1, weight))
-        compiled = torch.compile(model, backend=backend)
-        with torch.no_grad():
-            for _ in range(3):
-                assert torch.equal(compiled(x), expected)
-        total = torch.compile(lambda t: all_reduce(t * 2) + 1, backend=backend)
-        assert torch.equal(total(x), all_reduce(x) * 2 + 1)
-        with pytest.raises(Exception, match="run as they are"):
-            torch.compile(lambda t: all_reduce(t) + 1, backend=backend, fullgraph=True)(x)
-        assert torch.equal(total(x), all_reduce(x) * 2 + 1)
-    run_ranks(ranks, WORLD)
 
 
 def test_a_default_device_changes_nothing_in_initialisation():

@@ -22,3 +22,5 @@ __all__ = [
 for _name in __all__:
     if _name != "explain":
         _entry(globals()[_name])
+
+import triton_dist.ops.operators        # enters every op into ops.registry; last, since it is about the ops above

@@ -122,12 +122,12 @@ def no_overlap(name: str, out: torch.Tensor | None, **inputs: torch.Tensor | Non
 
 
 def no_grad(**tensors: torch.Tensor | None) -> None:
-    """Refuses tensors that autograd would have to follow."""
+    """Refuses tensors that autograd would have to follow, in a call that writes to tensors that it was given."""
     if torch.is_grad_enabled():
         for name, t in tensors.items():
             if isinstance(t, torch.Tensor) and t.requires_grad:
-                raise InvalidArgument(f"{name}: requires grad, and this op has no backward pass yet; call it under "
-                                      "torch.no_grad() or pass a detached tensor")
+                raise InvalidArgument(f"{name}: requires grad, and a call that is given a tensor to write to has no gradient; "
+                                      "leave out `out`, call it under torch.no_grad(), or pass a detached tensor")
 
 
 def rows_contiguous(t: torch.Tensor) -> torch.Tensor:

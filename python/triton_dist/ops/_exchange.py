@@ -64,12 +64,16 @@ class Collective:
 
 
 def call(op: Collective, x: torch.Tensor, group: Any, out: torch.Tensor | None, method: str,
-         reduction: Any = None) -> torch.Tensor:
+         reduction: Any = None) -> torch.Tensor | None:
     """One call of a collective. Returns out. Raises InvalidArgument before anything is sent.
+
+    None for a call that is to be made as an operator (`_recent.Calls.known`).
 
     reduction: what the caller asks for; None where the op only moves elements.
     """
     known = op.calls.known((method, reduction), group, x, None, out)
+    if known is None:
+        return None
     if out is None:
         out = known.new_out()
     known.plan.run(known.group, x, out)

@@ -116,6 +116,7 @@ class Calls:
     tensors: names of those that it takes, of x, weight, out, bias, residual and second (another output), in the order in which
     check(group, *tensors, *asked) and make(group, agreed, *tensors) have them; these are as in `_plan.planned`.
     anywhere: the method that needs no symmetric memory, which "auto" falls back on.
+    Every op with calls has an operator (`registry.py`), which takes calls that autograd or a graph is to follow.
     autocasts: whether the op follows autocast, as a linear layer does. Others leave dtypes alone, as torch.distributed does.
     """
 
@@ -125,9 +126,10 @@ class Calls:
         self._anywhere, self._autocasts = anywhere, autocasts
 
     def known(self, asked: tuple, group: Any, x: Any, weight: Any = None, out: Any = None, bias: Any = None, residual: Any = None,
-              second: Any = None) -> Known:
+              second: Any = None) -> Known | None:
         """The plan and group of a call, which is noted as made. Raises InvalidArgument for one that is refused.
 
+        None for a call that is to be made as an operator: a gradient is wanted, or a graph is being recorded.
         asked: what else it was given, hashable. An output may be the residual, or x where there is none; no other two tensors may
         be one.
         """
@@ -164,10 +166,14 @@ class Calls:
             found.count[0] += 1
         return found
 
-    def _looked_at(self, key: tuple | None, given: tuple, asked: tuple, group: Any, named: dict) -> Known:
+    def _looked_at(self, key: tuple | None, given: tuple, asked: tuple, group: Any, named: dict) -> Known | None:
         """A call that repeats none, checked, planned and remembered."""
+        if _modes() and ambient.is_recorded(named.values()):
+            return None
         members, tensors, outputs = resolve(group), [named[name] for name in self._tensors], (named["out"], named["second"])
         _plan.checked(self.op, members, lambda: ambient.refuse(self.op, tensors))
+        if wants_grad(tensors) and named["out"] is named["second"] is None:
+            return None
         dtype = ambient.autocast_dtype(backend().device()) if self._autocasts else None
         if dtype is not None:
             tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
@@ -187,6 +193,11 @@ class Calls:
             _remember(key, known)
             _remember(_by_shapes(key, given), known)
         return known
+
+
+def wants_grad(tensors: Sequence) -> bool:
+    """Whether autograd is to follow a call with `tensors`."""
+    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
 
 
 def _elsewhere(key: tuple, given: tuple) -> Known | None:

@@ -15,6 +15,7 @@ from typing import Any, Iterable, Iterator
 
 import torch
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from triton_dist.runtime.errors import InvalidArgument
@@ -90,6 +91,28 @@ def cast(t: Any, dtype: torch.dtype) -> Any:
     if isinstance(t, torch.Tensor) and t.is_floating_point() and t.dtype not in (dtype, torch.float64):
         return t.to(dtype)
     return t
+
+
+def below_autograd() -> Any:
+    """The state in which an operator's own code runs: without gradients and autocast, which have been seen to before it."""
+    if torch._C._is_any_autocast_enabled():
+        return _below_autocast()
+    return _NoGrad()
+
+
+@contextmanager
+def _below_autocast() -> Iterator[None]:
+    with _NoGrad(), torch._C._DisableAutocast():
+        yield
+
+
+def is_recorded(tensors: Iterable[Any]) -> bool:
+    """Whether operators are being recorded, or their shapes worked out, and `tensors` are what that can be done with."""
+    if any(torch._C._get_dispatch_mode(key) is not None for key in (_INFRA.PROXY, _INFRA.FUNCTIONAL)):
+        return True
+    fake = torch._C._get_dispatch_mode(_INFRA.FAKE)
+    return fake is not None and (fake.allow_non_fake_inputs or all(
+        isinstance(t, FakeTensor) or not isinstance(t, torch.Tensor) for t in tensors))
 
 
 def refuse(what: str, tensors: Iterable[Any] = ()) -> None:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """What makes a function one that users call: an op, or one that makes or frees symmetric memory.
 
-torch.compile does not look into it: its graph breaks around the call, which runs as it does without torch.compile.
-The function is marked for that, not wrapped, so an eager call costs nothing more.
+torch.compile does not look into it. An op is recorded as an operator (`ops/registry.py`). At the other functions the graph
+breaks: they run as they do without torch.compile. Functions are marked for that, not wrapped, so an eager call costs nothing more.
 """
 from typing import Any, Callable
 
@@ -14,14 +14,19 @@ try:
 except ImportError:                         # names of torch's own: then a call costs a look of the compiler at each frame
     set_code_exec_strategy = None
 
-_WHY = "ops of triton_dist run as they are, between compiled graphs"
+_WHY = "this function of triton_dist runs as it is, between compiled graphs"
 
 
 def entry(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks `op`, a plain function, and returns it. For the graphs of torch.compile, this is the place that knows all ops."""
+    """Marks `op`, a plain function, and returns it."""
     op._torchdynamo_disable = True                                          # as torch.compiler.disable does: not inlined
     op._torchdynamo_disable_msg = _WHY
     if set_code_exec_strategy is not None:                                  # nor compiled, with all that it calls
         set_code_exec_strategy(op.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     threads.entries.add(op.__code__)
     return op
+
+
+def seen_by_compile_as(op: Callable[..., Any], traced: Callable[..., Any]) -> None:
+    """Has torch.compile look into `traced` where a model calls `op`. To a torch that does not know the mark the graph breaks."""
+    op._torchdynamo_inline = traced                                         # the mark that torch.jit.script sets

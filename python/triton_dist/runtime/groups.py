@@ -20,6 +20,7 @@ class Group(ABC):
     rank: int                       # this rank's index within the group
     size: int
     world_ranks: tuple              # world rank of every member, by index
+    name: str = ""                  # by which `resolve` finds it; "": the world
 
     @property
     def key(self) -> tuple:
@@ -109,7 +110,7 @@ class HeldGroup:
     """
 
     def __init__(self, members: Group):
-        self.members = members
+        self.members, self.group_name = members, members.name
 
     def rank(self) -> int:
         """This rank's index within the group."""
@@ -160,7 +161,7 @@ class TorchGroup(Group):
 
     def __init__(self, process_group: Any):
         import torch.distributed as dist
-        self._dist, self._pg = dist, process_group
+        self._dist, self._pg, self.name = dist, process_group, process_group.group_name
         self.rank = dist.get_rank(process_group)
         self.world_ranks = tuple(dist.get_process_group_ranks(process_group))
         self.size = len(self.world_ranks)
@@ -211,7 +212,8 @@ class TorchGroup(Group):
 def resolve(group: Any = None) -> Group:
     """The Group behind what a user passes as `group=`.
 
-    Accepts None (the world), a Group or what users hold of it, a torch ProcessGroup, or a one-dimensional DeviceMesh.
+    Accepts None (the world), a Group or what users hold of it, a torch ProcessGroup or its name, or a one-dimensional
+    DeviceMesh.
     Raises InvalidArgument for anything else and for a group that this rank is not in.
     """
     me = state()
@@ -220,6 +222,8 @@ def resolve(group: Any = None) -> Group:
         raise NotInitialized(me.forked or "no world yet: call triton_dist.initialize_distributed() first")
     if me.thread != get_ident():
         threads.take_turn()
+    if isinstance(group, str):
+        group = _of_name(group)
     if group is None:
         return world
     if isinstance(group, HeldGroup):
@@ -250,6 +254,34 @@ def resolve(group: Any = None) -> Group:
         resolved = world
     state().groups[id(process_group)] = (process_group, resolved)     # keeps it alive, so its id stays its own
     return resolved
+
+
+def name_of(group: Any) -> str:
+    """The name by which `resolve` finds what a user passes as `group=`. torch.compile traces this."""
+    if group is None:
+        return ""
+    if isinstance(group, str):
+        return group
+    if isinstance(group, Group):
+        return group.name
+    if hasattr(group, "get_group"):
+        group = group.get_group()
+    if not hasattr(group, "group_name"):
+        raise InvalidArgument(f"group: expected None, a ProcessGroup or a DeviceMesh, found {type(group).__name__}")
+    return group.group_name
+
+
+def _of_name(name: str) -> Any:
+    """The group of this name, None for the world. Raises InvalidArgument where there is none."""
+    if not name:
+        return None
+    if name in state().named:
+        return state().named[name]
+    from torch.distributed.distributed_c10d import _resolve_process_group
+    try:
+        return _resolve_process_group(name)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise InvalidArgument(f"group: found the name {name!r}, which no process group has here; make the group first") from error
 
 
 def _sweep() -> None:

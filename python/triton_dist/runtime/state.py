@@ -20,6 +20,7 @@ class RankState:
     nodes: tuple = ()                                   # node of each world rank, once there is a heap
     nodes_asked: int = 0                                # of a virtual world; 0: as the environment says
     groups: dict = field(default_factory=dict)          # id(process group) -> (process group, Group)
+    named: dict = field(default_factory=dict)           # name -> Group, of groups that torch does not know
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
     plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan

@@ -12,6 +12,7 @@ from triton_dist.ops.ag_gemm import by_sms, gather
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
 from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
 from triton_dist.ops.all_gather.op import all_gather
+from triton_dist.ops.registry import record
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap
 from triton_dist.runtime.groups import Group
@@ -27,7 +28,7 @@ _MOST_IN_GRAPHS = 64 << 20
 
 def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: torch.Tensor | None = None,
             out: torch.Tensor | None = None, return_gathered: bool = False, method: str = "auto",
-            comm_sms: int | None = None) -> Any:
+            comm_sms: int | None = None, save_gathered: bool = False) -> Any:
     """all_gather(x) @ weight^T + bias, with the gather hidden behind the GEMM. Collective over `group`.
 
     Args:
@@ -42,7 +43,11 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         comm_sms: None, or the number of SMs (1 to 32) that push x instead of the copy engine, and which the GEMM leaves to
             them: for few rows, where a copy's start takes longest. Over nodes, how many programs send at most. The same on
             all ranks.
+        save_gathered: where a gradient of weight is wanted, keep the gathered x [M, K] for it. False: keep x [M / W, K], and
+            gather it again in the backward pass. The same on all ranks.
 
+    Gradients (without `out`): that of x by gemm_rs, that of weight from the gathered x. The same tensors must require them on
+    all ranks.
     In graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. SMs push there,
     4 where comm_sms does not say, 16 for shards of up to 512 KiB; calls that gather more than 64 MiB are captured fused only with
     comm_sms. Replays and eager calls may follow each other in any order, all on one stream or on ones that wait for each other.
@@ -54,6 +59,9 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
     """
     known = _CALLS.known((method, comm_sms), group, x, weight, out, bias)
+    if known is None:
+        return record(ag_gemm, x, weight, group=group, bias=bias, out=out, return_gathered=return_gathered, method=method,
+                      comm_sms=comm_sms, save_gathered=save_gathered)
     if out is None:
         out = known.new_out()
     gathered = known.plan.run(known.group, x, weight, bias, out, return_gathered)

@@ -7,6 +7,7 @@ import torch
 
 from triton_dist.ops._exchange import Collective, call
 from triton_dist.ops.all_gather.reference import all_gather_reference
+from triton_dist.ops.registry import record
 
 
 def all_gather(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None, method: str = "auto") -> torch.Tensor:
@@ -21,9 +22,11 @@ def all_gather(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
             tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all ranks.
 
     Returns out, rows in the order of the group's ranks.
+    The gradient (without `out`) is that of the sum of all ranks' losses, as torch.distributed has it: a reduce_scatter.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
-    return call(_ALL_GATHER, x, group, out, method)
+    done = call(_ALL_GATHER, x, group, out, method)
+    return record(all_gather, x, group=group, out=out, method=method) if done is None else done
 
 
 _ALL_GATHER = Collective("all_gather", scatter=False, reduction=None, library=all_gather_reference)

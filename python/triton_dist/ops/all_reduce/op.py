@@ -9,6 +9,7 @@ from triton_dist.ops import _collective
 from triton_dist.ops._exchange import Collective, Kernel, OneHopPush, call
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_hops_self_flagged, two_shot_kernel
 from triton_dist.ops.all_reduce.reference import all_reduce_reference
+from triton_dist.ops.registry import record
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import team
 
@@ -32,6 +33,9 @@ def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
     order depends on the number of ranks and the method only: the same inputs give the same bits, the same on every rank.
     That does not hold for "nccl". An average of integers is rounded towards zero. A maximum or minimum of what contains
     a NaN is NaN; with "nccl" it is what the library makes of it.
+    The gradient (without `out`, of a sum or an average) is that of the sum of all ranks' losses, as torch.distributed has it: an
+    all_reduce. Where what follows is the same on all ranks, as behind a row-parallel layer, that counts each loss W times: there
+    use gemm_ar, all_reduce_rmsnorm, or layers.
     In graphs: run the same call once before capture, else auto captures "nccl" and the other methods refuse. Replays and
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Raises InvalidArgument before anything is sent.
@@ -39,7 +43,8 @@ def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
     Example:
         mean = all_reduce(grad, op="avg")
     """
-    return call(_ALL_REDUCE, x, group, out, method, op)
+    done = call(_ALL_REDUCE, x, group, out, method, op)
+    return record(all_reduce, x, group=group, out=out, method=method, op=op) if done is None else done
 
 
 class _TwoHopsSelfFlagged(Kernel):

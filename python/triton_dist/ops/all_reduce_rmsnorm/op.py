@@ -10,6 +10,7 @@ from triton_dist.ops import _check, _collective, _plan, _recent
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 from triton_dist.ops.all_reduce_rmsnorm.reference import all_reduce_rmsnorm_reference
+from triton_dist.ops.registry import record
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -43,10 +44,15 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
     Returns (out, residual_out), both equal on every rank. The sum, bias and residual are added in fp32 in an order that all
     ranks share, with one rounding to the dtype; the norm is in fp32, of the rounded sum, with another rounding: the same inputs
     give the same bits. "unfused" rounds after each step.
+    Gradients (without `out` and `residual_out`): outputs are tensors that all ranks hold, and so are their gradients, which must
+    be equal on all ranks. Then nothing is sent in the backward pass, and all gradients are equal on all ranks.
     In graphs: as all_reduce; without a call before capture auto captures "unfused".
     Raises InvalidArgument before anything is sent.
     """
     known = _CALLS.known((eps, method), group, x, weight, out, bias, residual, residual_out)
+    if known is None:
+        return record(all_reduce_rmsnorm, x, weight, bias=bias, residual=residual, eps=eps, group=group, out=out,
+                      residual_out=residual_out, method=method)
     if out is None:
         out = known.new_out()
     if residual_out is None:

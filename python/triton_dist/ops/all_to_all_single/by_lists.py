@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _check, _plan
+from triton_dist.ops import _check, _plan, _recent
 from triton_dist.ops._bytes import rows_of_bytes
 from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
@@ -20,11 +20,15 @@ _NAME = "all_to_all_single by lists"
 
 
 def all_to_all_by_lists(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Any, out: torch.Tensor | None,
-                        method: str) -> torch.Tensor:
-    """One call. Returns out. Raises InvalidArgument before anything is sent."""
+                        method: str) -> torch.Tensor | None:
+    """One call. Returns out, or None where it is to be made as an operator. Raises InvalidArgument before anything is sent."""
+    if ambient.is_recorded((x, out)):
+        return None
     members = resolve(group)
     _plan.checked(_NAME, members, lambda: ambient.refuse(_NAME, (x, out)))
     agreed = _plan.checked(_NAME, members, lambda: _checked(x, output_split_sizes, input_split_sizes, members, out, method))
+    if _recent.wants_grad((x,)) and out is None:
+        return None
     _plan.same_call(members, agreed)                    # no plan is kept: lists differ from call to call
     _plan.agree_once(members, agreed)
     if state().debug:
@@ -55,7 +59,8 @@ def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, g
         raise InvalidArgument(f"input_split_sizes: expected {x.shape[0]} rows together, as x has, found {sum(input_split_sizes)}")
     _check.output("out", out, (sum(output_split_sizes), *x.shape[1:]), like=x, any_dtype=True)
     _check.no_overlap("out", out, x=x)
-    _check.no_grad(x=x)
+    if out is not None:
+        _check.no_grad(x=x)
     return dict(op=_NAME, row=x.shape[1:].numel(), dtype=x.dtype, method="nccl")
 
 

@@ -8,6 +8,7 @@ import torch
 from triton_dist.ops._exchange import Collective, call
 from triton_dist.ops.all_to_all_single.by_lists import all_to_all_by_lists
 from triton_dist.ops.all_to_all_single.reference import all_to_all_single_reference
+from triton_dist.ops.registry import record
 
 
 def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None, input_split_sizes: list | None = None,
@@ -27,11 +28,15 @@ def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None
             tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all ranks.
 
     Returns out, rows in the order of the ranks that sent them.
+    The gradient (without `out`) is the exchange back.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
     if output_split_sizes is not None or input_split_sizes is not None:
-        return all_to_all_by_lists(x, output_split_sizes, input_split_sizes, group, out, method)
-    return call(_ALL_TO_ALL_SINGLE, x, group, out, method)
+        done = all_to_all_by_lists(x, output_split_sizes, input_split_sizes, group, out, method)
+    else:
+        done = call(_ALL_TO_ALL_SINGLE, x, group, out, method)
+    return done if done is not None else record(all_to_all_single, x, output_split_sizes=output_split_sizes,
+                                                input_split_sizes=input_split_sizes, group=group, out=out, method=method)
 
 
 _ALL_TO_ALL_SINGLE = Collective("all_to_all_single", scatter=True, reduction=None, library=all_to_all_single_reference)

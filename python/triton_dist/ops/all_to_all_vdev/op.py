@@ -9,6 +9,7 @@ from triton_dist.ops import _check, _collective, _plan, _recent
 from triton_dist.ops._bytes import carrier_of, flat
 from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
 from triton_dist.ops.all_to_all_vdev.reference import all_to_all_vdev_reference
+from triton_dist.ops.registry import record
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -39,9 +40,14 @@ def all_to_all_vdev(x: torch.Tensor, in_splits: torch.Tensor, *, capacity: int |
     Returns (out, out_splits_offsets). Row 0 of out_splits_offsets has the rows that each rank has sent, row 1 where they begin in
     out. What does not fit is not written: rank r's rows were cut off where offset + split > capacity; under TRITON_DIST_DEBUG=1
     the call then raises. Rows of out behind the last one that came are left as they were.
+    The gradient (without `out`) of a row goes back to the rank that it came from; that of a row that was cut off, or that no rank
+    got, is zero.
     In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
     """
     known = _CALLS.known((capacity, method), group, x, in_splits, out, second=out_splits_offsets)
+    if known is None:
+        return record(all_to_all_vdev, x, in_splits, capacity=capacity, group=group, out=out,
+                      out_splits_offsets=out_splits_offsets, method=method)
     if out is None:
         out = known.new_out()
     if out_splits_offsets is None:

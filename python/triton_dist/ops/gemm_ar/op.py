@@ -13,6 +13,7 @@ from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 from triton_dist.ops.gemm_ar.reference import gemm_ar_reference
 from triton_dist.ops.gemm_rs.op import gemm_rs
+from triton_dist.ops.registry import record
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
@@ -45,12 +46,16 @@ def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None 
     Returns out [M, N], equal on every rank. Products accumulate in fp32. "packets" rounds each rank's product to the dtype, and
     sums these, bias and residual in fp32 with one rounding, in an order that depends on shapes and group only: the same inputs
     give the same bits. The others round after each step.
+    Gradients (without `out`): the output is one tensor that all ranks hold, and so is its gradient, which must be equal on all
+    ranks. Then nothing is sent in the backward pass, and the gradients of bias and residual are equal on all ranks.
     In graphs: run the same call once before capture, else auto captures "unfused" and "packets" refuses. Replays and eager
     calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.
     Raises InvalidArgument before anything is sent.
     """
     known = _CALLS.known((method,), group, x, weight, out, bias, residual)
+    if known is None:
+        return record(gemm_ar, x, weight, bias=bias, residual=residual, group=group, out=out, method=method)
     if out is None:
         out = known.new_out()
     known.plan.run(known.group, x, weight, bias, residual, out)

@@ -11,6 +11,7 @@ from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
 from triton_dist.ops.gemm_rs.reference import gemm_rs_reference
 from triton_dist.ops.reduce_scatter.op import reduce_scatter
+from triton_dist.ops.registry import record
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -32,6 +33,8 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
             call), "portable" (fused) or "unfused" (a matmul, then a collective). The same on all ranks.
 
     Returns out [M / W, N]: the rows of this rank's group index.
+    Gradients (without `out`): that of x by ag_gemm, whose gathered gradient also gives that of weight and, summed over all M
+    rows, that of bias, equal on all ranks. The same tensors must require them on all ranks.
     Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; over nodes so in each
     node, then the own node's sum and those of the nodes after it), so the same inputs give the same bits. fp16 may overflow at
     a hop unless hop_dtype is float32.
@@ -41,6 +44,8 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Raises InvalidArgument before anything is sent.
     """
     known = _CALLS.known((hop_dtype, method), group, x, weight, out, bias)
+    if known is None:
+        return record(gemm_rs, x, weight, group=group, bias=bias, out=out, hop_dtype=hop_dtype, method=method)
     if out is None:
         out = known.new_out()
     known.plan.run(known.group, x, weight, bias, out)

@@ -5,9 +5,10 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _plan
+from triton_dist.ops import _check, _plan, _recent
 from triton_dist.ops.internode.kernels import all_gather_kernel, reduce_scatter_kernel
 from triton_dist.ops.internode.pieces import OPTIONS, Pieces
+from triton_dist.ops.registry import record
 from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
@@ -26,9 +27,12 @@ def all_gather_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | Non
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: [M, K] contiguous, or None to allocate.
 
+    The gradient (without `out`) is a reduce_scatter_2d.
+
     Returns out [M, K]. Raises InvalidArgument before anything is sent.
     """
-    return _run("all_gather_2d", _AllGather, x, group, out)
+    done = _run("all_gather_2d", _AllGather, x, group, out)
+    return record(all_gather_2d, x, group=group, out=out) if done is None else done
 
 
 def reduce_scatter_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -44,14 +48,20 @@ def reduce_scatter_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor |
 
     Returns out [M / W, K]: the rows of this rank's group index. Sums accumulate in fp32, over the members of a node and then over
     nodes, both in order, with a rounding to x's dtype where a node's sum leaves it: the same inputs give the same bits.
-    Raises InvalidArgument before anything is sent.
+    The gradient (without `out`) is an all_gather_2d. Raises InvalidArgument before anything is sent.
     """
-    return _run("reduce_scatter_2d", _ReduceScatter, x, group, out)
+    done = _run("reduce_scatter_2d", _ReduceScatter, x, group, out)
+    return record(reduce_scatter_2d, x, group=group, out=out) if done is None else done
 
 
-def _run(op: str, form: type, x: torch.Tensor, group: Any, out: torch.Tensor | None) -> torch.Tensor:
+def _run(op: str, form: type, x: torch.Tensor, group: Any, out: torch.Tensor | None) -> torch.Tensor | None:
+    """One call; None where it is to be made as an operator."""
+    if ambient.is_recorded((x, out)):
+        return None
     members = resolve(group)
     _plan.checked(op, members, lambda: ambient.refuse(op, (x, out)))
+    if out is None and _recent.wants_grad((x,)):
+        return None
 
     def make(agreed: dict) -> Any:
         return _plan.made(op, members, agreed, "unfused", lambda found: _make_plan(form, x, members, out, found))

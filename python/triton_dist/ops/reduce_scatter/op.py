@@ -7,6 +7,7 @@ import torch
 
 from triton_dist.ops._exchange import Collective, call
 from triton_dist.ops.reduce_scatter.reference import reduce_scatter_reference
+from triton_dist.ops.registry import record
 
 
 def reduce_scatter(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None, method: str = "auto",
@@ -25,9 +26,11 @@ def reduce_scatter(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | No
         op: "sum", "avg", "max" or "min", or torch's ReduceOp of that name. The same on all ranks.
 
     Returns out, reduced as all_reduce does: the same inputs give the same bits, but with "nccl".
+    The gradient (without `out`, of a sum or an average) is that of the sum of all ranks' losses: an all_gather.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
-    return call(_REDUCE_SCATTER, x, group, out, method, op)
+    done = call(_REDUCE_SCATTER, x, group, out, method, op)
+    return record(reduce_scatter, x, group=group, out=out, method=method, op=op) if done is None else done
 
 
 _REDUCE_SCATTER = Collective("reduce_scatter", scatter=True, reduction="sum", library=reduce_scatter_reference)

@@ -10,6 +10,7 @@ import torch
 from triton_dist.backends.emulator.engine.actors import Waiting
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import Group
+from triton_dist.runtime.state import state
 
 
 class _Round:
@@ -64,7 +65,12 @@ class VirtualGroup(Group):
         ranks, me = tuple(int(r) for r in ranks), self.world_ranks[self.rank]
         if len(set(ranks)) != len(ranks) or not set(ranks) <= set(self.world_ranks):
             raise InvalidArgument(f"ranks: expected different members of {list(self.world_ranks)}, found {list(ranks)}")
-        return VirtualGroup(self._meetings, ranks, me) if me in ranks else None
+        if me not in ranks:
+            return None
+        made = VirtualGroup(self._meetings, ranks, me)
+        made.name = f"ranks {list(ranks)}, {made.ordinal}"
+        state().named[made.name] = made
+        return made
 
     def share(self, what: str, obj: Any) -> list:
         """Every member's object itself, by index."""

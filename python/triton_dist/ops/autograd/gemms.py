@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Gradients of ag_gemm, gemm_rs and gemm_ar: the gradient of one is the other, so both directions overlap.
+
+Weights are [N, K], and the backward pass multiplies by their transpose. It is handed over as a view; a core that cannot read it so
+copies it at each call.
+"""
+from typing import Any
+
+import torch
+
+from triton_dist.ops.ag_gemm.op import ag_gemm
+from triton_dist.ops.all_gather.op import all_gather
+from triton_dist.ops.autograd import weights
+from triton_dist.ops.gemm_rs.op import gemm_rs
+from triton_dist.ops.reduce_scatter.op import reduce_scatter
+
+
+def _method(method: str) -> str:
+    """That of the backward pass, whose shapes another method may have to serve than "ws"."""
+    return method if method in ("portable", "unfused") else "auto"
+
+
+def _keep_ag_gemm(ctx: Any, x: torch.Tensor, weight: torch.Tensor, method: str, group: str, gathered: bool) -> None:
+    """x: as it was given, or gathered."""
+    wants_x, wants_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
+    ctx.method, ctx.group, ctx.gathered = _method(method), group, gathered
+    weights.keep(ctx, weight)
+
+
+def keep_ag_gemm(ctx: Any, inputs: tuple, output: Any) -> None:
+    """Of ag_gemm(x, weight, bias, group, method, comm_sms)."""
+    x, weight, _, group, method, _ = inputs
+    _keep_ag_gemm(ctx, x, weight, method, group, gathered=False)
+
+
+def keep_ag_gemm_gathered(ctx: Any, inputs: tuple, output: Any) -> None:
+    """Of ag_gemm_gathered, whose second output is the gathered x."""
+    _, weight, _, group, method, _ = inputs
+    _keep_ag_gemm(ctx, output[1], weight, method, group, gathered=True)
+
+
+def ag_gemm_backward(ctx: Any, grad: torch.Tensor | None, grad_gathered: torch.Tensor | None = None) -> tuple:
+    """grad: [M, N_local] of the output. grad_gathered: [M, K] of the gathered x, where that is an output."""
+    (x, weight), (wants_x, wants_weight, wants_bias) = ctx.saved_tensors, ctx.needs_input_grad[:3]
+    grad_x = grad_weight = grad_bias = None
+    if grad is not None:
+        grad = grad.contiguous()
+        if wants_x:
+            grad_x = gemm_rs(grad, weight.t(), group=ctx.group, method=ctx.method)
+        if wants_weight:
+            grad_weight = weights.gradient(ctx, grad, x if ctx.gathered else all_gather(x, group=ctx.group))
+        if wants_bias:
+            grad_bias = grad.sum(0)
+    if grad_gathered is not None and wants_x:
+        direct = reduce_scatter(grad_gathered.contiguous(), group=ctx.group)
+        grad_x = direct if grad_x is None else grad_x + direct
+    return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def keep_gemm_rs(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    """Of gemm_rs(x, weight, bias, group, hop_dtype, method)."""
+    x, weight, _, group, _, method = inputs
+    wants_x, wants_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
+    ctx.method, ctx.group = _method(method), group
+    weights.keep(ctx, weight)
+
+
+def gemm_rs_backward(ctx: Any, grad: torch.Tensor) -> tuple:
+    """grad: [M / W, N] of the output. One gather of it serves all gradients."""
+    (x, weight), (wants_x, wants_weight, wants_bias) = ctx.saved_tensors, ctx.needs_input_grad[:3]
+    grad = grad.contiguous()
+    grad_x = grad_weight = gathered = None
+    if wants_x:
+        grad_x = ag_gemm(grad, weight.t(), group=ctx.group, method=ctx.method, return_gathered=wants_weight or wants_bias)
+        if wants_weight or wants_bias:
+            grad_x, gathered = grad_x
+    elif wants_weight or wants_bias:
+        gathered = all_gather(grad, group=ctx.group)
+    if wants_weight:
+        grad_weight = weights.gradient(ctx, gathered, x)
+    return grad_x, grad_weight, gathered.sum(0) if wants_bias else None, None, None, None
+
+
+def keep_gemm_ar(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    """Of gemm_ar(x, weight, bias, residual, group, method)."""
+    x, weight = inputs[:2]
+    wants_x, wants_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
+    weights.keep(ctx, weight)
+
+
+def gemm_ar_backward(ctx: Any, grad: torch.Tensor) -> tuple:
+    """grad: [M, N] of the output, equal on all ranks."""
+    (x, weight), (wants_x, wants_weight, wants_bias, wants_residual) = ctx.saved_tensors, ctx.needs_input_grad[:4]
+    return (grad @ weight if wants_x else None, weights.gradient(ctx, grad, x) if wants_weight else None,
+            grad.sum(0) if wants_bias else None, grad if wants_residual else None, None, None)

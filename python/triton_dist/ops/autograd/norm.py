@@ -1,0 +1,36 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The gradient of all_reduce_rmsnorm."""
+from typing import Any
+
+import torch
+
+
+def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    """Of all_reduce_rmsnorm(x, weight, bias, residual, eps, group, method) -> (y, total)."""
+    _, weight, _, _, eps, _, _ = inputs
+    ctx.save_for_backward(output[1], weight)
+    ctx.eps = torch.finfo(weight.dtype).eps if eps is None else eps
+
+
+def backward(ctx: Any, grad: torch.Tensor | None, grad_total: torch.Tensor | None) -> tuple:
+    """grad, grad_total: [..., N] of the two outputs, equal on all ranks. Computed in fp32 or wider."""
+    total, weight = ctx.saved_tensors
+    wants_x, wants_weight, wants_bias, wants_residual = ctx.needs_input_grad[:4]
+    wide, found, grad_weight = torch.promote_types(total.dtype, torch.float32), None, None
+    rows = tuple(range(total.ndim - 1))
+    if grad is not None:
+        y, g = total.to(wide), grad.to(wide)
+        scale = (y.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
+        y = y * scale
+        if wants_weight:
+            grad_weight = ((g * y).sum(rows) if rows else g * y).to(weight.dtype)
+        g = g * weight.to(wide)
+        found = scale * (g - y * (g * y).mean(-1, keepdim=True))
+    if grad_total is not None:
+        found = grad_total.to(wide) if found is None else found + grad_total.to(wide)
+    found = None if found is None else found.to(total.dtype)
+    grad_bias = None
+    if wants_bias and found is not None:
+        grad_bias = found.sum(rows) if rows else found
+    return (found if wants_x else None, grad_weight, grad_bias, found if wants_residual else None, None, None, None)
