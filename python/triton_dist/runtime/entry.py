@@ -3,7 +3,8 @@
 """What makes a function one that users call: an op, or one that makes or frees symmetric memory.
 
 torch.compile does not look into it. An op is recorded as an operator (`ops/registry.py`). At the other functions the graph
-breaks: they run as they do without torch.compile. Functions are marked for that, not wrapped, so an eager call costs nothing more.
+breaks: they run as they do without torch.compile. Functions are marked for that, not wrapped, so an eager call costs nothing
+more.
 """
 from typing import Any, Callable
 

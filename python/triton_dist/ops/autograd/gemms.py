@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Gradients of ag_gemm, gemm_rs and gemm_ar: the gradient of one is the other, so both directions overlap.
 
-Weights are [N, K], and the backward pass multiplies by their transpose. It is handed over as a view; a core that cannot read it so
+Weights are [N, K], and the backward pass multiplies by their transpose. It is passed as a view; a core that cannot read that
 copies it at each call.
 """
 from typing import Any
