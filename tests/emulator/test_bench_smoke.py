@@ -16,6 +16,7 @@ from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.bench import command, dispatch_rows, problems, results, rows
 from triton_dist.bench.collective import measure as collective_measure, problem as collective_problem
 from triton_dist.bench.collective.gemm_ar import GemmAr
+from triton_dist.bench.collective.norm import Norm
 from triton_dist.bench.late import Late, Lateness
 from triton_dist.bench.measure import Settings, measure
 from triton_dist.bench.run import run
@@ -73,6 +74,16 @@ def test_bench_of_gemm_ar(tmp_path):
         assert row["us_peers"]["symm_two_shot"] is None
 
 
+def test_bench_of_the_norm(tmp_path):
+    printed = started(sys.executable, "-m", "triton_dist.bench", "all_reduce_rmsnorm", "--nproc_per_node", "2", "--shapes", "2,40",
+                      "3,24,16", "--rounds", "2", "--iters", "2", "--out", str(tmp_path))
+    folder, = tmp_path.iterdir()
+    rows = json.loads((folder / "all_reduce_rmsnorm.json").read_text())
+    assert [(row["m"], row["n"], row["k"], set(row["us_beside"])) for row in rows] == [
+        (2, 40, 0, set()), (3, 24, 16, {"gemm"})]
+    assert "all_reduce_rmsnorm on 2 x emulator" in printed and all(row["method"] == "one_shot" for row in rows)
+
+
 def test_every_candidate_of_gemm_ar_is_checked(monkeypatch):
     settings = collective_measure.Settings(rounds=1, iterations=1, methods=("auto", "ring", "unfused"), peers=("nccl",),
                                            graph=False)
@@ -84,6 +95,22 @@ def test_every_candidate_of_gemm_ar_is_checked(monkeypatch):
     monkeypatch.setattr(GemmAr, "reference", lambda self: torch.zeros_like(self.out[0], dtype=torch.float64))
     for found in run_ranks(script, 2):
         assert set(found.us) == {"gemm"} and set(found.failed) == {"auto", "ring", "unfused", "peer:nccl"}
+
+
+@pytest.mark.parametrize("k", [0, 16])
+def test_every_candidate_of_the_norm_is_checked(k, monkeypatch):
+    """Alone, and after a product."""
+    ours = ("auto", "one_shot", "two_shot", "unfused")
+    settings = collective_measure.Settings(rounds=1, iterations=1, methods=ours, peers=("nccl", "parts"), graph=False)
+
+    def script():
+        return collective_measure.measure(Norm(Shape("x", 3, 40, k), torch.bfloat16, resolve(), sets=2), settings)
+    peers = {"peer:nccl", "peer:parts"}
+    for found in run_ranks(script, 2):
+        assert set(found.us) == {*ours, *peers, *(["gemm"] if k else [])} and not found.failed
+    monkeypatch.setattr(Norm, "reference", lambda self: torch.zeros_like(self.out[0], dtype=torch.float64))
+    for found in run_ranks(script, 2):
+        assert set(found.failed) == {*ours, *peers}
 
 
 @pytest.mark.parametrize("command", ["all_gather", "reduce_scatter", "all_to_all"])

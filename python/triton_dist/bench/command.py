@@ -8,6 +8,7 @@
     triton-dist bench dispatch                                # what does an eager call cost the host?
     triton-dist bench all_reduce --sizes 1K:128M --graph      # collectives, by size instead of shape
     triton-dist bench gemm_ar --graph                         # the models' down projections for 1 to 2048 rows
+    triton-dist bench all_reduce_rmsnorm --graph              # what follows a linear in a decoder, alone and in a chain
     triton-dist bench plot results/2026-01-31-4xH100-80GB     # pictures, on any machine
     triton-dist bench docs                                    # docs/performance.md from all results
     triton-dist bench --verify-bars                           # does the newest result of each kind reach its bar?
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from triton_dist.bench import dispatch_rows
-from triton_dist.bench.collective import sizes
+from triton_dist.bench.collective import norm_words, sizes
 from triton_dist.bench.shapes import OPS, parse
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,6 +62,12 @@ def parser() -> argparse.ArgumentParser:
     _graph(sub)
     _common(sub, _GEMM_AR_METHODS, ("auto", "unfused"), (*sizes.PEERS, "none"),
             f"all-reduce behind a matmul: of {', '.join(sizes.PEERS)}, or none")
+    sub = commands.add_parser(norm_words.COMMAND, help="time all_reduce_rmsnorm beside an all-reduce, then torch's sum and norm")
+    sub.add_argument("--shapes", nargs="+", default=[], metavar="M,N[,K]",
+                     help="rows alone, or after a product that sums over K on each rank: a decoder's chain")
+    _graph(sub)
+    _common(sub, norm_words.METHODS, ("auto", "unfused"), (*norm_words.PEERS, "none"),
+            f"all-reduce before torch's sum and norm: of {', '.join(norm_words.PEERS)}, or none")
     calls = commands.add_parser(dispatch_rows.COMMAND, help="host time of eager calls, beside a bare launch of the same kernel")
     calls.add_argument("--calls", nargs="+", default=[], choices=dispatch_rows.CALLS, metavar="OP",
                        help=f"of {', '.join(dispatch_rows.CALLS)} (default: all)")
@@ -119,6 +126,8 @@ def main(argv: list) -> int:
     try:
         if args.command in sizes.COMMANDS:
             sizes.parse(args.sizes, emulated=True)
+        elif args.command == norm_words.COMMAND:
+            norm_words.parse(args.shapes, emulated=True)
         elif args.command != dispatch_rows.COMMAND:
             parse(args.shapes, args.command, world=1, emulated=True)
     except ValueError as error:                         # said once, before ranks start

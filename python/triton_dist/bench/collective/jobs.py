@@ -8,7 +8,8 @@ from typing import Callable
 import torch
 
 from triton_dist.bench import shapes
-from triton_dist.bench.collective import rows, sizes
+from triton_dist.bench.collective import norm_words, rows, sizes
+from triton_dist.bench.collective.norm import Norm
 from triton_dist.bench.collective.gemm_ar import GemmAr
 from triton_dist.bench.collective.measure import Measurement, Settings, measure
 from triton_dist.bench.collective.problem import Problem
@@ -26,6 +27,9 @@ def jobs(args: argparse.Namespace, group: Group) -> list:
     if args.command == GemmAr.op:
         made = [(shape.name, partial(GemmAr, shape, dtype, group))
                 for shape in shapes.parse(args.shapes, args.command, group.size, emulated)]
+    elif args.command == norm_words.COMMAND:
+        made = [(shape.name, partial(Norm, shape, dtype, group))
+                for shape in norm_words.parse(args.shapes, emulated)]
     else:
         made = [(sizes.text(nbytes), partial(Problem, args.command, nbytes, dtype, group))
                 for nbytes in sizes.parse(args.sizes, emulated)]

@@ -8,7 +8,7 @@ COMMANDS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scat
 METHODS = ("auto", "one_shot", "two_shot", "push", "nccl")
 PEERS = ("nccl", "symm_one_shot", "symm_two_shot")
 
-BESIDE_PEERS = (*COMMANDS, "gemm_ar")       # commands whose rows compare with peers, instead of a limit
+BESIDE_PEERS = (*COMMANDS, "gemm_ar", "all_reduce_rmsnorm")       # commands whose rows compare with peers, instead of a limit
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST = 1 << 32

@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What is timed of all_reduce_rmsnorm: rows alone, or a decoder's chain of a product and what follows it."""
+from typing import Any
+
+import torch
+
+from triton_dist.bench.collective.norm_words import COMMAND
+from triton_dist.bench.collective.problem import Candidate
+from triton_dist.bench.problems import rotation
+from triton_dist.bench.shapes import Shape
+from triton_dist.ops import all_reduce, all_reduce_rmsnorm
+from triton_dist.ops._collective import by_size
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.streams import device
+from triton_dist.testing import all_reduce_rmsnorm_float64, random_tensor
+
+_EPS = 1e-6
+
+
+class Norm:
+    """all_reduce(x) + residual, and its RMSNorm, for x [M, N]; where K is not 0, x is a product [M, K] @ [N, K]^T each time.
+
+    A peer is its all-reduce, then torch's sum and norm; "parts" is ours. "gemm" is the product alone.
+    """
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, group: Group, sets: int | None = None):
+        self.shape, self.dtype, self.group = shape, dtype, group
+        m, n, k = shape.m, shape.n, shape.k
+        self.sets = sets or max(group.all_gather_object(rotation((4 * m * n + (m + n) * k) * dtype.itemsize)))
+        self.x = [random_tensor(m, n, dtype=dtype, seed=1000 * s + group.rank) for s in range(self.sets)]
+        self.weight = random_tensor(n, dtype=dtype, seed=77)
+        self.residual = [random_tensor(m, n, dtype=dtype, seed=1000 * s + 300) for s in range(self.sets)]
+        self.out, self.total = ([torch.empty(m, n, dtype=dtype, device=device()) for _ in range(self.sets)] for _ in range(2))
+        self.beside = {"gemm": self._product} if k else {}
+        if k:
+            self._a = [random_tensor(m, k, dtype=dtype, seed=1000 * s + 600 + group.rank) for s in range(self.sets)]
+            self._b = [random_tensor(n, k, dtype=dtype, seed=1000 * s + 900 + group.rank) for s in range(self.sets)]
+            self._product(0)
+
+    def about(self) -> dict:
+        """What a row says of the problem."""
+        return {"shape": self.shape.name, "m": self.shape.m, "n": self.shape.n, "k": self.shape.k}
+
+    def rates(self, us: float) -> dict:
+        """Figures that follow from the time of a call: none."""
+        return {}
+
+    def chosen(self) -> str:
+        """The method that auto takes."""
+        return by_size(COMMAND, self.group.size, self.shape.m * self.shape.n * self.dtype.itemsize, "unfused")
+
+    def repeats(self, method: str) -> bool:
+        """Every method gives the same bits for the same inputs."""
+        return True
+
+    def ours(self, method: str) -> Candidate:
+        """The op by one of its methods."""
+        def call(s: int) -> torch.Tensor:
+            self._product(s)
+            return all_reduce_rmsnorm(self.x[s], self.weight, residual=self.residual[s], eps=_EPS, group=self.group,
+                                      out=self.out[s], residual_out=self.total[s], method=method)[0]
+        return Candidate(call)
+
+    def peer(self, name: str, group_name: str) -> Candidate:
+        """An all-reduce, of the group's library, of ours or of torch on a symmetric tensor, then torch's sum and norm."""
+        reduced: Any = None
+        if name == "nccl":
+            def reduce(s: int) -> torch.Tensor:
+                self.total[s].copy_(self.x[s])
+                self.group.all_reduce_tensor(self.total[s])
+                return self.total[s]
+        elif name == "parts":
+            def reduce(s: int) -> torch.Tensor:
+                total = all_reduce(self.x[s], group=self.group, out=self.total[s])
+                backend().before_torch()
+                return total
+        else:
+            import torch.distributed._symmetric_memory as symmetric
+            reduced = symmetric.empty(self.x[0].numel(), dtype=self.dtype, device=device())
+            symmetric.rendezvous(reduced, group_name)
+            kind = {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name]
+            op = getattr(torch.ops.symm_mem, kind)
+
+            def reduce(s: int) -> torch.Tensor:
+                reduced.copy_(self.x[s].view(-1))
+                return op(reduced, "sum", group_name).view(self.x[s].shape)
+
+        def call(s: int) -> torch.Tensor:
+            self._product(s)
+            torch.add(reduce(s), self.residual[s], out=self.total[s])
+            return self.out[s].copy_(torch.nn.functional.rms_norm(self.total[s], (self.shape.n,), self.weight, _EPS))
+        return Candidate(call)
+
+    def _product(self, s: int) -> torch.Tensor:
+        if self.shape.k:
+            torch.matmul(self._a[s], self._b[s].t(), out=self.x[s])
+        return self.x[s]
+
+    def reference(self) -> torch.Tensor:
+        """float64 result of set 0."""
+        return all_reduce_rmsnorm_float64(self.x[0], self.weight, self.group, residual=self.residual[0], eps=_EPS)[0]
+
+    def roundings(self) -> int:
+        """The sum may be rounded after each step, then the norm."""
+        return self.group.size + 5
