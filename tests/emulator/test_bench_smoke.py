@@ -75,8 +75,8 @@ def test_bench_of_gemm_ar(tmp_path):
 
 
 def test_bench_of_the_norm(tmp_path):
-    printed = started(sys.executable, "-m", "triton_dist.bench", "all_reduce_rmsnorm", "--nproc_per_node", "2", "--shapes", "2,40",
-                      "3,24,16", "--rounds", "2", "--iters", "2", "--out", str(tmp_path))
+    printed = started(sys.executable, "-m", "triton_dist.bench", "all_reduce_rmsnorm", "--nproc_per_node", "2", "--shapes",
+                      "2,40", "3,24,16", "--rounds", "2", "--iters", "2", "--out", str(tmp_path))
     folder, = tmp_path.iterdir()
     rows = json.loads((folder / "all_reduce_rmsnorm.json").read_text())
     assert [(row["m"], row["n"], row["k"], set(row["us_beside"])) for row in rows] == [
