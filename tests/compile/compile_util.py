@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 from triton_dist.backends.gpu.device_runtime import library
 
 CUDA = ("sm_80", "sm_90", "sm_100")
-HIP = ("gfx942", "gfx950")
+HIP = ("gfx90a", "gfx942", "gfx950")
 TARGETS = CUDA + HIP
 PAIR = r"\.volatile\.global\.(v4\.b32|v2\.b64)"        # 16 bytes, both halves whole
 PLAIN_RELEASE = hasattr(tl, "atomic_store")     # Triton 3.9: notify is a fence and a store, before that an exchange

@@ -36,6 +36,15 @@ def signals(flags32, flags64, value, scope: tl.constexpr):
 
 
 @jit
+def notifies(flags32, flags64, value, comm_scope: tl.constexpr):
+    """Every notify of one scope."""
+    dl.notify(flags32, 0, value, "set", comm_scope)
+    dl.notify(flags32, 0, value, "add", comm_scope)
+    dl.notify(flags64, 0, value, "set", comm_scope)
+    dl.notify(flags64, 0, value, "add", comm_scope)
+
+
+@jit
 def every_row(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
     """Calls every device function of the runtime."""
     token = waits(flags32, flags64, n, value, "gpu", "acquire")
@@ -46,6 +55,8 @@ def every_row(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
     fences("sys")
     signals(flags32, flags64, value, "gpu")
     signals(flags32, flags64, value, "sys")
+    notifies(flags32, flags64, value, "gpu")
+    notifies(flags32, flags64, value, "intra_node")
     offsets = tl.arange(0, BLOCK)
     peer = (dl.rank() + 1) % dl.num_ranks()
     dl.ll_store(dl.symm_at(packets, peer) + offsets, offsets, value, offsets < n)

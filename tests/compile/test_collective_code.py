@@ -3,6 +3,7 @@
 """The collectives' kernels compiled for every target, and what must hold of the code for them to be fast."""
 import re
 
+import amd_isa
 import pytest
 from compile_util import CUDA, HIP, PAIR, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
@@ -73,8 +74,8 @@ def test_only_the_team_is_read_before_the_kernel_ahead_has_ended(kernel, target)
 @pytest.mark.parametrize("kernel", PACKETS, ids=lambda k: k.__name__)
 def test_pairs_are_whole_on_hip_too(kernel, target):
     lines = instructions(compiled(kernel, target))
-    position(lines, r"global_store_dwordx4 .* sc0 sc1")
-    position(lines, r"global_load_dwordx4 .* sc0 sc1")
+    position(lines, amd_isa.PAIR_STORE[target])
+    position(lines, amd_isa.PAIR_LOAD[target])
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -3,6 +3,7 @@
 """The GEMM-AllReduce kernel compiled for every target, and what must hold of the code for it to be fast."""
 import re
 
+import amd_isa
 import pytest
 from compile_util import HIP, PAIR, TARGETS, compile_kernel, instructions, position
 
@@ -34,8 +35,8 @@ def test_a_kernel_for_every_target_moves_whole_pairs(target, split, two_shot):
     lines = instructions(compiled(target, split=split, two_shot=two_shot))
     if target in HIP:
         assert re.search("mfma", "\n".join(lines))
-        position(lines, r"global_store_dwordx4 .* sc0 sc1")
-        position(lines, r"global_load_dwordx4 .* sc0 sc1")
+        position(lines, amd_isa.PAIR_STORE[target])
+        position(lines, amd_isa.PAIR_LOAD[target])
     else:
         assert any(re.search(r"(mma\.sync|tcgen05\.mma|wgmma)", line) for line in lines)
         position(lines, "st" + PAIR)

@@ -3,6 +3,7 @@
 """The portable op kernels compiled for every target, and what must hold of the code."""
 import re
 
+import amd_isa
 import pytest
 from compile_util import PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
@@ -27,14 +28,22 @@ def compiled(kernel, target: str, even_k: bool = True, dtype: str = "bf16"):
                           num_stages=2 if target.startswith("gfx") else 3)
 
 
+def compiled_push(kernel, target: str):
+    """A kernel that pushes bf16 rows, all numbers but that of the pieces divisible by 16."""
+    pointers = {"x": "*bf16", "gathered": "*bf16", "flags": "*i32", "control": "*i32", "team": "*i32"}
+    types = {name: "constexpr" if name.isupper() else pointers.get(name, "i32") for name in kernel.arg_names}
+    block = 16 * 64 * 8 if target.startswith("gfx") else 16 * 32 * 8
+    divisible = [name for name, ty in types.items() if ty != "constexpr" and name != "pieces"]
+    return compile_kernel(kernel, types, dict(BLOCK=block, MOST=32), target, divisible=divisible, num_warps=16)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
 def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):
     lines = instructions(compiled(kernel, target))
     if target.startswith("gfx"):
         assert re.search("mfma", "\n".join(lines))
-        acquire = position(lines, r"buffer_inv sc0 sc1")
-        position(lines, r"(global|buffer)_load_(lds_)?dwordx4", acquire)
+        position(lines, r"(global|buffer)_load_(lds_)?dwordx4", amd_isa.acquire(lines, target, "sys"))
     else:
         spin = position(lines, r"ld\.relaxed\.sys|ld\.acquire\.sys")
         fence = position(lines, r"fence\.acq|ld\.acquire\.sys", spin)
@@ -65,15 +74,10 @@ def test_ring_signals_after_a_barrier_and_a_release(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_push_moves_16_bytes_at_a_time_and_signals_after_a_barrier_and_a_release(target):
-    pointers = {"x": "*bf16", "gathered": "*bf16", "flags": "*i32", "control": "*i32", "team": "*i32"}
-    types = {name: "constexpr" if name.isupper() else pointers.get(name, "i32") for name in push_kernel.arg_names}
-    block = 16 * 64 * 8 if target.startswith("gfx") else 16 * 32 * 8
-    divisible = [name for name, ty in types.items() if ty != "constexpr" and name != "pieces"]
-    built = compile_kernel(push_kernel, types, dict(BLOCK=block, MOST=32), target, divisible=divisible, num_warps=16)
-    lines = instructions(built)
+    lines = instructions(compiled_push(push_kernel, target))
     if target.startswith("gfx"):
         wide, narrow = r"_{}_dwordx4", r"_{}_(ushort|short)"
-        barrier, release = r"s_barrier", r"atomic_swap|flat_store_dword |global_store_dword .* sc0 sc1"
+        barrier, release = r"s_barrier", amd_isa.flag_write(target, "sys")
     else:
         wide, narrow = r"{}\.global\.v4\.b32", r"{}\.global\S*\.b16"
         barrier, release = r"bar\.sync", r"st\.relaxed\.sys" if PLAIN_RELEASE else r"atom\.global\.sys\.release\.exch"
@@ -85,6 +89,6 @@ def test_a_push_moves_16_bytes_at_a_time_and_signals_after_a_barrier_and_a_relea
     before = lines[max(i for i in range(at) if re.search(barrier, lines[i])):at]
     assert not any(re.search(wide.format(short[1]), line) for line in before)
     if target.startswith("gfx"):
-        position(before, r"buffer_wbl2 sc0 sc1")
+        amd_isa.release_before(lines, at, target, "sys")
     elif PLAIN_RELEASE:
         position(before, r"fence\.(release|acq_rel)\.sys")

@@ -3,6 +3,7 @@
 """What kernels that use the primitives compile to."""
 import re
 
+import amd_isa
 import kernels
 import pytest
 import triton
@@ -72,14 +73,6 @@ def test_our_wait_is_tritons_poll_without_the_cta_barrier(compiled):
     assert any("ld.relaxed.sys.global.b32" in line for line in stock) and any("bar.sync" in line for line in stock)
 
 
-@pytest.mark.parametrize("target", HIP)
-def test_notify_writes_caches_back_behind_a_barrier_on_hip(compiled, target):
-    lines = instructions(copy_kernel(compiled, target))
-    barrier = position(lines, "s_barrier", position(lines, r"(global|buffer)_store"))
-    flag = r"global_store_dword .* sc0 sc1" if PLAIN_RELEASE else "global_atomic_swap"
-    position(lines, flag, position(lines, "s_waitcnt vmcnt", position(lines, "buffer_wbl2 sc0 sc1", barrier)))
-
-
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("kernel", [kernels.gemm_wait_once, kernels.gemm_wait_in_loop], ids=lambda k: k.__name__)
 def test_gemm_with_a_wait_stays_pipelined(compiled, kernel, target):
@@ -100,7 +93,7 @@ def test_gemm_with_a_wait_stays_pipelined(compiled, kernel, target):
 @pytest.mark.parametrize("kernel", [kernels.gemm_wait_once, kernels.gemm_wait_in_loop], ids=lambda k: k.__name__)
 def test_gemm_with_a_wait_uses_the_matrix_units(compiled, kernel, target):
     lines = instructions(compiled(kernel, GEMM, TILE, target, num_warps=4, num_stages=2, divisible=GEMM_MULTIPLES))
-    spin = position(lines, r"ld\.relaxed\.sys\.global" if target in CUDA else r"_load_dword .* sc0 sc1$")
+    spin = position(lines, r"ld\.relaxed\.sys\.global" if target in CUDA else amd_isa.poll(target, "sys"))
     first = position(lines, r"cp\.async\.\S*shared\.global|ld\.global|(buffer|global)_load_\S*x[24]")
     assert spin < first
     position(lines, r"tcgen05\.mma|v_mfma")

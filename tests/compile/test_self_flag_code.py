@@ -3,6 +3,7 @@
 """Kernels of self-flagged stores compiled for every target: each access is made once, by one thread, 16 bytes wide."""
 import re
 
+import amd_isa
 import pytest
 from compile_util import CUDA, HIP, compile_kernel, instructions, position
 
@@ -84,8 +85,8 @@ def test_with_bounded_waits_another_poll_may_give_up(kernel):
 @pytest.mark.parametrize("target", HIP)
 def test_hip_stores_sixteen_bytes_and_polls_eight(target, kernel):
     lines = instructions(compiled(kernel, target))
-    position(lines, r"global_store_dwordx4 .* sc0 sc1")
-    position(lines, r"global_load_dwordx2 .* sc0 sc1")
+    position(lines, amd_isa.PAIR_STORE[target])
+    position(lines, amd_isa.PAIR_LOAD[target].replace("x4", "x2"))
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)

@@ -3,6 +3,7 @@
 """The kernel of all_to_all_vdev compiled for every target, and what must hold of the code for it to be fast."""
 import re
 
+import amd_isa
 import pytest
 from compile_util import CUDA, HIP, PAIR, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
@@ -28,8 +29,8 @@ def test_a_kernel_for_every_target_moves_whole_pairs_and_wide_rows(target):
     """16 bytes a thread: x, what came, and both stores; and packets of counts."""
     lines = instructions(compiled(target))
     if target in HIP:
-        position(lines, r"global_store_dwordx4 .* sc0 sc1")
-        position(lines, r"global_load_dwordx4 .* sc0 sc1")
+        position(lines, amd_isa.PAIR_STORE[target])
+        position(lines, amd_isa.PAIR_LOAD[target])
         assert sum("global_load_dwordx4" in line for line in lines) > 1
     else:
         position(lines, "st" + PAIR)

@@ -11,6 +11,7 @@ finds the same select function under `__tdist_select__` and calls the Python twi
 JITFunctions, because the emulator rebuilds them itself.
 """
 import functools
+import re
 
 from triton.language import core
 from triton.runtime.jit import JITFunction
@@ -33,6 +34,19 @@ def require_runtime(name: str, semantic) -> None:
     if LIBRARY not in libraries(semantic):
         raise RuntimeError(f"{name} needs the device runtime, which plain triton.jit does not "
                            "link. Decorate the kernel with @triton_dist.jit instead of @triton.jit")
+
+
+@functools.cache
+def _defined(path: str) -> frozenset:
+    """Symbols that the device runtime at `path` defines. Its name changes with its content."""
+    with open(path) as file:
+        return frozenset(re.findall(r"^define [^@]*@(tdist_\w+)\(", file.read(), re.M))
+
+
+def provides(semantic, symbol: str) -> bool:
+    """Whether the device runtime that is linked into the kernel being traced defines the optional row `symbol`."""
+    path = libraries(semantic).get(LIBRARY)
+    return path is not None and symbol in _defined(path)
 
 
 def cast_arguments(row, args, semantic) -> list:

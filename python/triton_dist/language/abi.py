@@ -4,8 +4,8 @@
 
 A row is a symbol, its argument and result types and its effect. The row makes the Triton-side builtin (`_call.py`);
 `backends/gpu/device_runtime.py` puts the GPU bodies together; `backends/emulator/twins/dist.py` registers a Python twin
-under the same symbol. Pointers travel as int64, so that LLVM can inline the call. The rows of the SHMEM device API, which
-other libraries implement, are in `shmem_abi.py`.
+under the same symbol. A row that is optional is defined only where a GPU needs it. Pointers travel as int64, so that LLVM
+can inline the call. The rows of the SHMEM device API, which other libraries implement, are in `shmem_abi.py`.
 """
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ COMPARISONS = ("eq", "ge")
 FENCE_SEMANTICS = ("acquire", "release", "acq_rel")
 SIGNAL_OPS = ("set", "add")
 BITS = (32, 64)
+DRAIN = "tdist_drain"
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,14 @@ class Row:
     pure: bool
     doc: str
     library: str = "tdist"        # key under extern_libs of the library that defines it
+    optional: bool = False        # only in device runtimes of GPUs that need it; `_call.provides` tells
 
 
 ROWS: dict[str, Row] = {}
 
 
-def _row(symbol: str, args: tuple, result: str, pure: bool, doc: str) -> None:
-    ROWS[symbol] = Row(symbol, args, result, pure, doc)
+def _row(symbol: str, args: tuple, result: str, pure: bool, doc: str, optional: bool = False) -> None:
+    ROWS[symbol] = Row(symbol, args, result, pure, doc, optional=optional)
 
 
 _row("tdist_true", (), "int32", True, "1, opaque to the compiler's middle end: keeps a wait inside an scf.if")
@@ -58,6 +60,8 @@ _row("tdist_sf_await", ("int64", "int32"), "int32", False,
      "(address, pred): where waits are bounded, polls 16 bytes until no 32-bit word is 0; else nothing")
 _row("tdist_sf_take_pair", ("int64", "int32"), "int64", False,
      "(address, pred): polls two 32-bit words, relaxed system scope, until neither is 0; empties them; the words")
+_row(DRAIN, (), "int32", False,
+     "waits until the calling threads' stores are done; where a program's barrier alone does not", optional=True)
 for _scope in SCOPES:
     for _sem in FENCE_SEMANTICS:
         _row(f"tdist_fence_{_sem}_{_scope}", (), "int32", False, "memory fence of the calling threads")
@@ -66,6 +70,8 @@ for _scope in SCOPES:
         for _op in SIGNAL_OPS:
             _row(f"tdist_notify_warp_{_op}_b{_bits}_{_scope}", ("int64", _word), "int32", False,
                  "(flag, value): release by lane 0 of the calling warp, after a warp barrier")
+            _row(f"tdist_signal_{_op}_b{_bits}_{_scope}", ("int64", _word), "int32", False,
+                 "(flag, value): release by the program's first thread, after a drain and a barrier", optional=True)
         for _cmp in COMPARISONS:
             for _sem in WAIT_SEMANTICS:
                 _row(f"tdist_wait_{_cmp}_b{_bits}_{_sem}_{_scope}", ("int64", "int32", _word), "int32", False,

@@ -6,11 +6,12 @@ A flag is a 32- or 64-bit integer in memory that the waiter and the writer can b
 notify (a release). Consumer: wait (an acquire), then consume_token, then loads.
 """
 import triton.language as tl
+from triton.language import core
 
-from triton_dist.language._call import helper, primitive
+from triton_dist.language._call import helper, primitive, provides
 from triton_dist.language._check import choice, notify_scope, pointee_bits, scalar, word
-from triton_dist.language.abi import BITS, COMPARISONS, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
-from triton_dist.language.memory import symm_at
+from triton_dist.language.abi import BITS, COMPARISONS, DRAIN, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
+from triton_dist.language.memory import fence, symm_at
 from triton_dist.language.team import num_ranks, rank as world_rank
 
 _PAD_RANKS = tl.constexpr(64)     # runtime.context.MAX_WORLD: flag words in the world-barrier pad
@@ -40,6 +41,22 @@ def _wait(flags, count, value, scope, semantic, cmp):
 @primitive
 def _barrier_pad():
     return "tdist_barrier_pad", ()
+
+
+@core.builtin
+def _barrier_is_not_enough(_semantic=None):
+    """Whether a program's barrier leaves stores of other threads under way, so that a release after it misses them."""
+    return core.constexpr(provides(_semantic, DRAIN))
+
+
+@primitive
+def _drain():
+    return DRAIN, ()
+
+
+@primitive
+def _signal(flag, value, sig_op, scope):
+    return f"tdist_signal_{sig_op}_b{pointee_bits('notify', flag, BITS)}_{scope}", (flag, value)
 
 
 @primitive
@@ -84,14 +101,40 @@ def notify(ptr, rank, signal=1, sig_op: tl.constexpr = _SET, comm_scope: tl.cons
     partition (`notify_warp`). Stores of other programs are covered only if this one acquired them."""
     scope: tl.constexpr = notify_scope(ptr, signal, sig_op, comm_scope)
     flag = symm_at(ptr, rank)
-    if not _PLAIN_RELEASE:
-        tl.debug_barrier()    # Triton 3.6 orders other threads' stores before a release atomic only by this, 3.9 itself
-    if sig_op == "add":
-        tl.atomic_add(flag, signal, sem="release", scope=scope)
-    elif _PLAIN_RELEASE:
-        tl.atomic_store(flag, signal, sem="release", scope=scope)
+    if _barrier_is_not_enough():
+        _drain()
+        tl.debug_barrier()
+        _signal(flag, signal, sig_op, scope)
     else:
-        tl.atomic_xchg(flag, signal, sem="release", scope=scope)
+        if not _PLAIN_RELEASE:
+            tl.debug_barrier()    # Triton 3.6 orders other threads' stores before a release atomic only by this, 3.9 itself
+        if sig_op == "add":
+            tl.atomic_add(flag, signal, sem="release", scope=scope)
+        elif _PLAIN_RELEASE:
+            tl.atomic_store(flag, signal, sem="release", scope=scope)
+        else:
+            tl.atomic_xchg(flag, signal, sem="release", scope=scope)
+
+
+@helper
+def notify_each(flags, signal, mask):
+    """Tells several waiters that everything this program has stored is there: a CTA barrier, then one release for all.
+
+    Args:
+        flags: tensor of pointers to 32-bit flags, already the peers' addresses (symm_at).
+        signal: int32, scalar or of the same shape: what is stored to each flag.
+        mask: bool of the same shape: only flags where it holds are written.
+
+    Released to the system. Called as `notify` is: by a whole program in uniform control flow, not inside a Gluon partition."""
+    values = tl.zeros_like(mask).to(tl.int32) + signal
+    if _barrier_is_not_enough():
+        _drain()
+        tl.debug_barrier()
+        fence("release", "sys")
+        tl.store(flags, values, mask=mask, cache_modifier=".wt")      # past all caches; an exchange would be summed over lanes
+    else:
+        tl.debug_barrier()        # Triton 3.6 orders other threads' stores before a release only by this
+        tl.atomic_xchg(flags, values, mask=mask, sem="release", scope="sys")
 
 
 @helper
@@ -105,11 +148,9 @@ def barrier_all():
     reachable. In uniform control flow of a whole program; not inside a Gluon partition."""
     pad = _barrier_pad().to(tl.pointer_type(tl.int32))
     epoch = tl.load(pad, volatile=True) + 1
-    tl.debug_barrier()        # every thread has read the epoch, and every thread's stores come before the release
-    tl.store(pad, epoch)
     ranks = tl.arange(0, _PAD_RANKS)
     size = num_ranks()
-    flags = symm_at(pad + _PAD_FLAGS + world_rank(), ranks)
-    tl.atomic_xchg(flags, tl.zeros_like(ranks) + epoch, mask=ranks < size, sem="release", scope="sys")
+    notify_each(symm_at(pad + _PAD_FLAGS + world_rank(), ranks), epoch, ranks < size)
+    tl.store(pad, epoch)      # after the barrier of notify_each: every thread has read the epoch
     wait(pad + _PAD_FLAGS, size, "sys", "acquire", epoch, "ge")
     tl.debug_barrier()        # the pad may be used again only when all warps are out

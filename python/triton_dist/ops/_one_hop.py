@@ -11,7 +11,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
-                                      release, store_words)
+                                      store_words)
 from triton_dist.ops._reduce import combined, finished, neutral
 from triton_dist.ops._selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
                                        store_vectors)
@@ -131,7 +131,7 @@ def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks
                 block = tl.load(x + offs, mask=offs < n, other=0.0)
                 for i in tl.static_range(1, WORLD):
                     tl.store(outboxes[i - 1] + offs, block)
-            release(everyone + t * programs * WORLD, epoch, rank < WORLD)
+            dl.notify_each(everyone + t * programs * WORLD, epoch, rank < WORLD)
         if (t >= 1) & ((t - 1) * programs + pid < blocks):
             token = dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)
             offs = ((t - 1) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

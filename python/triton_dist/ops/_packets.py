@@ -62,13 +62,6 @@ def deltas_of_peers(team, WORLD: tl.constexpr):
 
 
 @triton.jit
-def release(flags, epoch, mask):
-    """Everything that this program has stored is there: the epoch into each of a tensor of flags, one fence for all of them."""
-    tl.debug_barrier()                          # Triton 3.6 orders other threads' stores before a release only by this
-    tl.atomic_xchg(flags, tl.zeros_like(mask).to(tl.int32) + epoch, mask=mask, sem="release", scope="sys")
-
-
-@triton.jit
 def load_words(x, word, mask, n, WHOLE: tl.constexpr):
     """int64 words of x [n], each of 1 to 8 elements: those at `word` where `mask`, 0 beyond the end.
 

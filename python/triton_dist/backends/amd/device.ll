@@ -1,8 +1,8 @@
 ; SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 ; SPDX-License-Identifier: MIT
 ;
-; Device runtime, the part that only AMD has: lanes, the clock, the program's index. Lanes of a wave run in lockstep, so
-; the wave barrier only keeps the compiler from moving code across it.
+; Device runtime, the part that only AMD has: lanes, the clock, the program's index, and how stores are released. Lanes of
+; a wave run in lockstep, so the wave barrier only keeps the compiler from moving code across it.
 
 target triple = "amdgcn-amd-amdhsa"
 
@@ -12,9 +12,63 @@ declare i32 @llvm.amdgcn.wavefrontsize()
 declare void @llvm.amdgcn.wave.barrier()
 declare i32 @llvm.amdgcn.readfirstlane.i32(i32)
 declare i64 @llvm.readsteadycounter()
+declare void @llvm.amdgcn.s.sleep(i32)
+declare i32 @llvm.amdgcn.workitem.id.x()
 declare i32 @llvm.amdgcn.workgroup.id.x()
 declare i32 @llvm.amdgcn.workgroup.id.y()
 declare i32 @llvm.amdgcn.workgroup.id.z()
+
+; 1000 * major + 100 * minor + stepping, a constant that Triton sets before it links this file: branches on it are folded.
+@__oclc_ISA_version = external hidden addrspace(4) constant i32
+
+; Returns once all loads and stores of the calling wave are done. Assembly, for two reasons. A barrier does not wait for a
+; wave's stores. And LLVM 22 (Triton 3.6) may believe that nothing is under way after a write-back, and leave its own wait
+; out; llvm-project#178316 mends that. It cannot leave out what it does not understand.
+define internal void @tdist_await_accesses() alwaysinline nounwind {
+entry:
+  %isa = load i32, ptr addrspace(4) @__oclc_ISA_version, align 4
+  %one.counter = icmp ult i32 %isa, 10000
+  br i1 %one.counter, label %gfx9, label %later
+gfx9:
+  call void asm sideeffect "s_waitcnt vmcnt(0)", "~{memory}"()
+  br label %done
+later:
+  %two.counters = icmp ult i32 %isa, 12000
+  br i1 %two.counters, label %gfx10, label %gfx12
+gfx10:
+  call void asm sideeffect "s_waitcnt vmcnt(0)\0As_waitcnt_vscnt null, 0x0", "~{memory}"()
+  br label %done
+gfx12:
+  call void asm sideeffect "s_wait_loadcnt 0x0\0As_wait_storecnt 0x0", "~{memory}"()
+  br label %done
+done:
+  ret void
+}
+
+define i32 @tdist_drain() alwaysinline convergent nounwind {
+  call void @tdist_await_accesses()
+  ret i32 0
+}
+
+; True in the first thread of the program.
+define internal i1 @tdist_is_first_thread() alwaysinline nounwind {
+  %thread = call i32 @llvm.amdgcn.workitem.id.x()
+  %first = icmp eq i32 %thread, 0
+  ret i1 %first
+}
+
+; Between two polls: 64 cycles in which the wave leaves its SIMD and the memory pipeline to others.
+define internal void @tdist_rest() alwaysinline nounwind {
+  call void @llvm.amdgcn.s.sleep(i32 1)
+  ret void
+}
+
+; Ends every wait, so that a uniform load after it goes through the vector caches, which a fence drops, and not through the
+; scalar cache, which no fence touches.
+define internal void @tdist_after_wait() alwaysinline nounwind {
+  call void asm sideeffect "", "~{memory}"()
+  ret void
+}
 
 ; Opaque, so that nothing built on it can be computed without the token; pure, so that it may move with its use.
 ; Scalar, so that addresses stay uniform and buffer instructions remain possible.

@@ -163,7 +163,8 @@ record:
   store volatile i32 %z, ptr addrspace(1) %r.z, align 4
   store volatile i32 %lane, ptr addrspace(1) %r.lane, align 4
   store volatile i32 %site, ptr addrspace(1) %r.site, align 4
-  store atomic i32 1, ptr addrspace(1) %r release, align 8
+  %released = call i32 @tdist_fence_release_sys()
+  store atomic i32 1, ptr addrspace(1) %r monotonic, align 8
   fence seq_cst
   br label %stop
 stop:

@@ -11,6 +11,7 @@ Bounded waits (protocol rule 18) are a second variant of the same symbols. The u
 """
 import functools
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from triton_dist.language import abi
@@ -22,6 +23,20 @@ _LANGUAGE = Path(abi.__file__).parent
 
 # Name of device scope in each vendor's LLVM backend; system scope is the default and has no name.
 _DEVICE_SCOPE = {"nvidia": 'syncscope("device")', "amd": 'syncscope("agent")'}
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What a vendor's code generator needs beside the common text.
+
+    after_release: stands between a release fence and the store that it releases; after_wait: ends each wait; rest: stands
+    between two polls; signal: what the first thread of a program calls to tell others, or "" where Triton's release serves.
+    """
+    after_release: str = ""
+    after_wait: str = ""
+    rest: str = ""
+    signal: str = ""
+
 
 # Lanes share the flags, each polls its own relaxed, one acquire orders what follows. No CTA barrier, no thread index:
 # right in any warp-specialised partition. The lane barrier hands one lane's acquire on to the others.
@@ -49,7 +64,7 @@ spin:
   %i.next = add i32 %i, %lanes
   br label %next
 done:
-{acquire}  call void @tdist_lanes_sync()
+{acquire}{after_wait}  call void @tdist_lanes_sync()
   ret i32 0
 }}
 """
@@ -168,7 +183,7 @@ define i32 @tdist_sf_await(i64 %address, i32 %pred) alwaysinline nounwind {
 # What a bounded wait adds to a poll that did not succeed.
 _START = "  %start = call i64 @tdist_clock_ns()\n"
 _BOUND = """miss:
-  %expired = call i1 @tdist_expired(i64 %start)
+{rest}  %expired = call i1 @tdist_expired(i64 %start)
   br i1 %expired, label %expire, label %spin
 expire:
 {widen}  %site = call i32 @tdist_site()
@@ -186,53 +201,84 @@ entry:
   br i1 %first, label %signal, label %done
 signal:
   %flag = inttoptr i64 %address to ptr addrspace(1)
-  {release}
-  br label %done
+{release}  br label %done
 done:
   ret i32 0
 }}
 """
-_RELEASE = {
-    "set": "store atomic i{bits} %value, ptr addrspace(1) %flag {scope} release, align {bytes}",
-    "add": "%old = atomicrmw add ptr addrspace(1) %flag, i{bits} %value {scope} release, align {bytes}",
+
+# All threads of the program have passed a barrier, and their stores were done before it.
+_SIGNAL = """
+define i32 @{symbol}(i64 %address, i{bits} %value) alwaysinline convergent nounwind {{
+entry:
+  %first = call i1 @tdist_is_first_thread()
+  br i1 %first, label %signal, label %done
+signal:
+  %flag = inttoptr i64 %address to ptr addrspace(1)
+{release}  br label %done
+done:
+  ret i32 0
+}}
+"""
+_STORE = {
+    "set": "  store atomic i{bits} %value, ptr addrspace(1) %flag {scope} {order}, align {bytes}\n",
+    "add": "  %old = atomicrmw add ptr addrspace(1) %flag, i{bits} %value {scope} {order}, align {bytes}\n",
 }
 
 _FENCE = """
 define i32 @{symbol}() alwaysinline nounwind {{
   fence {scope} {semantic}
-  ret i32 0
+{after_release}  ret i32 0
 }}
 """
 
+_TARGETS = {
+    "nvidia": _Target(),
+    "amd": _Target(after_release="  call void @tdist_await_accesses()\n", after_wait="  call void @tdist_after_wait()\n",
+                   rest="  call void @tdist_rest()\n", signal=_SIGNAL),
+}
 
-def _bound(bounded: bool, bits: int, n: str) -> dict:
+
+def _release(target: _Target, op: str, scope: str, bits: int) -> str:
+    """Stores or adds %value to %flag after everything that the calling thread has stored, or knows to be stored."""
+    width = dict(bits=bits, bytes=bits // 8, scope=scope)
+    if not target.after_release:
+        return _STORE[op].format(order="release", **width)
+    return f"  fence {scope} release\n{target.after_release}" + _STORE[op].format(order="monotonic", **width)
+
+
+def _bound(target: _Target, bounded: bool, bits: int, n: str) -> dict:
     """The template fields that make a spin bounded, or leave it alone."""
     if not bounded:
-        return dict(start="", bound="", miss="spin")
+        again = f"miss:\n{target.rest}  br label %spin\n" if target.rest else ""
+        return dict(start="", bound=again, miss="miss" if again else "spin")
     wide = bits == 64
     return dict(start=_START, miss="miss", bound=_BOUND.format(
-        widen="" if wide else _WIDEN, n=n, wanted="%value" if wide else "%wanted.wide",
+        rest=target.rest, widen="" if wide else _WIDEN, n=n, wanted="%value" if wide else "%wanted.wide",
         seen="%seen" if wide else "%seen.wide"))
 
 
 def _families(vendor: str, bounded: bool) -> str:
-    parts = [text.format(**_bound(bounded, 32, "1")) for text in (_LL_LOAD, _LL_LOAD_PAIR, _SF_TAKE_PAIR)]
-    parts.append(_SF_AWAIT.format(**_bound(True, 32, "1")) if bounded else _SF_NO_AWAIT)
+    target = _TARGETS[vendor]
+    parts = [text.format(**_bound(target, bounded, 32, "1")) for text in (_LL_LOAD, _LL_LOAD_PAIR, _SF_TAKE_PAIR)]
+    parts.append(_SF_AWAIT.format(**_bound(target, True, 32, "1")) if bounded else _SF_NO_AWAIT)
     for scope_name, scope in (("gpu", _DEVICE_SCOPE[vendor]), ("sys", "")):
         for semantic in abi.FENCE_SEMANTICS:
-            parts.append(_FENCE.format(symbol=f"tdist_fence_{semantic}_{scope_name}", scope=scope, semantic=semantic))
+            parts.append(_FENCE.format(symbol=f"tdist_fence_{semantic}_{scope_name}", scope=scope, semantic=semantic,
+                                       after_release="" if semantic == "acquire" else target.after_release))
         for bits in abi.BITS:
             width = dict(bits=bits, bytes=bits // 8, scope=scope)
             for op in abi.SIGNAL_OPS:
-                parts.append(_NOTIFY_WARP.format(symbol=f"tdist_notify_warp_{op}_b{bits}_{scope_name}",
-                                                 release=_RELEASE[op].format(**width), **width))
+                release = _release(target, op, scope, bits)
+                for name, text in (("notify_warp", _NOTIFY_WARP), ("signal", target.signal)):
+                    parts.append(text.format(symbol=f"tdist_{name}_{op}_b{bits}_{scope_name}", release=release, **width))
             for cmp in abi.COMPARISONS:
                 for semantic in abi.WAIT_SEMANTICS:
                     parts.append(_WAIT.format(
                         symbol=f"tdist_wait_{cmp}_b{bits}_{semantic}_{scope_name}",
                         compare=_COMPARE[cmp].format(bits=bits),
                         acquire=f"  fence {scope} acquire\n" if semantic == "acquire" else "",
-                        **width, **_bound(bounded, bits, "%n")))
+                        after_wait=target.after_wait, **width, **_bound(target, bounded, bits, "%n")))
     return "".join(parts)
 
 

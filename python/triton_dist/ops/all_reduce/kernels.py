@@ -8,7 +8,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
-                                      release, store_words)
+                                      store_words)
 from triton_dist.ops._reduce import combined, finished, neutral
 from triton_dist.ops._selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
                                        store_vectors)
@@ -135,7 +135,7 @@ def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks,
             for i in tl.static_range(1, WORLD):
                 at = (index + i) % WORLD * part + offs
                 tl.store(outboxes[i - 1] + offs, tl.load(x + at, mask=at < n, other=0.0))
-            release(everyone + t * programs * WORLD, epoch, rank < WORLD)
+            dl.notify_each(everyone + t * programs * WORLD, epoch, rank < WORLD)
         if (t >= 1) & ((t - 1) * programs + pid < blocks):
             token = dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)
             offs = ((t - 1) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -150,7 +150,7 @@ def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks,
             for i in tl.static_range(1, WORLD):
                 tl.store(outboxes[i - 1] + half + offs, total)
             tl.store(out + at, total, mask=at < n)
-            release(everyone + flags_half + (t - 1) * programs * WORLD, epoch, rank < WORLD)
+            dl.notify_each(everyone + flags_half + (t - 1) * programs * WORLD, epoch, rank < WORLD)
         if (t >= 2) & ((t - 2) * programs + pid < blocks):
             token = dl.wait(summed + (t - 2) * programs * WORLD, WORLD, "sys", "acquire", epoch)
             offs = ((t - 2) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

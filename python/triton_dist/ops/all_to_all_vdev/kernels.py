@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, epoch_in_turn, release
+from triton_dist.ops._packets import at_member, count_call, epoch_in_turn
 from triton_dist.runtime.jit import jit
 
 
@@ -67,7 +67,7 @@ def all_to_all_vdev_kernel(x, in_splits, out, out_splits_offsets, slots, slots_h
                 outbox = dl.symm_at(inbox, dl.team_world_rank(team, peer)) + of(place, peer) * width
                 rows = tl.load(x + of(begin, peer) * width + offs, mask=offs < go)
                 tl.store(outbox + offs, rows, mask=offs < go)
-        release(everyone + t * programs * WORLD, epoch, (rank < WORLD) & (rank != index) & (first < going * width))
+        dl.notify_each(everyone + t * programs * WORLD, epoch, (rank < WORLD) & (rank != index) & (first < going * width))
         for i in range(1, WORLD):
             peer = (index + i) % WORLD
             come = of(coming, peer) * width

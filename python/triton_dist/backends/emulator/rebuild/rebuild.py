@@ -225,13 +225,14 @@ _BY_IDENTITY[id(range)] = statements.loop
 
 
 _GLUON = "triton.experimental.gluon.language."
-_OURS = ("triton_dist.language.memory", "triton_dist.language.selfflag", "triton_dist.cores.hopper.hopper_prims")
+_OURS = ("triton_dist.language.memory", "triton_dist.language.selfflag", "triton_dist.language.sync",
+         "triton_dist.cores.hopper.hopper_prims")
 
 
 def key_of(fn: Any) -> str:
     """The name under which a function of Triton's language may have a twin; '' for a function of any other module.
 
-    'core.load': the last part of its module, without underscore, and its own name. Only Triton's modules and three of
+    'core.load': the last part of its module, without underscore, and its own name. Only Triton's modules and a few of
     ours count, by their full names: a user's module may be called math.py.
     """
     module = str(getattr(fn, "__module__", ""))

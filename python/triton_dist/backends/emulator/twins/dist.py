@@ -124,6 +124,28 @@ def _notify_warp(op: str, bits: int, scope: str) -> Callable:
     return notify
 
 
+@twin("sync._barrier_is_not_enough")
+def barrier_is_not_enough() -> bool:
+    """Whether `notify` takes the way of GPUs whose barriers leave stores under way."""
+    return False
+
+
+def drain() -> IntScalar:
+    scheduler.active().point()
+    return _ZERO
+
+
+def _signal(op: str, bits: int, scope: str) -> Callable:
+    def signal(flag: Any, value: Any) -> IntScalar:
+        _scalars("notify", flag, value)
+        scheduler.active().point()
+        scheduler.active().current.polled = None
+        change = memory.active().flag_store if op == "set" else memory.active().flag_add
+        change(flag.v, value.v, bits, "release", scope)
+        return _ZERO
+    return signal
+
+
 def _fence(sem: str, scope: str) -> Callable:
     def fence() -> IntScalar:
         scheduler.active().point()
@@ -191,7 +213,8 @@ def _ll_load(packets: int) -> Callable:
     return ll_load
 
 
-TWINS.update({"tdist_true": true, "tdist_gdc_wait": gdc_wait, "tdist_gdc_launch_dependents": gdc_launch_dependents,
+TWINS.update({"tdist_true": true, "tdist_drain": drain, "tdist_gdc_wait": gdc_wait,
+              "tdist_gdc_launch_dependents": gdc_launch_dependents,
               "tdist_zero_after": zero_after, "tdist_rank": rank, "tdist_num_ranks": num_ranks,
               "tdist_symm_delta": symm_delta, "tdist_barrier_pad": barrier_pad, "tdist_ll_store": _ll_store(1),
               "tdist_ll_load": _ll_load(1), "tdist_ll_store_pair": _ll_store(2), "tdist_ll_load_pair": _ll_load(2)})
@@ -201,6 +224,7 @@ for _scope in SCOPES:
         TWINS[f"tdist_fence_{_sem}_{_scope}"] = _fence(_sem, _scope)
     for _width in BITS:
         for _op in SIGNAL_OPS:
+            TWINS[f"tdist_signal_{_op}_b{_width}_{_scope}"] = _signal(_op, _width, _scope)
             TWINS[f"tdist_notify_warp_{_op}_b{_width}_{_scope}"] = _notify_warp(_op, _width, _scope)
         for _cmp in COMPARISONS:
             for _sem in WAIT_SEMANTICS:

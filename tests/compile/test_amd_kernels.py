@@ -1,0 +1,50 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Every kernel of the ops compiled for AMD GPUs: order of memory, width of accesses, spills, LDS."""
+import re
+
+import pytest
+from amd_isa import ISA, acquire, assert_sound, release_before
+from amd_kernels import KERNELS
+from compile_util import HIP, position
+
+FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged", name)]        # data says itself that it is there
+WIDE = r"(global|buffer)_(load|store)_(lds_)?dwordx4"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("target", HIP)
+def test_kernel_is_sound(name, target):
+    """No spills, LDS within bounds; polls past the caches; write-backs waited for; 16-byte accesses of data."""
+    lines = assert_sound(KERNELS[name](target), target)
+    if name not in FLAGGED:
+        position(lines, WIDE)
+    assert not [line for line in lines if re.match(r"(global|buffer)_store_byte", line)], "bytes are stored one by one"
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+@pytest.mark.parametrize("target", HIP)
+def test_flagged_words_need_no_cache_control(name, target):
+    """Words carry their flags: nothing is written back and nothing dropped."""
+    assert not [line for line in assert_sound(KERNELS[name](target), target) if re.match(r"buffer_(wb|inv)", line)]
+
+
+# How many places of each kernel tell peers that data is there, and whether it waits for such words.
+SIGNALS = {"ag_gemm": (0, True), "ag_gemm by_sms": (0, True), "ag_gemm by_sms push": (1, False), "gemm_rs": (1, True),
+           "all_gather push": (1, True), "reduce_scatter push": (1, True), "all_reduce push": (2, True), "all_to_all_vdev": (1, True)}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("target", HIP)
+def test_flags_follow_the_stores_of_every_wave_and_loads_follow_an_acquire(name, target):
+    """A signal costs one write-back of the L2, however many peers it is for."""
+    lines, (signals, waits) = assert_sound(KERNELS[name](target), target), SIGNALS[name]
+    backs = [i for i, line in enumerate(lines) if re.match(ISA[target]["sys"].back, line)]
+    assert len(backs) == signals == sum(line.startswith("buffer_wbl2") for line in lines)
+    for back in backs:
+        flag = position(lines, r"(global|buffer)_(store|atomic)", back)
+        assert re.match(r"(global|buffer)_store_dword ", lines[flag]), lines[flag]
+        assert target == "gfx90a" or lines[flag].endswith("sc0 sc1"), lines[flag]
+        release_before(lines, flag, target, "sys")
+    if waits:
+        position(lines, WIDE, acquire(lines, target, "sys"))
