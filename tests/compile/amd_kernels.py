@@ -49,7 +49,8 @@ KERNELS = {
 
 def table() -> str:
     """Markdown: vector, accumulation and scalar registers, LDS bytes and spilled registers of every kernel and target."""
-    rows = ["| kernel | target | VGPR | AGPR | SGPR | LDS bytes | VGPR spills | scratch bytes |", "|---|---|---|---|---|---|---|---|"]
+    heads = ("kernel", "target", "VGPR", "AGPR", "SGPR", "LDS bytes", "VGPR spills", "scratch bytes")
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, compile_for in KERNELS.items():
         for target in HIP:
             used = resources(compile_for(target))

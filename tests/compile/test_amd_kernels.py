@@ -31,7 +31,8 @@ def test_flagged_words_need_no_cache_control(name, target):
 
 # How many places of each kernel tell peers that data is there, and whether it waits for such words.
 SIGNALS = {"ag_gemm": (0, True), "ag_gemm by_sms": (0, True), "ag_gemm by_sms push": (1, False), "gemm_rs": (1, True),
-           "all_gather push": (1, True), "reduce_scatter push": (1, True), "all_reduce push": (2, True), "all_to_all_vdev": (1, True)}
+           "all_gather push": (1, True), "reduce_scatter push": (1, True), "all_reduce push": (2, True),
+           "all_to_all_vdev": (1, True)}
 
 
 @pytest.mark.parametrize("name", SIGNALS)
