@@ -57,7 +57,6 @@ BENCH = [  # name, command line, words of the message
     ("jitter: too much", ["ag_gemm", "--jitter", "1e9"], ["--jitter", "'1e9'", "at most 1000"]),
     ("late and jitter", ["ag_gemm", "--late", "1:2", "--jitter", "2"], ["--jitter", "not allowed with", "--late"]),
     ("late-on: nobody is late", ["ag_gemm", "--late-on", "device"], ["--late-on", "needs --late or --jitter"]),
-    ("plot: no folder", ["plot"], ["DIR", "required"]),
 ]
 TUNE = [  # name, command line, words of the message
     ("no op", [], ["required", "OP"]),

@@ -3,7 +3,9 @@
 """Bars, judged on made-up result files."""
 import pytest
 
-from triton_dist.bench import bars, command, dispatch_rows, results
+from tools.perf import bars
+from tools.perf.__main__ import main
+from triton_dist.bench import command, dispatch_rows, results
 from triton_dist.bench.collective import sizes
 from triton_dist.bench.shapes import parse
 
@@ -102,7 +104,7 @@ def test_the_table_of_bars_is_that_of_the_issue():
 
 
 def test_all_met(tmp_path, capsys):
-    assert command.main(["--verify-bars", str(written(tmp_path, everything()))]) == 0
+    assert main(["bars", str(written(tmp_path, everything()))]) == 0
     printed = capsys.readouterr().out
     assert f"{JUDGED} met" in printed and "not measured" not in printed and "abc" in printed
     assert "1.100" in printed and "1.050-1.150" in printed and "2026-01-31" in printed
@@ -114,7 +116,7 @@ def test_one_shape_below_its_interval_falls_short_and_is_named(tmp_path, capsys)
     assert [key for key, verdict in verdicts(findings).items() if verdict != "met"] == [(4, "gemm_rs", "large", "T*/T", "each")]
     short, = [f for f in findings if f.verdict == "SHORT"]
     assert (short.problem, short.found.value, short.found.high) == ("8B@8192", 0.80, pytest.approx(0.85))
-    assert command.main(["--verify-bars", str(folder)]) == 1
+    assert main(["bars", str(folder)]) == 1
     assert "SHORT" in capsys.readouterr().out
 
 
@@ -156,7 +158,7 @@ def test_what_does_not_count_is_not_measured(why, tmp_path, capsys):
     assert {key for key, verdict in verdicts(bars.judge(folder)).items() if verdict != "met"} == {
         (2, "ag_gemm", "medium", "T*/T", "geomean"), (2, "ag_gemm", "medium", "T*/T", "each"),
         (2, "ag_gemm", "medium", "vs best_peer", "geomean")}
-    assert command.main(["--verify-bars", str(folder)]) == 2
+    assert main(["bars", str(folder)]) == 2
     printed = capsys.readouterr().out
     assert "not measured (7 of 8 shapes)" in printed
     assert "triton-dist bench ag_gemm --nproc_per_node 2 --shapes GPT3@4096 --out" in printed
@@ -224,7 +226,7 @@ def test_a_time_is_to_be_at_most_its_bar(us, spread, verdict, tmp_path, capsys):
     folder = written(tmp_path, everything(), collectives(changed))
     finding, = [f for f in bars.judge(folder) if (f.world, f.bar.op, f.bar.problems) == (4, "all_reduce", "1K:8K")]
     assert (finding.verdict, finding.problem, finding.found.value) == (verdict, "4K", us)
-    assert command.main(["--verify-bars", str(folder)]) == (verdict == "SHORT")
+    assert main(["bars", str(folder)]) == (verdict == "SHORT")
     assert "at most 4.00" in capsys.readouterr().out
 
 
@@ -268,7 +270,7 @@ def test_sizes_that_do_not_count_are_not_measured(why, tmp_path, capsys):
         old["op"], old["bytes"], old["world"]) == ("all_reduce", 2048, 2) else [old]))
     assert {key for key, verdict in verdicts(bars.judge(folder)).items() if verdict != "met"} == {
         (2, "all_reduce", "1K:64K", "us", "each"), (2, "all_reduce", "1K:64K", "vs best_peer", "each")}
-    assert command.main(["--verify-bars", str(folder)]) == 2
+    assert main(["bars", str(folder)]) == 2
     printed = capsys.readouterr().out
     assert "not measured (6 of 7 sizes)" in printed
     assert "triton-dist bench all_reduce --nproc_per_node 2 --graph --sizes 2K --out" in printed
@@ -286,7 +288,7 @@ def test_best_of_peers_needs_every_peer_tried_and_nccl_timed(peers, ratios, tmp_
 
 def test_without_files_of_collectives_their_bars_are_not_measured_and_the_commands_are_printed(tmp_path, capsys):
     folder = written(tmp_path, everything(), {})
-    assert command.main(["--verify-bars", str(folder)]) == 2
+    assert main(["bars", str(folder)]) == 2
     printed = capsys.readouterr().out
     lacking = sum(f.bar.op in sizes.BESIDE_PEERS for f in bars.judge(folder))
     assert f"{lacking} not measured" in printed and "not measured (0 of 4 sizes)" in printed
@@ -297,7 +299,7 @@ def test_without_files_of_collectives_their_bars_are_not_measured_and_the_comman
 
 
 def test_no_results_at_all(tmp_path, capsys):
-    assert command.main(["--verify-bars", str(tmp_path)]) == 2
+    assert main(["bars", str(tmp_path)]) == 2
     assert "expected folders such as" in capsys.readouterr().err
 
 
@@ -311,7 +313,7 @@ def test_host_times_are_judged_by_call(tmp_path, capsys):
     found = {(f.world, f.bar.figure): (f.verdict, f.problem) for f in bars.judge(folder) if f.bar.op == "dispatch"}
     assert found == {(4, "us"): ("SHORT", "gemm_rs"), (4, "us above floor"): ("SHORT", "all_gather"),
                      (2, "us"): ("not measured", "gemm_rs"), (2, "us above floor"): ("not measured", "all_gather")}
-    assert command.main(["--verify-bars", str(folder)]) == 1
+    assert main(["bars", str(folder)]) == 1
     printed = capsys.readouterr().out
     assert "at most 10.00" in printed
     assert "triton-dist bench dispatch --nproc_per_node 2 --calls ag_gemm all_reduce --out" in printed

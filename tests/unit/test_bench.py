@@ -7,7 +7,9 @@ import statistics
 
 import pytest
 
-from triton_dist.bench import command, host, late, measure, plot, results, rows, shapes, stats, table
+from tools.perf import plot
+from tools.perf.__main__ import main
+from triton_dist.bench import command, host, late, measure, results, rows, shapes, stats, table
 
 FACTS = {"op": "ag_gemm", "shape": "8B@2048", "dtype": "bfloat16", "world": 4, "device": "NVIDIA H100 80GB HBM3",
          "m": 2048, "n": 28672, "k": 4096, "commit": "abc", "date": "2026-01-31"}
@@ -283,23 +285,28 @@ def test_outside_torchrun_it_starts_its_ranks(monkeypatch):
 
 
 def test_plot_of_an_empty_folder_says_what_is_missing(tmp_path, capsys):
-    assert command.main(["plot", str(tmp_path)]) == 2
+    assert main(["plot", str(tmp_path)]) == 2
     assert "expected result files" in capsys.readouterr().err
 
 
-def test_triton_dist_without_click_says_so(monkeypatch):
-    from triton_dist.cli.main import main
-    monkeypatch.setitem(__import__("sys").modules, "click", None)
-    with pytest.raises(SystemExit, match="pip install click"):
-        main()
+def test_triton_dist_without_a_tool_names_them(monkeypatch, capsys):
+    from triton_dist.cli.main import TOOLS, main as command_line
+    monkeypatch.setattr("sys.argv", ["triton-dist", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0 and len(TOOLS) == 5 and all(f"  {name} " in printed for name in TOOLS)
+    monkeypatch.setattr("sys.argv", ["triton-dist", "benhc"])
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    assert ended.value.code == 2 and "'benhc'" in capsys.readouterr().err
 
 
 def test_triton_dist_hands_words_on(monkeypatch):
-    pytest.importorskip("click")
-    from triton_dist.cli.main import main
+    from triton_dist.cli.main import main as command_line
     seen = []
     monkeypatch.setattr(command, "main", lambda argv: seen.append(argv) or 3)
     monkeypatch.setattr("sys.argv", ["triton-dist", "bench", "ag_gemm", "--shapes", "8B", "--rounds=7"])
     with pytest.raises(SystemExit) as ended:
-        main()
+        command_line()
     assert ended.value.code == 3 and seen == [["ag_gemm", "--shapes", "8B", "--rounds=7"]]

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from triton_dist.bench import command, plot, results
-from triton_dist.bench.collective import plot as peer_plot, rows, sizes
+from tools.perf import peers_plot as peer_plot, plot
+from triton_dist.bench import command, results
+from triton_dist.bench.collective import rows, sizes
 from triton_dist.bench.collective.measure import Measurement, Settings
 
 FACTS = {"op": "all_reduce", "dtype": "bfloat16", "world": 4, "device": "NVIDIA H100 80GB HBM3", "commit": "abc",

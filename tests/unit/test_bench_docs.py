@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from triton_dist.bench import command, docs, results
+from tools.perf import docs
+from tools.perf.__main__ import main
+from triton_dist.bench import results
 from triton_dist.bench.collective.sizes import BESIDE_PEERS
 from triton_dist.bench.shapes import OPS
 
@@ -17,16 +19,16 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md
 
 
 def test_the_committed_page_is_what_the_results_give():
-    assert PAGE.read_text() == docs.page(RESULTS, PAGE), "run: triton-dist bench docs"
+    assert PAGE.read_text() == docs.page(RESULTS, PAGE), "run: python -m tools.perf docs"
 
 
 def test_the_committed_pictures_show_the_rows_of_the_page():
     image = pytest.importorskip("PIL.Image")
     linked = [PAGE.parent / name for name in re.findall(r"!\[.*\]\((.*)\)", PAGE.read_text())]
-    assert linked and sorted(linked) == sorted((PAGE.parent / "performance").iterdir()), "run: triton-dist bench docs"
+    assert linked and sorted(linked) == sorted((PAGE.parent / "performance").iterdir()), "run: python -m tools.perf docs"
     for section in [section for op in (*OPS, *BESIDE_PEERS) for section in docs.sections(RESULTS, op)]:
         picture = PAGE.parent / "performance" / section.picture
-        assert image.open(picture).text["Source"] == section.plot.fingerprint(section.rows), "run: triton-dist bench docs"
+        assert image.open(picture).text["Source"] == section.plot.fingerprint(section.rows), "run: python -m tools.perf docs"
         assert picture.stat().st_size < 300_000
 
 
@@ -36,9 +38,9 @@ def test_the_page_is_written_twice_alike_and_follows_the_results(tmp_path):
     shutil.copytree(RESULTS, folder)
     (folder / "notes_gemm_rs.md").write_text("**Learned.** Nothing yet.\n")
     say = ["docs", "--results", str(folder), "--out", str(page)]
-    assert command.main(say) == 0
+    assert main(say) == 0
     once = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert command.main(say) == 0
+    assert main(say) == 0
     assert once == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert "**Learned.** Nothing yet." in page.read_text()
 
@@ -78,7 +80,7 @@ def test_collectives_have_a_section_where_they_were_measured(tmp_path):
     results.save(folder / "2026-01-31-2xH100-80GB", "all_reduce", found, host)
     results.save(folder / "2026-01-31-2xemulator", "all_gather", [collective_row("all_gather", 512, 7.0)],
                  {**host, "comparable": False})
-    assert command.main(["docs", "--results", str(folder), "--out", str(page)]) == 0
+    assert main(["docs", "--results", str(folder), "--out", str(page)]) == 0
     text = page.read_text()
     assert text.count("## Collectives\n") == 1 and "### all_gather" not in text and "### all_to_all" not in text
 

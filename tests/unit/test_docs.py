@@ -31,12 +31,23 @@ def test_docs_build_without_warnings(tmp_path):
 
 
 def test_links_between_files_lead_somewhere():
-    """Also in the README, which Sphinx does not read."""
-    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+    """Also in the pages at the top, which Sphinx does not read."""
+    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\((\w[\w./-]+)(?:#[\w-]+)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
     for path in re.findall(r"`((?:tests|tutorials|scripts)/[\w./-]+)`", (DOCS / "troubleshooting.md").read_text()):
         assert (ROOT / path).exists(), path
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_every_rule_that_is_cited_is_on_the_page():
+    rules = set(re.findall(r"^\*\*(\d+b?)\. ", (DOCS / "protocol.md").read_text(), re.M))
+    cited = {number for folder in ("python", "tests") for path in (ROOT / folder).rglob("*.py")
+             for number in re.findall(r"\brules? (\d+b?)\b", path.read_text())}
+    assert len(cited) > 12 and cited <= rules
 
 
 def test_the_shmem_table_is_what_its_script_writes(tmp_path):

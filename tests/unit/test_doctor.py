@@ -175,7 +175,7 @@ def test_the_command_on_this_machine():
     """For real: every trial of the emulator, as JSON."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     environment.update(TRITON_DIST_BACKEND="emulator", PYTHONPATH=f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}")
-    done = subprocess.run([sys.executable, "-m", "triton_dist.doctor", "--json"], env=environment, capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "triton_dist", "doctor", "--json"], env=environment, capture_output=True,
                           text=True, timeout=120, check=False)
     report = json.loads(done.stdout)
     assert done.returncode == report["exit_code"] == 0, done.stdout

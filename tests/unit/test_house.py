@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "triton_dist"
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
            for path in sorted(PACKAGE.rglob("*.py"))}
-FOLDERS = ("python", "tests", "tutorials", "benchmarks", "scripts")
+FOLDERS = ("python", "tests", "tutorials", "benchmarks", "scripts", "tools")
 SOURCES = [path for folder in FOLDERS if (ROOT / folder).is_dir() for path in sorted((ROOT / folder).rglob("*"))
            if path.suffix in (".py", ".ll") and "build" not in path.relative_to(ROOT).parts]
 short = {path: str(path.relative_to(ROOT)) for path in SOURCES}
@@ -233,7 +233,7 @@ def test_no_file_names_a_machine():
 
 def test_no_check_is_an_assert_statement():
     """python -O drops them. Scripts that print whether results are right are checks as well."""
-    roots = [path for path in SOURCES if short[path].startswith(("python/", "tutorials/", "benchmarks/"))]
+    roots = [path for path in SOURCES if short[path].startswith(("python/", "tutorials/", "benchmarks/", "tools/"))]
     found = [f"{short[path]}:{node.lineno}" for path in roots if path.suffix == ".py"
              for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
     assert not found
@@ -257,7 +257,7 @@ def project() -> dict:
 def test_device_runtime_is_package_data():
     globs = project()["tool"]["setuptools"]["package-data"]["*"]
     data = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts]
-    assert {path.name for path in data if not path.match("tuned_*.json")} == {"common.ll", "device.ll"}
+    assert {path.name for path in data if not path.match("tuned_*.json")} == {"common.ll", "device.ll", "py.typed"}
     for path in data:
         assert any(path.match(pattern) for pattern in globs), f"{path.name} is in no wheel"
         assert (path.parent / "__init__.py").is_file(), "setuptools takes data from packages only"
@@ -266,7 +266,7 @@ def test_device_runtime_is_package_data():
 def test_extras_hold_what_the_tests_and_tools_import():
     extras = {name: {re.split(r"[<>=]", item)[0] for item in items}
               for name, items in project()["project"]["optional-dependencies"].items()}
-    assert extras["dev"] >= {"pytest", "hypothesis", *extras["emulator"], *extras["bench"], *extras["tune"], *extras["docs"]}
+    assert extras["dev"] >= {"pytest", "hypothesis", *extras["plot"], *extras["emulator"], *extras["tune"], *extras["docs"]}
 
 
 # -- environment -------------------------------------------------------------------------------------------------------

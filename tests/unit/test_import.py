@@ -20,7 +20,7 @@ before, start = set(sys.modules), time.process_time()
 import triton_dist, triton_dist.language, triton_dist.layers, triton_dist.ops
 print(json.dumps([time.process_time() - start, sorted(set(sys.modules) - before)]))
 """
-HEAVY = ("greenlet", "click", "matplotlib", "torch._dynamo", "torch._inductor", "torch.distributed._symmetric_memory",
+HEAVY = ("greenlet", "filelock", "matplotlib", "torch._dynamo", "torch._inductor", "torch.distributed._symmetric_memory",
          "triton.experimental", "triton_dist.backends", "triton_dist.bench", "triton_dist.cli", "triton_dist.testing")
 
 

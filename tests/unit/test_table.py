@@ -15,6 +15,7 @@ from triton_dist.ops import _sources, _table, _tune
 from triton_dist.ops._table import Choice, Entry, Place, Shape
 from triton_dist.runtime.backend import BACKENDS, backend
 from triton_dist.runtime.capabilities import GemmConfig
+from triton_dist.runtime.files import locked
 
 PLACE = Place("Some GPU", 4, "4", "3.6.0", "abc")
 SHAPE = Shape("ag_gemm", "bfloat16", 2048, 4096, 1024)
@@ -61,7 +62,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
 def test_a_lock_that_nobody_gives_back_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(_table, "_LOCK_SECONDS", 0.05)
     path = tmp_path / "tuned.json"
-    with _table._locked(path), pytest.raises(OSError, match="another process has held it"):
+    with locked(path, 1.0), pytest.raises(OSError, match="another process has held it"):
         _table.add(path, [ENTRY])
     _table.add(path, [ENTRY])
     assert _table.read(path) == [ENTRY]

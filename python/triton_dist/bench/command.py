@@ -9,9 +9,6 @@
     triton-dist bench all_reduce --sizes 1K:128M --graph      # collectives, by size instead of shape
     triton-dist bench gemm_ar --graph                         # the models' down projections for 1 to 2048 rows
     triton-dist bench all_reduce_rmsnorm --graph              # what follows a linear in a decoder, alone and in a chain
-    triton-dist bench plot results/2026-01-31-4xH100-80GB     # pictures, on any machine
-    triton-dist bench docs                                    # docs/performance.md from all results
-    triton-dist bench --verify-bars                           # does the newest result of each kind reach its bar?
 """
 import argparse
 import os
@@ -24,9 +21,6 @@ from triton_dist.bench import dispatch_rows
 from triton_dist.bench.collective import norm_words, sizes
 from triton_dist.bench.shapes import OPS, parse
 
-ROOT = Path(__file__).resolve().parents[3]
-RESULTS = ROOT / "benchmarks" / "results"
-
 DTYPES = ("bfloat16", "float16", "float32")
 _METHODS = ("auto", "ws", "portable", "unfused")
 _GEMM_AR_METHODS = ("auto", "packets", "ring", "unfused")
@@ -37,9 +31,6 @@ def parser() -> argparse.ArgumentParser:
     """The command line of `bench`."""
     top = argparse.ArgumentParser(prog="triton-dist bench", description=__doc__,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--verify-bars", nargs="?", type=Path, const=RESULTS, metavar="DIR",
-                     help="print each bar with its figure from the newest files under DIR (default: benchmarks/results); "
-                          "exit 1 where one falls short, 2 where one is not measured")
     commands = top.add_subparsers(dest="command")
     for op in OPS:
         sub = commands.add_parser(op, help=f"time {op} beside its baselines")
@@ -73,12 +64,6 @@ def parser() -> argparse.ArgumentParser:
                        help=f"of {', '.join(dispatch_rows.CALLS)} (default: all)")
     calls.add_argument("--rounds", type=positive, help="interleaved rounds (default: 60; emulated fewer)")
     _where(calls)
-    plot = commands.add_parser("plot", help="draw pictures from a folder of results")
-    plot.add_argument("folder", type=Path, metavar="DIR")
-    docs = commands.add_parser("docs", help="write docs/performance.md and its pictures from all results")
-    docs.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
-    docs.add_argument("--out", type=Path, default=ROOT / "docs" / "performance.md", metavar="FILE",
-                      help="pictures go to a folder of its name (default: docs/performance.md)")
     return top
 
 
@@ -110,17 +95,11 @@ def _where(sub: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list) -> int:
-    """Runs the command; the exit status is 1 where a result was wrong or a shape gave no figure, or a bar is not reached."""
+    """Runs the command; the exit status is 1 where a result was wrong or a shape gave no figure."""
     args = parser().parse_args(argv)
-    if args.verify_bars is not None:
-        return _from_files("--verify-bars", lambda: _verify(args.verify_bars))
-    if args.command == "plot":
-        return _from_files("plot", lambda: _plot(args.folder))
-    if args.command == "docs":
-        return _from_files("docs", lambda: _docs(args.results, args.out))
     if args.command is None:
         measuring = ", ".join([*OPS, *sizes.BESIDE_PEERS, dispatch_rows.COMMAND])
-        parser().error(f"a command is required: {measuring}, plot, docs, or --verify-bars")
+        parser().error(f"a command is required: {measuring}")
     if args.command in OPS and args.late_on is not None and args.late is None and args.jitter is None:
         parser().error("--late-on: needs --late or --jitter, which say who is late")
     try:
@@ -135,37 +114,6 @@ def main(argv: list) -> int:
     if "RANK" not in os.environ:
         return _start_ranks(argv, args.nproc_per_node)
     return _on_rank(lambda group: _bench(args, group))
-
-
-def _from_files(name: str, work: Callable[[], int]) -> int:
-    """Runs what needs result files only. Exit status 2: the files, or what draws them, are not there."""
-    try:
-        return work()
-    except ModuleNotFoundError as error:
-        reason = f"needs {error.name}: pip install 'triton_dist[bench]'"
-    except (OSError, ValueError) as error:
-        reason = str(error)
-    print(f"triton-dist bench {name}: {reason}", file=sys.stderr)
-    return 2
-
-
-def _verify(folder: Path) -> int:
-    from triton_dist.bench import bars
-    findings = bars.judge(folder)
-    print(bars.text(findings))
-    return bars.status(findings)
-
-
-def _plot(folder: Path) -> int:
-    from triton_dist.bench.plot import draw
-    print("\n".join(str(path) for path in draw(folder)))
-    return 0
-
-
-def _docs(folder: Path, out: Path) -> int:
-    from triton_dist.bench.docs import write
-    print("\n".join(str(path) for path in write(folder, out)))
-    return 0
 
 
 def _start_ranks(argv: list, ranks: int | None) -> int:

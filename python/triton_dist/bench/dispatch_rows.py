@@ -1,11 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Rows of host time: what is timed, their table, and the bars that they are held to."""
-from dataclasses import dataclass
+"""Rows of host time: what is timed, and their table."""
 from typing import Any
 
-from triton_dist.bench.bar import Bar
-from triton_dist.bench.stats import Estimate
 from triton_dist.bench.table import aligned
 
 COMMAND = "dispatch"
@@ -14,31 +11,6 @@ KERNELS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all_single", "g
 CALLS = (*BASELINES, *KERNELS)
 _LEGEND = ("us: host time a call, median over rounds, of the slowest rank. floor: a bare launch of the same kernel with the same "
            "arguments. Of ag_gemm and gemm_rs, unfused, the plan does nothing: what is left is the way to it.")
-
-
-@dataclass(frozen=True)
-class CallBar(Bar):
-    """A bar over calls. figure: "us", or "us above floor", both at most the bound."""
-
-    plural = "calls"
-    option = "--calls"
-    at_most = True
-
-    def needed(self, world: int) -> dict:
-        return {(name,): name for name in self.problems.split()}
-
-    def cell(self, row: dict) -> tuple:
-        return (row["call"],)
-
-    def counts(self, row: dict) -> bool:
-        return self.figure == "us" or row["floor_us"] is not None
-
-    def estimate(self, row: dict) -> Estimate:
-        return Estimate(row["us"], *row["ci95"]) if self.figure == "us" else Estimate(row["above_us"], *row["above_ci95"])
-
-
-BARS = (CallBar(COMMAND, " ".join(BASELINES), "us", "each", 2.0),
-        CallBar(COMMAND, " ".join(KERNELS), "us above floor", "each", 10.0))
 
 
 def cells(rows: list) -> list[list[str]]:

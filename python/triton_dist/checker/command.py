@@ -43,16 +43,15 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _progress(length: int) -> Iterator[Callable[[], None]]:
-    """A progress bar where there is a terminal and click."""
-    try:
-        import click
-    except ImportError:
-        click = None
-    if click is None or not sys.stderr.isatty():
+    """A progress bar where there is a terminal and rich."""
+    if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
         yield lambda: None
         return
-    with click.progressbar(length=length, label="schedules", file=sys.stderr) as bar:
-        yield lambda: bar.update(1)
+    from rich.console import Console
+    from rich.progress import Progress
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        schedules = bar.add_task("schedules", total=length)
+        yield lambda: bar.advance(schedules)
 
 
 def _writable(trace: Path | None, plot: Path | None) -> None:
@@ -61,7 +60,7 @@ def _writable(trace: Path | None, plot: Path | None) -> None:
         if path is not None and (not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
             raise UsageError(f"{path}: {path.parent} is no folder that can be written to")
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install 'triton_dist[bench]'")
+        raise UsageError("--plot needs matplotlib: pip install 'triton_dist[plot]'")
 
 
 def main(words: list) -> int:

@@ -35,7 +35,7 @@ def _examine(report: Report, environ: Mapping[str, str], trial: Trial, early: Ca
     for look in (software.supported, software.toolkit, software.driver, software.nccl, software.nvshmem,
                  lambda: software.package("numpy", "needed by the emulator and the benchmark", "emulator", needed=emulated),
                  lambda: software.package("greenlet", "the emulator's programs", "emulator", needed=emulated),
-                 lambda: software.package("matplotlib", "pictures of benchmarks", "bench")):
+                 lambda: software.package("matplotlib", "pictures of a checked schedule", "plot")):
         guarded(report, "versions", look)
     guarded(report, "GPUs", lambda: _gpus(report, environ, early))
     guarded(report, "symmetric heap, tried", lambda: _heap(report, trial, early, unwritable(environ, emulated)))

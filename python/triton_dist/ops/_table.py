@@ -5,18 +5,15 @@
 A file is {"format": 1, "entries": [...]}. An entry says where it was taken (Place), of what (Shape), when, and of each way to
 run the op (Choice) the milliseconds, or why it failed. Shipped tables and the cache of a user have the same format.
 """
-import fcntl
 import json
 import math
 import os
-import time
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable
 
 from triton_dist.runtime.capabilities import GemmConfig
-from triton_dist.runtime.files import make_folder, write_shared
+from triton_dist.runtime.files import locked, make_folder, write_shared
 
 FORMAT = 1
 _LOCK_SECONDS = 10.0            # a writer holds the lock for milliseconds
@@ -119,7 +116,7 @@ def add(path: Path, entries: Iterable[Entry]) -> None:
     A file that is no table is moved aside, to a name with .bad behind. Raises OSError where the folder cannot be written to.
     """
     make_folder(path.parent)
-    with _locked(path):
+    with locked(path, _LOCK_SECONDS):
         try:
             known = read(path)
         except ValueError:
@@ -133,22 +130,6 @@ def _write(path: Path, entries: Iterable[Entry]) -> None:
     ordered = sorted(entries, key=lambda entry: (str(entry.place), str(entry.shape)))
     lines = ",\n".join(json.dumps(_record(entry)) for entry in ordered)
     write_shared(path, f'{{"format": {FORMAT}, "entries": [\n{lines}\n]}}\n')
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Alone among the writers of `path`. Raises OSError where another one keeps it."""
-    with open(f"{path}.lock", "w") as lock:
-        until = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise OSError(f"{path}.lock: another process has held it for {_LOCK_SECONDS:.0f} s") from None
-                time.sleep(0.01)
-        yield
 
 
 def _record(entry: Entry) -> dict:

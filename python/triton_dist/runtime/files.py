@@ -3,7 +3,9 @@
 """Files that other processes, and other users of a shared cache, may read at any time."""
 import os
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Iterator
 
 
 def write_shared(path: Path, text: str) -> None:
@@ -23,6 +25,28 @@ def write_shared(path: Path, text: str) -> None:
         if draft:
             Path(draft).unlink(missing_ok=True)
         raise OSError(error.errno, f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def locked(path: Path, seconds: float) -> Iterator[None]:
+    """Holds `path`.lock, which one process at a time can. The kernel frees the lock of a process that dies.
+
+    Args:
+        path: what the lock protects. The lock file stays beside it.
+        seconds: how long to wait.
+
+    Raises OSError where another process keeps the lock for longer.
+    """
+    import filelock                         # here, since importing the package must stay cheap
+    lock = filelock.FileLock(f"{path}.lock", timeout=seconds)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise OSError(f"{path}.lock: another process has held it for {seconds:.0f} s") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def make_folder(folder: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 from triton_dist.bench import stats
 from triton_dist.bench.collective import sizes
 from triton_dist.bench.collective.measure import Measurement, Settings
-from triton_dist.bench.collective.plot import how
 from triton_dist.bench.rows import NoResult, figures, short
 from triton_dist.bench.table import aligned
 
@@ -16,6 +15,11 @@ _LEGEND = ("time: microseconds a call, median over rounds, of the slowest rank. 
            "round, with its 95 % interval.")
 
 _RATES = ("algbw", "busbw")
+
+
+def how(row: dict) -> str:
+    """How the calls of a row were timed."""
+    return "in a CUDA graph" if row["graph"] else "back to back"
 
 
 def build(facts: dict, problem: Any, found: Measurement, settings: Settings) -> dict:

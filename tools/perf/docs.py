@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from triton_dist.bench import bars, dispatch_rows, plot, results, table
-from triton_dist.bench.collective import plot as collective_plot, rows as collective_rows
+from tools.perf import bars, peers_plot as collective_plot, plot
+from triton_dist.bench import dispatch_rows, results, table
+from triton_dist.bench.collective import rows as collective_rows
 from triton_dist.bench.collective.sizes import BESIDE_PEERS, COMMANDS
 from triton_dist.bench.shapes import OPS
 
 _HEAD = """# Performance
 
-<!-- Written by `triton-dist bench docs` from benchmarks/results. Change those files, not this one. -->
+<!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
 
 Times are milliseconds a call, medians over interleaved rounds, of the slowest rank, on random inputs; method: `bench/measure.py`.
 M, N, K are global. *matmul* and *collective* are each alone, *in sequence* is one after the other (cuBLAS and NCCL on NVIDIA
@@ -30,8 +31,8 @@ What the project has set itself. *met*: the figure reaches the bar; *unclear*: i
 does its interval; *not measured*: for want of some shapes, whatever others say. *at*: the worst one. us: microseconds a call;
 busbw: GB/s; vs: the other's time over ours; *seq*: in sequence; *best_peer*: the fastest that is not ours. Shapes are the models'
 MLPs: small has 1 to 512 rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048. Sizes are timed in CUDA graphs,
-shapes in eager calls, and of *dispatch* the host's time. How means and their intervals are formed: `bench/bars.py`. The same
-from the command line: `triton-dist bench --verify-bars`.
+shapes in eager calls, and of *dispatch* the host's time. How means and their intervals are formed: `tools/perf/bars.py`. The same
+from the command line: `python -m tools.perf bars`.
 """
 _HOST_TIME = """## Host time
 

@@ -5,6 +5,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from triton_dist.bench.collective.rows import how
 from triton_dist.bench.collective.sizes import text
 from triton_dist.bench.results import digest
 
@@ -19,11 +20,6 @@ def alike(rows: list) -> list[list]:
     for row in sorted(rows, key=lambda row: (row.get("n", 0) * row.get("k", 0), _size(row))):
         groups.setdefault((row["world"], row["dtype"], row["graph"]), []).append(row)
     return [groups[kind] for kind in sorted(groups, reverse=True)]
-
-
-def how(row: dict) -> str:
-    """How the calls of a row were timed."""
-    return "in a CUDA graph" if row["graph"] else "back to back"
 
 
 def fingerprint(rows: list) -> str:

@@ -3,7 +3,7 @@
 """Pictures from result files, drawn on any machine: every way to compute a shape relative to the limit T*, a panel a model."""
 from pathlib import Path
 
-from triton_dist.bench.collective import plot as collective
+from tools.perf import peers_plot as collective
 from triton_dist.bench.collective.sizes import BESIDE_PEERS
 from triton_dist.bench.results import digest, headline, load
 

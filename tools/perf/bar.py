@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What a bar is, and those of the ops that are measured by shape (by size: collective/bars.py; by call: dispatch_rows.py)."""
+"""What a bar is, and those of the ops that are measured by shape (by size: by_size.py; by call: by_call.py)."""
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

@@ -3,7 +3,7 @@
 """The bars of the collectives and of gemm_ar."""
 from dataclasses import dataclass
 
-from triton_dist.bench.bar import Bar, OverShapes
+from tools.perf.bar import Bar, OverShapes
 from triton_dist.bench.collective import sizes
 from triton_dist.bench.stats import Estimate
 

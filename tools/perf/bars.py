@@ -13,9 +13,9 @@ count, and where method="auto" was measured it is the one that is judged.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from triton_dist.bench import bar as by_shape, dispatch_rows as by_call, results, table
-from triton_dist.bench.bar import Bar
-from triton_dist.bench.collective import bars as by_size
+from tools.perf import bar as by_shape, by_call, by_size
+from tools.perf.bar import Bar
+from triton_dist.bench import results, table
 from triton_dist.bench.stats import Estimate, geomean_of
 
 LEAST_ROUNDS = 7
