@@ -249,7 +249,7 @@ OWN = [
      "as in nn.Linear"),
     ("GemmRS x: not sharded", layer(GemmRS, x=lambda: X(M, K, dtype=F32)), "weight:", f"found [{N}, {K // 2}]", f"[N, {K}]"),
     ("AGGemm x: another dtype", layer(AGGemm, x=X), "weight:", "found torch.float32", "convert it"),
-    ("GemmRS x: a batch", layer(GemmRS, x=lambda: X(1, M, K // 2, dtype=F32)), "x:", "found shape [1,", "expected 2 dimensions"),
+    ("GemmRS x: a batch", layer(GemmRS, x=lambda: X(1, M, K // 2, dtype=F32)), "x:", "found shape [1,", "pad it"),
 ]
 
 

@@ -14,10 +14,10 @@ from triton_dist.runtime.state import state
 
 
 class Held(nn.Module):
-    """Holds a weight and maybe a bias, frozen, and the group that it works on.
+    """Holds a weight and maybe a bias, and the group that it works on.
 
-    An nn.Parameter is held itself, and frozen, so that weights that are tied stay tied through .half() and .to(). Of another
-    tensor the memory is shared.
+    An nn.Parameter is held itself, so that weights that are tied stay tied through .half() and .to(), and is trained if it
+    requires gradients. Of another tensor the memory is shared, and it is trained if that tensor requires gradients.
     A copy.deepcopy has the same group. Pickled (torch.save of the whole module) a ProcessGroup is kept by its name, and found
     again where it is first used: a program that loads the module makes its groups in the same order, or sets `layer.group`.
     The state_dict has no group.
@@ -29,8 +29,8 @@ class Held(nn.Module):
             if not isinstance(t, torch.Tensor) and (name == "weight" or t is not None):
                 raise InvalidArgument(f"{name}: expected {'None or ' * (name == 'bias')}a torch.Tensor, found {type(t).__name__}")
         self._group = group
-        self.weight = _frozen(weight)
-        self.bias = None if bias is None else _frozen(bias)
+        self.weight = _parameter(weight)
+        self.bias = None if bias is None else _parameter(bias)
 
     @property
     def group(self) -> Any:
@@ -83,7 +83,7 @@ def _portable(group: Any) -> Any:
     return _Name(name) if isinstance(group, torch.distributed.ProcessGroup) and name else group
 
 
-def _frozen(t: torch.Tensor) -> nn.Parameter:
+def _parameter(t: torch.Tensor) -> nn.Parameter:
     if isinstance(t, nn.Parameter):
-        return t.requires_grad_(False)
-    return nn.Parameter(t.detach(), requires_grad=False)
+        return t
+    return nn.Parameter(t.detach(), requires_grad=t.requires_grad)

@@ -20,6 +20,7 @@ class Shards:
     def __init__(self, total: int, group: Group, parts: Any = None, unit: Any = None, repeats: bool = False):
         self.starts: list = []                  # of each part, this rank's first row or column in the whole
         self.sizes: list = []                   # and how many it has
+        self.shared = False                     # whether ranks hold a part more than once
         whole = [total] if parts is None else _sizes("parts", parts)
         if sum(whole) != total:
             raise InvalidArgument(f"parts: expected sizes that add up to {total}, as many as the weight has, found {whole}")
@@ -31,6 +32,7 @@ class Shards:
         alike, before = len(set(counts)) == 1, 0
         for size, each, count in zip(whole, units, counts):
             first, number = self._of_rank(count, group, alike, repeats and unit is not None)
+            self.shared |= not alike and count < group.size
             self.starts.append(before + first * each)
             self.sizes.append(number * each)
             before += size
@@ -51,6 +53,13 @@ class Shards:
     def take(self, t: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """This rank's shard of `t`, a copy: its rows (dim 0) or columns (dim 1) of each part, one part after the other."""
         return torch.cat([t.detach().narrow(dim, start, size) for start, size in zip(self.starts, self.sizes)], dim)
+
+
+    def parameter(self, p: torch.Tensor | None, dim: int = 0) -> torch.nn.Parameter | None:
+        """The shard of a parameter, which is trained if that is. What several ranks hold is not: it would come apart."""
+        if p is None:
+            return None
+        return torch.nn.Parameter(self.take(p, dim), requires_grad=p.requires_grad and not self.shared)
 
 
 def _sizes(name: str, value: Any, count: int | None = None) -> list:

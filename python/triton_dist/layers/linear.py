@@ -1,17 +1,22 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Tensor-parallel linear layers for inference: column-parallel AGGemm and row-parallel GemmRS, sequence-sharded between.
+"""Tensor-parallel linear layers: column-parallel AGGemm and ColumnLinear, row-parallel GemmRS and GemmAR.
 
-A pair AGGemm -> GemmRS keeps activations sharded by rows outside: [M / W, K] in, [M / W, N] out. GemmAR is row-parallel, too, and
-leaves every rank the whole output [M, N], as a decoder of few rows wants it.
+A pair AGGemm -> GemmRS keeps activations sharded by rows outside: [M / W, K] in, [M / W, N] out. In a pair ColumnLinear -> GemmAR
+every rank has all rows, [M, K] in and [M, N] out, as a decoder of few rows wants it.
+
+Inputs may have any number of dimensions, features last. Ranks divide the sequence, which is dimension `sequence_dim`: 0 for
+[S, B, H], 1 for [B, S, H]. The first needs no copy; see docs/models.md.
 """
 from typing import Any, Self
 
 import torch
 from torch import nn
 
+from triton_dist.layers import _rows
 from triton_dist.layers._held import Held
 from triton_dist.layers._shards import Shards
+from triton_dist.layers.replicated import replicated
 from triton_dist.ops import ag_gemm, gemm_ar, gemm_rs
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -25,13 +30,26 @@ def _linear(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-class AGGemm(Held):
-    """Column-parallel linear: y [M, N_local] = all_gather(x [M / W, K]) @ weight [N_local, K]^T + bias [N_local].
+class _Linear(Held):
+    """A shard of a linear layer."""
 
-    Args:
-        weight: this rank's shard [N_local, K].
-        bias: [N_local] or None.
-        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, group: Any = None, *, sequence_dim: int = 0):
+        super().__init__(weight, bias, group)
+        self.sequence_dim = sequence_dim
+
+    @property
+    def in_features(self) -> int:
+        """Columns of this rank's weight."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """Rows of this rank's weight."""
+        return self.weight.shape[0]
+
+
+class _ColumnParallel(_Linear):
+    """A linear layer of which each rank has some rows.
 
     `parts` has the sizes of this rank's parts of y, for torch.split, where from_full was given any.
     """
@@ -39,7 +57,8 @@ class AGGemm(Held):
     parts: tuple | None = None
 
     @classmethod
-    def from_full(cls, linear: nn.Linear, group: Any = None, *, parts: Any = None, unit: Any = None) -> "AGGemm":
+    def from_full(cls, linear: nn.Linear, group: Any = None, *, parts: Any = None, unit: Any = None,
+                  sequence_dim: int = 0) -> Self:
         """From a full nn.Linear [N, K], the same on all ranks: takes this rank's rows, a copy.
 
         Say what the weight holds where it holds more than one thing. A fused weight that is divided as if it were one is
@@ -52,6 +71,8 @@ class AGGemm(Held):
                 by itself, so that a rank has its part of each, one after the other. None: it is one.
             unit: rows that are never cut, such as the size of a head: a number for all parts or one for each. A part of fewer
                 units than ranks, such as the key and value heads of grouped-query attention, is held by several ranks each.
+                Such a layer is frozen, since its copies would be trained apart.
+            sequence_dim: which dimension of x the ranks divide.
 
         The first units % W ranks get one unit more, where all parts have equally many units. Raises InvalidArgument where a
         unit does not divide its part, or where parts cannot be divided so that heads stay with their key and value heads.
@@ -63,25 +84,59 @@ class AGGemm(Held):
         """
         members = resolve(group)
         shards = Shards(_linear(linear).weight.shape[0], members, parts, unit, repeats=True)
-        made = cls(shards.take(linear.weight), None if linear.bias is None else shards.take(linear.bias), group)
+        made = cls(shards.parameter(linear.weight), shards.parameter(linear.bias), group, sequence_dim=sequence_dim)
         made.parts = None if parts is None else tuple(shards.sizes)
         return made
 
     @classmethod
-    def from_shard(cls, linear: nn.Linear, group: Any = None) -> "AGGemm":
+    def from_shard(cls, linear: nn.Linear, group: Any = None, *, sequence_dim: int = 0) -> Self:
         """From this rank's shard, an nn.Linear [N_local, K]. Holds its parameters themselves."""
-        return cls(_linear(linear).weight, linear.bias, group)
-
-    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None, comm_sms: int | None = None) -> torch.Tensor:
-        """x [M / W, K] -> [M, N_local]. See triton_dist.ops.ag_gemm."""
-        return ag_gemm(x, self.weight, group=self.group, bias=self.bias, out=out, comm_sms=comm_sms)
+        return cls(_linear(linear).weight, linear.bias, group, sequence_dim=sequence_dim)
 
 
-class _RowParallel(Held):
+class AGGemm(_ColumnParallel):
+    """Column-parallel linear: y [M, N_local] = all_gather(x [M / W, K]) @ weight [N_local, K]^T + bias [N_local].
+
+    Args:
+        weight: this rank's shard [N_local, K].
+        bias: [N_local] or None.
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+        sequence_dim: which dimension of x the ranks divide: 0 for [S / W, B, K], 1 for [B, S / W, K].
+
+    `parts` has the sizes of this rank's parts of y, for torch.split, where from_full was given any. Set `save_gathered` to keep
+    the gathered x for the gradient of the weight, instead of gathering it again.
+    """
+
+    save_gathered = False
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None, comm_sms: int | None = None,
+                return_gathered: bool = False) -> Any:
+        """x [M / W, K] -> [M, N_local], or (that, gathered x [M, K]). See triton_dist.ops.ag_gemm."""
+        dim = self.sequence_dim
+        y = ag_gemm(_rows.flat(x, dim), self.weight, group=self.group, bias=self.bias, out=_rows.written(out, x, dim),
+                    comm_sms=comm_sms, return_gathered=return_gathered, save_gathered=self.save_gathered)
+        if return_gathered:
+            return _rows.shaped(y[0], x, dim), _rows.shaped(y[1], x, dim)
+        return _rows.shaped(y, x, dim)
+
+
+class ColumnLinear(_ColumnParallel):
+    """Column-parallel linear of what every rank has: y [M, N_local] = x [M, K] @ weight [N_local, K]^T + bias [N_local].
+
+    Arguments as for AGGemm. Nothing is sent; the gradient of x is summed over ranks.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K], the same on all ranks -> [..., N_local]."""
+        return nn.functional.linear(replicated(x, self.group), self.weight, self.bias)
+
+
+class _RowParallel(_Linear):
     """A linear layer of which each rank has some columns."""
 
     @classmethod
-    def from_full(cls, linear: nn.Linear, group: Any = None, *, parts: Any = None, unit: Any = None) -> Self:
+    def from_full(cls, linear: nn.Linear, group: Any = None, *, parts: Any = None, unit: Any = None,
+                  sequence_dim: int = 0) -> Self:
         """From a full nn.Linear [N, K], the same on all ranks: takes this rank's columns, a copy, and the whole bias.
 
         Columns must be divided as what comes in is: behind attention with the head's size as `unit`.
@@ -91,6 +146,7 @@ class _RowParallel(Held):
             group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
             parts: sizes of what comes in one after the other, which add up to K; each is divided by itself. None: it is one.
             unit: columns that are never cut, such as the size of a head: a number for all parts or one for each.
+            sequence_dim: which dimension of x the ranks divide.
 
         The first units % W ranks get one unit more, where all parts have equally many units. Raises InvalidArgument as
         AGGemm.from_full does.
@@ -99,28 +155,39 @@ class _RowParallel(Held):
             out = GemmRS.from_full(attention.out, unit=size)
         """
         shards = Shards(_linear(linear).weight.shape[1], resolve(group), parts, unit)
-        return cls(shards.take(linear.weight, dim=1), linear.bias, group)
+        return cls(shards.parameter(linear.weight, dim=1), linear.bias, group, sequence_dim=sequence_dim)
 
     @classmethod
-    def from_shard(cls, linear: nn.Linear, group: Any = None) -> Self:
+    def from_shard(cls, linear: nn.Linear, group: Any = None, *, sequence_dim: int = 0) -> Self:
         """From this rank's shard, an nn.Linear [N, K_local] whose bias, if any, is the full one.
 
         Holds its parameters themselves.
         """
-        return cls(_linear(linear).weight, linear.bias, group)
+        return cls(_linear(linear).weight, linear.bias, group, sequence_dim=sequence_dim)
 
 
 class GemmRS(_RowParallel):
-    """Row-parallel linear: y [M / W, N] = reduce_scatter(x [M, K_local] @ weight [N, K_local]^T) + bias [N]."""
+    """Row-parallel linear: y [M / W, N] = reduce_scatter(x [M, K_local] @ weight [N, K_local]^T) + bias [N].
+
+    `sequence_dim` says which dimension of y the ranks divide: 0 for [S / W, B, N], 1 for [B, S / W, N].
+    """
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x [M, K_local] -> [M / W, N]. See triton_dist.ops.gemm_rs."""
-        return gemm_rs(x, self.weight, group=self.group, bias=self.bias, out=out)
+        dim = self.sequence_dim
+        _rows.must_divide(x, dim, self.group)
+        y = gemm_rs(_rows.flat(x, dim), self.weight, group=self.group, bias=self.bias, out=_rows.written(out, x, dim))
+        return _rows.shaped(y, x, dim)
 
 
 class GemmAR(_RowParallel):
     """Row-parallel linear: y [M, N] = all_reduce(x [M, K_local] @ weight [N, K_local]^T) + bias [N] + residual [M, N]."""
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x [M, K_local], residual [M, N] or None -> [M, N]. See triton_dist.ops.gemm_ar."""
-        return gemm_ar(x, self.weight, group=self.group, bias=self.bias, residual=residual, out=out)
+        """x [M, K_local], residual [M, N] or None -> [M, N]; rows may have any dimensions. See triton_dist.ops.gemm_ar."""
+        if not isinstance(x, torch.Tensor) or x.ndim == 2:
+            return gemm_ar(x, self.weight, group=self.group, bias=self.bias, residual=residual, out=out)
+        rows = None if residual is None else residual.reshape(-1, residual.shape[-1])
+        y = gemm_ar(x.reshape(-1, x.shape[-1]), self.weight, group=self.group, bias=self.bias, residual=rows,
+                    out=None if out is None else out.view(-1, out.shape[-1]))
+        return y.view(*x.shape[:-1], self.weight.shape[0])

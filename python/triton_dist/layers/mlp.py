@@ -1,0 +1,67 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""A decoder's feed-forward part."""
+from typing import Any, Callable
+
+import torch
+from torch import nn
+
+from triton_dist.layers.linear import AGGemm, ColumnLinear, GemmAR, GemmRS
+
+
+class TPMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))): up is column-parallel, down row-parallel.
+
+    Args:
+        up: AGGemm or ColumnLinear, whose two `parts`, if it has any, are gate and up.
+        down: GemmRS behind an AGGemm, GemmAR behind a ColumnLinear.
+        activation: elementwise.
+    """
+
+    def __init__(self, up: AGGemm | ColumnLinear, down: GemmRS | GemmAR, activation: Callable = nn.functional.silu):
+        super().__init__()
+        self.up, self.down, self.activation = up, down, activation
+
+    @classmethod
+    def from_full(cls, up: nn.Linear, down: nn.Linear, gate: nn.Linear | None = None, *, gated: bool = False,
+                  activation: Callable = nn.functional.silu, group: Any = None, sequence_parallel: bool = True,
+                  sequence_dim: int = 0) -> "TPMLP":
+        """From whole layers, the same on all ranks: takes this rank's shards, copies.
+
+        Args:
+            up, down: [I, H] and [H, I]. With `gated`, up is [2 I, H]: gate and up in one.
+            gate: [I, H], or None where there is no gate, or it is in `up`.
+            activation: elementwise.
+            group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+            sequence_parallel: whether x and the result are parts of the sequence, [S / W, B, H]; else all ranks have all of it.
+            sequence_dim: which dimension of x the ranks divide.
+        """
+        if gate is not None:
+            up, gated = fused(gate, up), True
+        parts = [up.weight.shape[0] // 2] * 2 if gated else None
+        columns, rows = (AGGemm, GemmRS) if sequence_parallel else (ColumnLinear, GemmAR)
+        return cls(columns.from_full(up, group, parts=parts, sequence_dim=sequence_dim),
+                   rows.from_full(down, group, sequence_dim=sequence_dim), activation)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., H] -> [..., H]."""
+        y = self.up(x)
+        if self.up.parts is None:
+            return self.down(self.activation(y))
+        gate, up = y.split(self.up.parts, -1)
+        return self.down(self.activation(gate) * up)
+
+
+def fused(*linears: nn.Linear) -> nn.Linear:
+    """One nn.Linear that gives what all give, one after the other. A bias that only some have is zero for the others."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    bias = None
+    if any(linear.bias is not None for linear in linears):
+        bias = torch.cat([weight.new_zeros(linear.weight.shape[0]) if linear.bias is None else linear.bias.detach()
+                          for linear in linears])
+    with torch.device("meta"):
+        made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    wanted = any(linear.weight.requires_grad for linear in linears)
+    made.weight = nn.Parameter(weight, requires_grad=wanted)
+    made.bias = None if bias is None else nn.Parameter(bias, requires_grad=wanted)
+    return made

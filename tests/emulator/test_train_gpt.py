@@ -1,0 +1,69 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""A GPT of 4 layers, trained by tensor and sequence parallelism, has the losses of one rank that holds everything."""
+import pytest
+import torch
+from gpt import GPT, ParallelGPT, trained
+
+from triton_dist.backends.emulator import run_ranks
+
+STEPS, FEW = 30, 3
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Losses of the whole model by plain torch."""
+    losses = trained(GPT(), STEPS)
+    assert losses[-1] < losses[0] / 1.5, f"it learns nothing: {losses}"
+    return losses
+
+
+def near(found, alone):
+    worst = max(abs(a - b) for a, b in zip(found, alone, strict=True))
+    assert worst <= 1e-5, (worst, found, alone)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_thirty_steps(world, alone):
+    found = run_ranks(lambda: trained(ParallelGPT(GPT()), STEPS), world)
+    assert all(losses == found[0] for losses in found), "losses are equal on all ranks, bit by bit"
+    near(found[0], alone)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_with_checkpoints(world, reentrant, alone):
+    steps = STEPS if world == 2 else FEW
+    near(run_ranks(lambda: trained(ParallelGPT(GPT(), reentrant), steps), world)[0], alone[:steps])
+
+
+@pytest.mark.parametrize("checkpointed", [None, False])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_compiled(world, checkpointed, alone):
+    torch._dynamo.reset()
+    steps = STEPS if world == 2 else FEW
+
+    def ranks():
+        model = ParallelGPT(GPT(), checkpointed)
+        return trained(model, steps, torch.compile(model, backend="aot_eager", fullgraph=True))
+    near(run_ranks(ranks, world)[0], alone[:steps])
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("options", [dict(sequence_dim=1), dict(sequence_parallel=False)], ids=["[B, S, H]", "replicated"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_other_layouts(world, options, alone):
+    """Batch first; and every rank has the whole sequence. With three ranks heads and words do not divide."""
+    dim = options.get("sequence_dim", 0)
+    if world == 3 and options.get("sequence_parallel", True):
+        pytest.skip("8 positions do not divide by 3 ranks")
+
+    def ranks():
+        full = GPT()
+        model = ParallelGPT(full, **options)
+        if not options.get("sequence_parallel", True):
+            for block, whole in zip(model.blocks, full.blocks):
+                block.before, block.after = whole.before, whole.after
+            model.norm = full.norm
+        return trained(model, FEW, sequence_dim=dim)
+    near(run_ranks(ranks, world)[0], alone[:FEW])
