@@ -59,7 +59,7 @@ class ParallelEmbedding(_Words):
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [S, B] or, with sequence_dim 1, [B, S] or [S], the same on all ranks -> [S / W, B, H], [B, S / W, H], [S / W, H]."""
+        """ids [S, B] ([B, S] with sequence_dim 1, or [S]), the same on all ranks -> [S / W, B, H] ([B, S / W, H], [S / W, H])."""
         mine = (ids >= self.first) & (ids < self.first + self.weight.shape[0])
         weight = self.weight if self.weight.shape[0] else nn.functional.pad(self.weight, (0, 0, 0, 1))
         found = nn.functional.embedding(torch.where(mine, ids - self.first, 0), weight)
