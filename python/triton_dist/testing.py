@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """What tests and scripts share: random inputs, poisoned outputs, tolerances from dtype and K, timing, a script's main."""
 import argparse
+import math
 import time
 from typing import Callable
 
@@ -14,6 +15,8 @@ from triton_dist.runtime.world import finalize_distributed, initialize_distribut
 
 # Largest relative error of one rounding to the dtype.
 _UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+_EMULATED_PRODUCTS = 1 << 26         # multiplications of a GEMM that emulated ranks do within seconds
 
 
 def random_tensor(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -113,12 +116,21 @@ def gemm_arguments(description: str) -> argparse.Namespace:
     parser.add_argument("shape", type=int, nargs="*", metavar="M N K", help="global sizes")
     parser.add_argument("--dtype", default="bfloat16", choices=["float16", "bfloat16", "float32"])
     parser.add_argument("--method", default="auto", choices=["auto", "ws", "portable"])
+    parser.add_argument("--whole", action="store_true", help="run the sizes that were asked for without a GPU, too")
     args = parser.parse_args()
     if len(args.shape) not in (0, 3):
         parser.error("give M, N and K, or none of them")
     args.m, args.n, args.k = args.shape or ((8192, 8192, 29568) if device().type == "cuda" else (256, 256, 256))
     args.dtype = getattr(torch, args.dtype)
     return args
+
+
+def emulated_sizes(m: int, n: int, k: int, world: int) -> tuple[int, int, int]:
+    """Sizes that emulated ranks multiply within seconds: m, n, k over the same power of two, m a multiple of `world`."""
+    sizes = m, n, k
+    while math.prod(sizes) > _EMULATED_PRODUCTS:
+        sizes = tuple(max(1, size // 2) for size in sizes)
+    return -(-sizes[0] // world) * world, *sizes[1:]
 
 
 def gemm_script(description: str, op: Callable, inputs: Callable, check: Callable) -> None:
@@ -132,6 +144,13 @@ def gemm_script(description: str, op: Callable, inputs: Callable, check: Callabl
     group, on_gpu = resolve(), device().type == "cuda"
     if args.m % group.size:
         raise SystemExit(f"M = {args.m} must divide by the {group.size} ranks")
+    asked = args.m, args.n, args.k
+    if not (on_gpu or args.whole):
+        args.m, args.n, args.k = emulated_sizes(*asked, group.size)
+        if group.rank == 0:
+            smaller = f"; M N K = {args.m} {args.n} {args.k} instead of {' '.join(map(str, asked))}, which would take hours"
+            print(f"emulated on {group.size} ranks, since no GPU is used{smaller if asked != (args.m, args.n, args.k) else ''}",
+                  flush=True)
     error = max(group.all_gather_object(check(args.m, args.n, args.k, args.dtype, args.method)))
     x, weight = inputs(args.m, args.n, args.k, args.dtype)
     calls, warmup = (20, 1) if on_gpu else (1, 0)               # emulated, times say nothing; the checker runs it many times

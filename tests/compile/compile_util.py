@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from triton_dist.backends.amd import machines
 from triton_dist.backends.gpu.device_runtime import library
 
 CUDA = ("sm_80", "sm_90", "sm_100")
@@ -48,10 +49,17 @@ def compile_kernel(fn, signature: dict, constexprs: dict, target: str, *, bounde
         from triton.experimental.gluon._runtime import GluonASTSource as source_class
     else:
         source_class = ASTSource
+    if target in HIP:
+        options = amd_options({**constexprs, **options}, options)
     if runtime:
         options["extern_libs"] = {**options.get("extern_libs", {}), "tdist": library(vendor(target), bounded)}
     source = source_class(fn, signature=dict(signature), constexprs=dict(constexprs), attrs=attrs)
     return triton.compile(source, target=gpu_target(target), options=options)
+
+
+def amd_options(kwargs: dict, options: dict) -> dict:
+    """`options` and those that the AMD backend adds for a kernel with these keyword arguments."""
+    return {**{name: value for name, value in machines.options(kwargs).items() if name not in kwargs}, **options}
 
 
 def code(kernel) -> str:

@@ -84,3 +84,12 @@ def test_arguments_of_a_gemm_script(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         gemm_arguments("about")
     assert "M, N and K, or none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("m, n, k, world, expected", [
+    (8192, 8192, 29568, 8, (256, 256, 924)), (8192, 8192, 29568, 3, (258, 256, 924)), (256, 256, 256, 4, (256, 256, 256)),
+    (1 << 40, 1, 1, 2, (1 << 26, 1, 1)),
+])
+def test_emulated_sizes_keep_their_proportions_and_divide_by_the_ranks(m, n, k, world, expected):
+    from triton_dist.testing import emulated_sizes
+    assert emulated_sizes(m, n, k, world) == expected

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Why an op runs the way it does: its candidates with predicted and measured times, and the one that `auto` takes."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 import torch
@@ -12,6 +12,7 @@ from triton_dist.ops.ag_gemm import op as _ag_gemm
 from triton_dist.ops.gemm_ar import op as _gemm_ar
 from triton_dist.ops.gemm_rs import op as _gemm_rs
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.capabilities import MachineModel
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
 
@@ -73,8 +74,8 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
         method, reason = _gemm_ar.choose("auto", members, m, n, dtype)
         machine, rows = backend().machine_model(), []
         if machine is not None and not _plan.across_nodes(members):
-            rows = [Candidate(Choice(found.method), found.ms, None, found.note) for found in _model.gemm_ar_estimates(
-                machine, m, n, -(-k // members.size), members.size, dtype.itemsize)]
+            found = _model.gemm_ar_estimates(machine, m, n, -(-k // members.size), members.size, dtype.itemsize)
+            rows = [Candidate(Choice(each.method), each.ms, None, each.note + _source(machine)) for each in found]
         return Explanation(op, Shape(op, str(dtype).removeprefix("torch."), m, n, k), members.size, Choice(method), reason, rows)
     rows = -(-m // members.size)
     if op == "ag_gemm":
@@ -115,9 +116,16 @@ def _predictor(shape: Shape, group: Group, dtype: torch.dtype) -> Callable[[Choi
     gather = shape.op == "ag_gemm"
     sizes = (shape.m // world, -(-shape.n // world), shape.k) if gather else (shape.m // world, shape.n, -(-shape.k // world))
     estimates = _model.ag_gemm_estimates if gather else _model.gemm_rs_estimates
+    source = _source(machine)
 
     def predict(choice: Choice) -> _model.Estimate:
         config = choice.config or backend().gemm_config(dtype, sizes[0])        # of the unfused method it says nothing
         found = estimates(machine, *sizes, world, dtype.itemsize, config, choice.method == "ws")
-        return next(estimate for estimate in found if estimate.method == choice.method)
+        estimate = next(estimate for estimate in found if estimate.method == choice.method)
+        return replace(estimate, note=estimate.note + source)
     return predict
+
+
+def _source(machine: MachineModel) -> str:
+    """What a prediction's note says of where its rates come from."""
+    return "; rates are published ones, not measured" if machine.published else ""

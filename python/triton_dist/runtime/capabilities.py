@@ -29,7 +29,7 @@ class GemmConfig:
 
 @dataclass(frozen=True)
 class MachineModel:
-    """Measured rates of a device and its links, from which ops predict times.
+    """Rates of a device and its links, from which ops predict times.
 
     gemm_tflops: dense rate of the vendor library at large 2-byte shapes; core_ratio, portable_ratio: the fused kernels' rate
     relative to it; link_gbs: copy engine to a peer, GB/s one way; collective_gbs, collective_us: a library all-gather or
@@ -37,6 +37,7 @@ class MachineModel:
     library call and of a fused op's call; signal_us: store to poll between devices; fuse_bytes: from how many
     bytes into a device fusing a collective with a GEMM has paid. For calls in graphs: memory_gbs: the rate at which a matmul of
     few rows reads its weights; kernel_us: what a kernel takes without work; hop_us: a hop of packets.
+    published: the rates are others' publications; otherwise this project has measured them.
     """
     sms: int
     gemm_tflops: float
@@ -52,6 +53,7 @@ class MachineModel:
     memory_gbs: float
     kernel_us: float
     hop_us: float
+    published: bool = False
 
 
 class Capabilities(ABC):

@@ -4,13 +4,14 @@
 AMD machine yet."""
 from typing import Any
 
+from triton_dist.backends.amd import machines
 from triton_dist.backends.amd.driver import HipDriver
 from triton_dist.backends.gpu.backend import GpuBackend
-from triton_dist.runtime.capabilities import GemmConfig
+from triton_dist.runtime.capabilities import GemmConfig, MachineModel
 
 
 class AmdBackend(GpuBackend):
-    """AMD GPUs from gfx942 on, symmetric memory through torch."""
+    """AMD GPUs of gfx90a, gfx942 and gfx950, symmetric memory through torch."""
 
     name = "amd"
     warp_size = 64
@@ -19,7 +20,13 @@ class AmdBackend(GpuBackend):
         super().__init__(HipDriver())
 
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
-        block_k = 32 if dtype.itemsize > 2 else 64       # 64 KB of LDS hold one stage of the large tile
-        if m <= 64:
-            return GemmConfig(64, 128, block_k, group_m=4, num_warps=4, num_stages=2)
-        return GemmConfig(128, 128, block_k, group_m=4, num_warps=8, num_stages=2)
+        return machines.gemm_config(dtype, m)
+
+    def gemm_configs(self, dtype: Any, m: int) -> list[GemmConfig]:
+        return machines.gemm_configs(dtype, m)
+
+    def machine_model(self) -> MachineModel | None:
+        return machines.MODELS.get(self.device_name())
+
+    def _possible(self, kwargs: dict) -> dict:
+        return machines.options(super()._possible(kwargs))

@@ -1,0 +1,47 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What is known of AMD's GPUs without having one: rates that others have published, and tilings that compile well.
+
+Nothing here was measured by this project. Sources of the rates: the ROCm documentation's table of GPU specifications, AMD's
+blogs on maximum achievable FLOPS and on RCCL over XGMI (MI300X), the README of mori and the notes of Primus-Turbo (MI355X). Host
+times are those of an H100's host, for want of others. Links are those to one peer: there is no switch, so one peer gets a
+seventh of what a GPU can send, and a ring, or pushes one after the other, use one link at a time.
+"""
+from dataclasses import replace
+from typing import Any
+
+from triton_dist.runtime.capabilities import GemmConfig, MachineModel
+
+MI300X = MachineModel(sms=304, gemm_tflops=708.0, core_ratio=0.85, portable_ratio=0.85, link_gbs=46.0, collective_gbs=310.0,
+                      collective_us=15.0, launch_us=35.0, fused_us=85.0, signal_us=3.0, fuse_bytes=6_000_000,
+                      memory_gbs=4240.0, kernel_us=8.0, hop_us=2.0, published=True)
+MI325X = replace(MI300X, gemm_tflops=843.0, memory_gbs=4800.0)
+MI355X = replace(MI300X, sms=256, gemm_tflops=1320.0, link_gbs=60.0, collective_gbs=400.0, memory_gbs=6400.0)
+
+MODELS = {"AMD Instinct MI300X": MI300X, "AMD Instinct MI325X": MI325X, "AMD Instinct MI355X": MI355X}
+
+# Of a kernel that multiplies. Tiles of 16 x 16 of the matrix cores: AMD measured them as faster at the power limit than the
+# compiler's choice of 32 x 32, and on gfx950 a large tile spills without them.
+GEMM_OPTIONS = {"matrix_instr_nonkdim": 16}
+
+
+def gemm_config(dtype: Any, m: int) -> GemmConfig:
+    """A tiling that fits 64 KB of LDS without spills on gfx90a, gfx942 and gfx950; waves have 64 threads."""
+    block_k = 32 if dtype.itemsize > 2 else 64
+    if m <= 64:
+        return GemmConfig(64, 128, block_k, group_m=4, num_warps=4, num_stages=2)
+    return GemmConfig(128, 128, block_k, group_m=4, num_warps=8, num_stages=2)
+
+
+def gemm_configs(dtype: Any, m: int) -> list[GemmConfig]:
+    """Tilings for measuring to choose from, `gemm_config` first."""
+    usual = gemm_config(dtype, m)
+    found = [usual, replace(usual, block_n=usual.block_n // 2), replace(usual, group_m=8)]
+    if m > 128 and dtype.itemsize <= 2:
+        found.append(replace(usual, block_m=256))
+    return found
+
+
+def options(kwargs: dict) -> dict:
+    """Launch options of a kernel with these constexprs: a GEMM's also say which matrix instruction to take."""
+    return {**GEMM_OPTIONS, **kwargs} if {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= kwargs.keys() else kwargs
