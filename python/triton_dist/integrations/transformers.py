@@ -1,0 +1,83 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Decoders of Hugging Face's transformers, by tensor parallelism."""
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+from triton_dist.integrations.plans import OverlapColwise, OverlapRowwise
+from triton_dist.ops import all_reduce
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import name_of
+
+COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROWS = ("self_attn.o_proj", "mlp.down_proj")
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")       # over a head's features, the same weight for all heads
+
+
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Divides the layers of a decoder over the ranks of `mesh`, in place. Collective.
+
+    For Llama, Qwen2, Qwen3, Mistral and other models of transformers whose decoder layers have the same module names. Every rank
+    has the whole sequence between layers (gemm_ar). Embedding, head and norms are whole on every rank.
+
+    Args:
+        model: the whole model, the same on all ranks (rank 0's weights are taken), on `triton_dist.device()`.
+        mesh: DeviceMesh of one dimension. Its size divides the numbers of query heads and of key heads.
+
+    Returns model, whose projections have DTensor parameters; `generate` works as before. Save it by
+    `model.save_pretrained(path, state_dict=full_state_dict(model))`, called on all ranks.
+    Raises InvalidArgument, with what is missing, for a model that it cannot divide.
+
+    Example:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16).to(triton_dist.device())
+        tensor_parallel(model, init_device_mesh(triton_dist.device().type, (world,)))
+    """
+    layers = _layers(model)
+    config, size = model.config.get_text_config(), mesh.size()
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if heads is None or heads % size:
+            raise InvalidArgument(f"model: expected {name} that divide by the {size} ranks, found {heads}; use fewer ranks")
+    for layer in layers:
+        parallelize_module(layer, mesh, {**{name: OverlapColwise() for name in COLUMNS}, **{name: OverlapRowwise() for name in ROWS}})
+        for name in HEAD_NORMS:
+            for p in _at(layer, name).parameters() if _at(layer, name) is not None else ():
+                _sum_gradient(p, name_of(mesh))
+    return model
+
+
+def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state_dict with whole tensors on the host, as a model of one rank has it. Collective: all ranks call it."""
+    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().cpu() for name, t in model.state_dict().items()}
+
+
+def _layers(model: nn.Module) -> Any:
+    """The decoder layers of a model. Raises InvalidArgument unless all have the modules that are to be divided."""
+    layers = getattr(getattr(model, "model", model), "layers", None)
+    if layers is None or not hasattr(model, "config"):
+        raise InvalidArgument(f"model: expected a decoder of transformers with model.layers, found {type(model).__name__}; use "
+                              "triton_dist.integrations.plans with a plan of your own")
+    wrong = [f"layers.{i}.{name}" for i, layer in enumerate(layers) for name in (*COLUMNS, *ROWS)
+             if type(_at(layer, name)) is not nn.Linear]
+    if wrong:
+        raise InvalidArgument(f"model: expected an nn.Linear at each of {', '.join((*COLUMNS, *ROWS))}, found none at "
+                              f"{', '.join(wrong[:8])}{' and others' * (len(wrong) > 8)} of {type(model).__name__}; use "
+                              "triton_dist.integrations.plans with a plan of your own")
+    return layers
+
+
+def _at(module: nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def _sum_gradient(p: nn.Parameter, group: str) -> None:
+    """For a parameter that works on this rank's heads only: its gradient is summed over ranks."""
+    if p.requires_grad:
+        p.register_hook(lambda grad: all_reduce(grad.contiguous(), group=group))
