@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "runtime": ("language",),
     "ops": ("runtime", "language"),
     "layers": ("ops", "runtime", "language"),
+    "integrations": ("layers", "ops", "runtime", "language"),
     "cores": ("runtime", "language"),
     "backends": ("cores", "runtime", "language"),
 }

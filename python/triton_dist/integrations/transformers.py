@@ -44,7 +44,8 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         if heads is None or heads % size:
             raise InvalidArgument(f"model: expected {name} that divide by the {size} ranks, found {heads}; use fewer ranks")
     for layer in layers:
-        parallelize_module(layer, mesh, {**{name: OverlapColwise() for name in COLUMNS}, **{name: OverlapRowwise() for name in ROWS}})
+        columns, rows = {name: OverlapColwise() for name in COLUMNS}, {name: OverlapRowwise() for name in ROWS}
+        parallelize_module(layer, mesh, columns | rows)
         for name in HEAD_NORMS:
             for p in _at(layer, name).parameters() if _at(layer, name) is not None else ():
                 _sum_gradient(p, name_of(mesh))
