@@ -14,8 +14,8 @@ from triton_dist.integrations.transformers import full_state_dict, tensor_parall
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.state import state
 
-SIZES = dict(vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-             head_dim=4, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+SIZES = dict(vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, head_dim=4,
+             num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 

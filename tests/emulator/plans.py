@@ -34,7 +34,8 @@ class Model(nn.Module):
 
 
 def parallel(seed, mesh, sequence_parallel):
-    plan = {"up": OverlapColwise(sequence_parallel=sequence_parallel), "down": OverlapRowwise(sequence_parallel=sequence_parallel)}
+    options = dict(sequence_parallel=sequence_parallel)
+    plan = {"up": OverlapColwise(**options), "down": OverlapRowwise(**options)}
     if sequence_parallel:
         plan["norm"] = SequenceParallel()                           # a style of torch's beside ours
     return parallelize_module(Model(seed), mesh, plan)

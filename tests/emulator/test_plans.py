@@ -16,8 +16,8 @@ ROOT = HERE.parents[1]
 def launched(world, script, *arguments):
     """What a script prints on `world` ranks."""
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1")
-    done = subprocess.run(["bash", "launch.sh", "--nproc_per_node", str(world), str(HERE / script), *map(str, arguments)], cwd=ROOT,
-                          env=environment, capture_output=True, text=True, timeout=300, check=False)
+    command = ["bash", "launch.sh", "--nproc_per_node", str(world), str(HERE / script), *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
