@@ -6,18 +6,30 @@ from typing import Any
 
 from triton_dist.backends.amd import machines
 from triton_dist.backends.amd.driver import HipDriver
+from triton_dist.backends.amd.rocshmem import RocshmemArena, join
 from triton_dist.backends.gpu.backend import GpuBackend
+from triton_dist.backends.gpu.p2p import device_tensor
 from triton_dist.runtime.capabilities import GemmConfig, MachineModel
+from triton_dist.runtime.device import Arena
 
 
 class AmdBackend(GpuBackend):
-    """AMD GPUs of gfx90a, gfx942 and gfx950, symmetric memory through torch."""
+    """AMD GPUs of gfx90a, gfx942 and gfx950, symmetric memory through torch or rocSHMEM."""
 
     name = "amd"
     warp_size = 64
+    heap_providers = ("p2p", "rocshmem")
 
     def __init__(self):
         super().__init__(HipDriver())
+
+    def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:
+        if provider == "p2p":
+            return super()._arena(provider, nbytes, world)
+        return RocshmemArena(join(world), nbytes, world, lambda address, size: device_tensor(address, size, self.device()))
+
+    def no_shmem(self) -> str | None:
+        return "kernels cannot call rocSHMEM yet"
 
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         return machines.gemm_config(dtype, m)

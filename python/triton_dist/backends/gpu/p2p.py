@@ -21,6 +21,11 @@ class _Memory:
         self.__cuda_array_interface__ = dict(shape=(nbytes,), typestr="|u1", data=(address, False), version=2)
 
 
+def device_tensor(address: int, nbytes: int, device: torch.device) -> torch.Tensor:
+    """torch.uint8 tensor over `nbytes` of device memory at `address`, which its maker keeps alive."""
+    return torch.as_tensor(_Memory(address, nbytes, None), device=device)
+
+
 class _OwnStorages(Arena):
     """An arena whose own slab is device memory at `bases[rank]`."""
 

@@ -1,0 +1,157 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The binding to rocSHMEM: its C library compiled against the published signatures, run over a stand-in by several processes."""
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from triton_dist.backends.amd import rocshmem
+from triton_dist.language.abi import ROWS
+from triton_dist.language.shmem_abi import LIBRARY, SCOPES
+from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+
+BIND = Path(__file__).parents[2] / "shmem/rocshmem_bind"
+COMPILER = shutil.which("g++") or shutil.which("c++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+
+# Names that g++ makes of the published declarations. Another signature has another name.
+PUBLISHED = {
+    "_ZN8rocshmem18rocshmem_init_attrEjPNS_20rocshmem_init_attr_tE", "_ZN8rocshmem21rocshmem_get_uniqueidEPSt5arrayIhLm128EE",
+    "_ZN8rocshmem31rocshmem_set_attr_uniqueid_argsEiiPSt5arrayIhLm128EEPNS_20rocshmem_init_attr_tE",
+    "_ZN8rocshmem15rocshmem_mallocEm", "_ZN8rocshmem13rocshmem_freeEPv", "_ZN8rocshmem12rocshmem_ptrEPKvi",
+    "_ZN8rocshmem14rocshmem_my_peEv", "_ZN8rocshmem14rocshmem_n_pesEv", "_ZN8rocshmem20rocshmem_barrier_allEv",
+    "_ZN8rocshmem17rocshmem_finalizeEv", "_ZN8rocshmem23rocshmem_hipmodule_initEP12ihipModule_tP12ihipStream_t",
+}
+RANK = '''
+import ctypes, sys
+import torch
+import torch.distributed as dist
+from triton_dist.backends.amd import rocshmem
+
+rank, size, store, step = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+
+
+class World:
+    rank, size = rank, size
+
+    def all_gather_object(self, value):
+        found = [None] * size
+        dist.all_gather_object(found, value)
+        return found
+
+    def broadcast_object(self, value):
+        found = [value]
+        dist.broadcast_object_list(found)
+        return found[0]
+
+
+def tensor(address, nbytes):
+    return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
+
+
+try:
+    library = rocshmem.join(World())
+    assert (library.my_pe(), library.n_pes()) == (rank, size)
+    arena = rocshmem.RocshmemArena(library, 4096, World(), tensor)
+    for peer in range(size):
+        arena.view(peer)[rank] = 10 + rank
+    library.barrier_all()
+    assert arena.local[:size].tolist() == [10 + peer for peer in range(size)], arena.local[:size]
+    library.barrier_all()
+    for wrong in (-1, size):
+        try:
+            arena.view(wrong)
+        except ValueError:
+            continue
+        raise AssertionError(wrong)
+    arena.part()
+    print("joined and left", flush=True)
+except rocshmem.UnsupportedFeature as error:
+    print("refused:", error, flush=True)
+except MemoryError as error:
+    print("full:", error, flush=True)
+    library.finalize()
+'''
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    """libtdist_rocshmem.so over the stand-in."""
+    folder = tmp_path_factory.mktemp("rocshmem")
+    common = [COMPILER, "-std=c++17", "-O1", "-Wall", "-Werror", "-fPIC", f"-I{BIND / 'stub'}"]
+    subprocess.run([*common, "-c", BIND / "stub/rocshmem.cc", "-o", folder / "stub.o"], check=True)
+    subprocess.run([*common, "-fvisibility=hidden", "-c", BIND / "shim.cc", "-o", folder / "shim.o"], check=True)
+    subprocess.run([COMPILER, "-shared", folder / "shim.o", folder / "stub.o", "-lrt", "-o", folder / "libtdist_rocshmem.so"],
+                   check=True)
+    return folder / "libtdist_rocshmem.so"
+
+
+def run(shim, tmp_path, size: int, environ=None) -> list:
+    """What each of `size` processes prints."""
+    import os
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    ranks = []
+    for rank in range(size):
+        own = {rocshmem.VARIABLE: str(shim), **(environ(rank) if environ else {})}
+        ranks.append(subprocess.Popen([sys.executable, script, str(rank), str(size), tmp_path / "store", ""], text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **own}))
+    try:
+        return [process.communicate(timeout=90)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def test_the_shim_calls_exactly_the_published_functions(shim):
+    names = subprocess.run(["nm", "-u", shim.parent / "shim.o"], check=True, capture_output=True, text=True).stdout
+    assert set(re.findall(r"\b(_ZN8rocshmem\w+)", names)) == PUBLISHED
+    exported = subprocess.run(["nm", "--defined-only", shim], check=True, capture_output=True, text=True).stdout
+    assert set(re.findall(r" T tdist_rocshmem_(\w+)", exported)) == {
+        "version", "unique_id", "init", "malloc", "free", "ptr", "my_pe", "n_pes", "barrier_all", "finalize", "module_init"}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_ranks_join_by_a_unique_id_and_reach_each_other(shim, tmp_path, size):
+    said = run(shim, tmp_path, size)
+    assert all("joined and left" in text for text in said), said
+
+
+def test_a_rank_that_cannot_load_the_binding_is_named_on_every_rank(shim, tmp_path):
+    said = run(shim, tmp_path, 2, lambda rank: {rocshmem.VARIABLE: "/nowhere.so"} if rank == 1 else {})
+    assert all("refused: TRITON_DIST_HEAP=rocshmem: rank 1: cannot load" in text for text in said), said
+
+
+def test_a_heap_that_does_not_fit_on_one_rank_is_refused_on_every_rank(shim, tmp_path):
+    said = run(shim, tmp_path, 2, lambda rank: {"ROCSHMEM_STUB_FAIL": "malloc"} if rank == 1 else {})
+    assert all("full: rocSHMEM cannot allocate 4096 bytes of symmetric heap on rank 1" in text for text in said), said
+
+
+def test_joining_that_fails_everywhere_says_which_call(shim, tmp_path):
+    said = run(shim, tmp_path, 2, lambda rank: {"ROCSHMEM_STUB_FAIL": "init"})
+    assert all("rank 0: rocshmem_init_attr failed with 1" in text for text in said), said
+
+
+def test_wrong_libraries_and_ids_are_refused(shim):
+    library = rocshmem.Rocshmem(str(shim))
+    with pytest.raises(InvalidArgument, match="expected 128 bytes, found 3"):
+        library.init(0, 1, b"abc")
+    with pytest.raises(UnsupportedFeature, match="rocshmem_hipmodule_init failed"):
+        library.module_init(0, 0)
+    assert len({library.unique_id() for _ in range(4)}) == 4
+    with pytest.raises(UnsupportedFeature, match="is not rocSHMEM's binding"):
+        rocshmem.Rocshmem("libc.so.6")
+
+
+def test_every_shmem_row_has_a_function_or_a_reason():
+    stems = {symbol.removeprefix(f"{LIBRARY}_") for symbol, row in ROWS.items() if row.library == LIBRARY}
+    known = {stem + suffix for stem in rocshmem.DEVICE for suffix in SCOPES}
+    assert stems <= known and all(any(stem + suffix in stems for suffix in SCOPES) for stem in rocshmem.DEVICE)
+    for stem, reason in rocshmem.DEVICE.items():
+        if not reason:
+            assert all(row.rocshmem for symbol, row in ROWS.items() if symbol.removeprefix(f"{LIBRARY}_") == stem)
