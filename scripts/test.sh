@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-# The CPU test suite, a part of it under the newest Triton as well, on all cores. `--full` adds what takes longer than CI should,
-# one test at a time, since it measures times.
+# The CPU test suite on all cores, and a small part of it (tests/newest.txt) under the newest Triton. `--full` adds what takes
+# longer than CI should (all modes and sizes of the world: tests/conftest.py), one test at a time, since it measures times.
 # Other arguments go to pytest, which then runs once; `--triton VERSION` before them picks the Triton.
 set -euo pipefail
 export TRITON_DIST_DEV=1
@@ -13,8 +13,7 @@ cd "$TRITON_DIST_ROOT"
 newest=3.9.0
 select=(-m "not full")
 all_cores=(-n auto --dist worksteal)
-smoke=(tests/compile tests/unit/test_jit.py tests/emulator/test_language_dist.py tests/emulator/test_gluon_core.py
-       tests/emulator/test_ops.py)
+smoke=(@tests/newest.txt)            # what is compiled, and a few tests of the emulator
 if [ "${1:-}" = --full ]; then
     select=()
     all_cores=()

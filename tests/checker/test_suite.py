@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The labelled suite: its cases are what their labels say, as far as running shows it; what the checker makes of them."""
-import importlib.util
 import inspect
+import zlib
 from pathlib import Path
 
 import freeze
@@ -12,13 +12,10 @@ from suite.registry import _MARK, CASES, KINDS, load
 
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.engine.order import MODES
-from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument
 
 ALL = load()
 CLEAN = [case for case in ALL if not case.faulty]
 FAULTY = [case for case in ALL if case.faulty]
-HANGS = {"deadlock", "residency", "collective-mismatch", "livelock"}
-FAULTS = {"out-of-bounds", "use-after-free", "barrier-misuse", "error"}
 
 
 def each(cases):
@@ -65,12 +62,8 @@ def test_labels_are_frozen():
 
 
 # -- without a checker -------------------------------------------------------------------------------------------------
-def attempts(seeds):
-    return [(mode, seed) for mode in MODES for seed in range(seeds)]
-
-
-def runs_right(case, seeds):
-    for mode, seed in attempts(seeds):
+def runs_right(case, attempts):
+    for mode, seed in attempts:
         for rank, found in enumerate(run_ranks(case, case.world, mode=mode, seed=seed, num_sms=case.num_sms)):
             for number, (got, expected) in enumerate(found):
                 assert torch.equal(got, expected), f"{mode}, seed {seed}: rank {rank}, result {number}: {got}"
@@ -78,27 +71,14 @@ def runs_right(case, seeds):
 
 @each(CLEAN)
 def test_a_clean_case_runs_right(case):
-    runs_right(case, seeds=1)
+    """In one mode, which a hash of its name picks."""
+    runs_right(case, [(MODES[zlib.crc32(case.name.encode()) % len(MODES)], 0)])
 
 
 @pytest.mark.full
 @each(CLEAN)
 def test_a_clean_case_runs_right_on_more_schedules(case):
-    runs_right(case, seeds=12)
-
-
-@each([case for case in FAULTY if not case.endless])
-def test_a_faulty_case_ends_as_its_label_says(case):
-    """It comes to an end, perhaps a wrong one; what the emulator sees by itself is a fault of a kind that counts as right."""
-    for mode, seed in attempts(1):
-        try:
-            run_ranks(case, case.world, mode=mode, seed=seed, num_sms=case.num_sms)
-        except HangError:
-            assert HANGS & set(case.kinds), f"{mode}, seed {seed}: it hangs"
-        except DeviceFault as fault:
-            assert FAULTS & set(case.kinds), f"{mode}, seed {seed}: {fault}"
-        except InvalidArgument as error:
-            assert case.label == "collective-mismatch", f"{mode}, seed {seed}: {error}"
+    runs_right(case, [(mode, seed) for mode in MODES for seed in range(12)])
 
 
 # -- with it -----------------------------------------------------------------------------------------------------------
@@ -117,16 +97,11 @@ def judge(case, schedules, tally):
         assert report.clean and not report.faults, f"false alarm: {report}"
 
 
-needs_checker = pytest.mark.skipif(importlib.util.find_spec("triton_dist.checker") is None, reason="there is no checker yet")
-
-
-@needs_checker
 @each(ALL)
 def test_the_checker_agrees_with_the_label(case, tally):
     judge(case, 3, tally)
 
 
-@needs_checker
 @pytest.mark.full
 @each(ALL)
 def test_the_checker_agrees_with_the_label_on_twenty_schedules(case, tally):
