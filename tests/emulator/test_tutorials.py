@@ -27,6 +27,7 @@ EXPECTED = {
     "02-ag-gemm.py": lambda rank: rf"rank {rank}: 4 x 96 rows gathered and multiplied, relative error 1\.\de-03",
     "03-hang.py --mend": lambda rank: rf"rank {rank}, call 2: got {200 + (rank - 1) % 4}",
     "04-packets.py": lambda rank: rf"rank {rank}: 5 of 5 sums are right",
+    "05-train-gpt.py": lambda rank: rf"rank {rank} of 4: loss 3\.\d+, after 10 steps [012]\.\d+",
 }
 
 
