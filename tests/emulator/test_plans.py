@@ -33,3 +33,7 @@ def test_a_plan_gives_what_one_rank_gives_and_its_checkpoint_loads_on_other_numb
 def test_a_decoder_of_transformers_is_divided(name, tmp_path):
     """Logits, gradients, generate(), and what it saves, as those of one rank."""
     assert f"{name} on 2: right" in launched(2, "decoders.py", name, tmp_path)
+
+
+def test_groups_of_torch_in_graphs_and_fsdp_on_the_other_dimension_of_a_mesh():
+    assert "2 x 2: right" in launched(4, "meshes.py")

@@ -264,11 +264,14 @@ def name_of(group: Any) -> str:
         return group
     if isinstance(group, Group):
         return group.name
-    if hasattr(group, "get_group"):
-        group = group.get_group()
-    if not hasattr(group, "group_name"):
+    if isinstance(group, HeldGroup):
+        return group.group_name
+    import torch.distributed as dist
+    if isinstance(group, dist.ProcessGroup):
+        return group.group_name
+    if not hasattr(group, "get_group"):
         raise InvalidArgument(f"group: expected None, a ProcessGroup or a DeviceMesh, found {type(group).__name__}")
-    return group.group_name
+    return group.get_group().group_name
 
 
 def _of_name(name: str) -> Any:
