@@ -174,7 +174,7 @@ def test_graphs_that_end_let_go_of_buffers_they_used(monkeypatch):
         all_reduce(x)
         space = workspace(resolve(), "packets")
         with monkeypatch.context() as patch:
-            patch.setattr(EmulatorBackend, "capturing_graph", lambda self: graph)
+            patch.setattr(EmulatorBackend, "capturing_graph", lambda self: graph)      # noqa: F821 - deleted below
             space._note_capture()
         outgrown = space.data.tdist_allocation
         all_reduce(torch.ones(1 << 14), method="one_shot")

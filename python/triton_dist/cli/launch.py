@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]        # of a checkout; installed, it holds none of the folders below
 PACKAGES = Path(__file__).resolve().parents[2]    # from where triton_dist is imported
@@ -200,7 +201,7 @@ def plan(command: Command, environ: dict, name: str = "launch.sh") -> tuple[list
 
 def obstacle(command: Command, environ: dict) -> str | None:
     """Why ranks that are started now would fail, in a line that says what to do; None where nothing is in the way."""
-    spec = importlib.util.spec_from_file_location("_folders", PACKAGES / "triton_dist" / "runtime" / "folders.py")
+    spec: Any = importlib.util.spec_from_file_location("_folders", PACKAGES / "triton_dist" / "runtime" / "folders.py")
     folders = importlib.util.module_from_spec(spec)         # by path: the package itself would import torch
     spec.loader.exec_module(folders)
     wrong = folders.unwritable(environ, environ.get("TRITON_DIST_BACKEND") == "emulator")

@@ -79,7 +79,7 @@ def world() -> dict:
     if table.tolist() != list(range(1, group.size + 1)):
         return {"error": f"stores of peers did not arrive: {table.tolist()}"}
     out = torch.zeros(64, dtype=torch.int32, device=triton_dist.device())
-    ring[(1,)](buffer, flag, out, BLOCK=64)
+    ring[(1,)](buffer, flag, out, BLOCK=64)          # pyright: ignore[reportIndexIssue]
     triton_dist.synchronize()
     expected = (group.rank - 1) % group.size + 1
     wrong = group.all_gather_object(out.tolist() != [expected] * 64)

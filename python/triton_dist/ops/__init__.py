@@ -23,4 +23,4 @@ for _name in __all__:
     if _name != "explain":
         _entry(globals()[_name])
 
-import triton_dist.ops.operators        # enters every op into ops.registry; last, since it is about the ops above
+import triton_dist.ops.operators  # noqa: E402, F401 - enters every op into ops.registry; last, since it is about the ops above

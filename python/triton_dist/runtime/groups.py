@@ -282,7 +282,7 @@ def _of_name(name: str) -> Any:
         return state().named[name]
     from torch.distributed.distributed_c10d import _resolve_process_group
     try:
-        return _resolve_process_group(name)
+        return _resolve_process_group(name)        # pyright: ignore[reportArgumentType]
     except (RuntimeError, ValueError, KeyError) as error:
         raise InvalidArgument(f"group: found the name {name!r}, which no process group has here; make the group first") from error
 

@@ -20,7 +20,7 @@ def shmem_team(ranks: Sequence[int]) -> int | None:
     Raises InvalidArgument for other ranks, and UnsupportedFeature where kernels cannot call SHMEM.
     """
     world = resolve()
-    members = tuple(ranks) if isinstance(ranks, (list, tuple, range)) else ()
+    members: tuple = tuple(ranks) if isinstance(ranks, (list, tuple, range)) else ()
     require_agreement(world, "ranks of a SHMEM team", repr(ranks))
     if not _even(members) or not 0 <= members[0] <= members[-1] < world.size:
         raise InvalidArgument(f"ranks: expected some of 0 to {world.size - 1}, rising by equal steps, found {ranks!r}")

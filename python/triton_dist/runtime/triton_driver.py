@@ -22,4 +22,4 @@ class _OnFirstUse:
 def offer() -> None:
     """Called at import: costs nothing, and changes nothing where there is a GPU or a driver has been chosen already."""
     if not device_nodes() and runtime.driver._active is None and detect() == "emulator":
-        runtime.driver.set_active(_OnFirstUse())
+        runtime.driver.set_active(_OnFirstUse())       # pyright: ignore[reportArgumentType]

@@ -44,8 +44,8 @@ class Workspace:
         self.epoch = 0
         self.half_bytes = 0
         self.control = torch.zeros(self.control_words, dtype=torch.int32, device=backend().device())
-        self.data: torch.Tensor | None = None       # uint8 [2 * half_bytes], symmetric
-        self.flags: torch.Tensor | None = None      # int32 [num_flags], symmetric
+        self.data: Any = None                       # uint8 [2 * half_bytes], symmetric
+        self.flags: Any = None                      # int32 [num_flags], symmetric
         self.generation = 0                         # changes whenever data or flags move
         self._calls = 0
         self._poison: str | None = None

@@ -49,18 +49,19 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
             _join(me)
         if initialize_shmem and me.heap is None:
             attach_heap(me)
+    world: Any = state().world
     if seed is not None:
-        torch.manual_seed(seed + me.world.rank)
-    if isinstance(me.world, TorchGroup):
+        torch.manual_seed(seed + world.rank)
+    if isinstance(world, TorchGroup):
         import torch.distributed as dist
         return dist.group.WORLD
-    return me.world.held
+    return world.held
 
 
 def _join(me: RankState) -> None:
     import torch.distributed as dist
     backend().check_join()
-    backend().set_device(number("LOCAL_RANK", 0, least=0, kind=int))
+    backend().set_device(int(number("LOCAL_RANK", 0, least=0, kind=int)))
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             me.world = SoloGroup()

@@ -24,7 +24,7 @@ class Event:
     """A point in a stream. Like torch.cuda.Event, it counts as passed until it is recorded."""
 
     def __init__(self) -> None:
-        self._stream: Optional["Stream"] = None
+        self._stream: Stream | None = None
         self._ticket = 0
 
     def record(self, stream: "Stream") -> None:
