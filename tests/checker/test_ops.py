@@ -9,6 +9,7 @@ from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, V, back_to_back, overtak
 
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.checker import check_kernel
+from triton_dist.checker.chiplets import ChipletDetector
 from triton_dist.checker.schedules import schedules
 from triton_dist.ops.traffic import sent
 
@@ -46,6 +47,12 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_an_op_is_clean(name, world):
     report = check_kernel(lambda: back_to_back(CALLS[name]), world, 3)
+    assert report.clean and report.accesses, str(report)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "core" not in name])
+def test_an_op_is_clean_where_barriers_leave_stores_under_way(name):
+    report = check_kernel(lambda: back_to_back(CALLS[name]), 3, 2, detector=ChipletDetector)
     assert report.clean and report.accesses, str(report)
 
 

@@ -11,6 +11,7 @@ from typing import Callable, Iterator
 
 from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.machine import default_sms
+from triton_dist.checker.chiplets import ChipletDetector
 from triton_dist.checker.faults import Faults
 from triton_dist.checker.schedules import EXHAUSTIVE, parse, schedules
 from triton_dist.checker.script import check_script
@@ -33,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="only these orders; may be repeated. exhaustive: all with few preemptions, for small kernels")
     parser.add_argument("--keep-going", action="store_true", help="list all faults, not only the first")
     parser.add_argument("--replay", metavar="TOKEN", help="one run: the schedule of a report's token")
+    parser.add_argument("--chiplets", action="store_true", help="as on GPUs whose barriers leave stores under way (AMD)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline of the last run for Perfetto (JSON)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the last run (PNG, PDF or SVG)")
     parser.add_argument("--output", action="store_true", help="show what the script prints")
@@ -76,6 +78,8 @@ def main(words: list) -> int:
             options.schedules, options.seed, options.nproc_per_node or int(os.environ.get("NPROC_PER_NODE") or _RANKS),
             options.num_sms or default_sms(), options.modes)
         _writable(options.trace, options.plot)
+        if options.chiplets and (options.trace or options.plot):
+            raise UsageError("--chiplets draws nothing; leave out --trace and --plot")
     except (UsageError, InvalidArgument) as error:
         parser.error(str(error))
     with _progress(1 if options.replay else options.schedules) as advance:
@@ -85,7 +89,7 @@ def main(words: list) -> int:
             drawn[:] = [TracedDetector(faults)]
             return drawn[0]
         report = check_script(path, options.args, chosen, options.keep_going, sys.stdout if options.output else None, advance,
-                              traced if options.trace or options.plot else None)
+                              traced if options.trace or options.plot else ChipletDetector if options.chiplets else None)
     if options.trace:
         drawn[0].timeline.write(options.trace)
     if options.plot:

@@ -117,6 +117,12 @@ def notify(ptr, rank, signal=1, sig_op: tl.constexpr = _SET, comm_scope: tl.cons
 
 
 @helper
+def _set_flags(flags, values, mask):
+    """Relaxed stores of system scope. An exchange would be summed over lanes of equal flags first, which takes longer."""
+    tl.store(flags, values, mask=mask, cache_modifier=".wt")
+
+
+@helper
 def notify_each(flags, signal, mask):
     """Tells several waiters that everything this program has stored is there: a CTA barrier, then one release for all.
 
@@ -131,7 +137,7 @@ def notify_each(flags, signal, mask):
         _drain()
         tl.debug_barrier()
         fence("release", "sys")
-        tl.store(flags, values, mask=mask, cache_modifier=".wt")      # past all caches; an exchange would be summed over lanes
+        _set_flags(flags, values, mask)
     else:
         tl.debug_barrier()        # Triton 3.6 orders other threads' stores before a release only by this
         tl.atomic_xchg(flags, values, mask=mask, sem="release", scope="sys")

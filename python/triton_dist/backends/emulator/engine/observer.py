@@ -37,6 +37,11 @@ class Observer:
         """What the acting one waited for is there."""
 
     # -- inside a program --------------------------------------------------------------------------------------
+    barriers_leave_stores = False        # whether a barrier of a program orders stores of other threads only after a drain
+
+    def drained(self) -> None:
+        """All stores of the threads of the acting program are done."""
+
     def barrier(self) -> None:
         """All threads of the acting program or partition have met."""
 

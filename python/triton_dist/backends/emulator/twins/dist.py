@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 from triton.language import core
 
-from triton_dist.backends.emulator.engine import scheduler
+from triton_dist.backends.emulator.engine import registry, scheduler
 from triton_dist.backends.emulator.engine.registry import fault, invalid, twin
 from triton_dist.backends.emulator.memory import memory, unreachable
 from triton_dist.backends.emulator.rebuild import primitives, rebuild
@@ -127,11 +127,18 @@ def _notify_warp(op: str, bits: int, scope: str) -> Callable:
 @twin("sync._barrier_is_not_enough")
 def barrier_is_not_enough() -> bool:
     """Whether `notify` takes the way of GPUs whose barriers leave stores under way."""
-    return False
+    return scheduler.active().observer.barriers_leave_stores
+
+
+@twin("sync._set_flags")
+def set_flags(flags: Any, values: Any, mask: Any) -> None:
+    """On a GPU stores past all caches, which are relaxed accesses of flags, not of data."""
+    registry.TWINS["core.atomic_xchg"](flags, values, mask=mask, sem="relaxed", scope="sys")
 
 
 def drain() -> IntScalar:
     scheduler.active().point()
+    scheduler.active().observer.drained()
     return _ZERO
 
 
