@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import triton_dist
 import triton_dist.language as dl
@@ -70,6 +71,21 @@ def test_the_op_is_clean_and_its_mutant_is_not(files, tmp_path):
             mutant(torch.ones(4, 20))
 
     assert not check_kernel(host, world_size=3, schedules=14).clean
+
+
+def test_the_op_is_an_operator_of_torch(files):
+    files("gather_softmax_operator")
+    operator = torch.ops.triton_dist.gather_softmax
+
+    def host():
+        rank, x = resolve().rank, torch.arange(6, dtype=torch.float32).view(2, 3)
+        out = operator(x + rank)
+        triton_dist.synchronize()
+        torch.testing.assert_close(out, torch.cat([x, x]).softmax(-1))      # adding a number changes no softmax
+        with FakeTensorMode() as mode:
+            assert operator(mode.from_tensor(x)).shape == (4, 3)
+
+    run_ranks(host, 2)
 
 
 def test_the_device_function_tells_every_member(files):
