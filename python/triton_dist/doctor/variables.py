@@ -59,7 +59,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "TRITON_DIST_HEAP_SIZE": _read_by(parse_size),
     "TRITON_DIST_NODES": _read_by(parse_nodes),
     "TRITON_DIST_NODE_LATENCY": _number(int, 0),
-    "TRITON_DIST_HEAP": _one_of("auto", "p2p", "nvshmem", "rocshmem"),
+    "TRITON_DIST_HEAP": _one_of("auto", "p2p", "nvshmem", "ipc", "rocshmem"),
     "TRITON_DIST_WAIT_TIMEOUT": _number(float, 0),
     "TRITON_DIST_CACHE_DIR": _folder,
     "TRITON_DIST_DEBUG": _nothing,

@@ -8,6 +8,7 @@ import ctypes
 import os
 from typing import Any, Callable
 
+from triton_dist.backends.gpu.heap_provider import on_every_rank
 from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
@@ -132,21 +133,8 @@ def join(world: Group) -> Rocshmem:
     """Collective over `world`: loads the binding and joins rocSHMEM by a unique id of rank 0.
 
     Raises UnsupportedFeature on every rank where one of them cannot."""
-    library = _together(world, lambda: Rocshmem(os.environ.get(VARIABLE) or "libtdist_rocshmem.so"))
-    unique_id = _together(world, lambda: library.unique_id() if world.rank == 0 else b"")
+    library = on_every_rank(world, "rocshmem", lambda: Rocshmem(os.environ.get(VARIABLE) or "libtdist_rocshmem.so"))
+    unique_id = on_every_rank(world, "rocshmem", lambda: library.unique_id() if world.rank == 0 else b"")
     unique_id = world.broadcast_object(unique_id)
-    _together(world, lambda: library.init(world.rank, world.size, unique_id))
+    on_every_rank(world, "rocshmem", lambda: library.init(world.rank, world.size, unique_id))
     return library
-
-
-def _together(world: Group, step: Callable[[], Any]) -> Any:
-    """What `step` returns; UnsupportedFeature on all ranks where it raises that on one."""
-    made, problem = None, ""
-    try:
-        made = step()
-    except UnsupportedFeature as error:
-        problem = str(error)
-    for rank, other in enumerate(world.all_gather_object(problem)):
-        if other:
-            raise UnsupportedFeature(f"TRITON_DIST_HEAP=rocshmem: rank {rank}: {other}")
-    return made

@@ -3,9 +3,9 @@
 """Which heap provider a world of GPUs uses: TRITON_DIST_HEAP's word, or what the hosts leave."""
 import os
 import socket
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
 from triton_dist.runtime.groups import Group, require_agreement
 
 
@@ -23,3 +23,18 @@ def heap_provider(offered: Sequence[str], world: Group) -> str:
     if asked != "auto":
         return asked
     return offered[0] if len({host for _, host in answers}) == 1 else offered[-1]
+
+
+def on_every_rank(world: Group, provider: str, step: Callable[[], Any]) -> Any:
+    """Collective over `world`: what `step` returns on this rank; UnsupportedFeature on all ranks where it fails on one.
+
+    `step` must not communicate through `world`."""
+    made, problem = None, ""
+    try:
+        made = step()
+    except TritonDistError as error:
+        problem = str(error)
+    for rank, other in enumerate(world.all_gather_object(problem)):
+        if other:
+            raise UnsupportedFeature(f"TRITON_DIST_HEAP={provider}: rank {rank}: {other}")
+    return made
