@@ -41,9 +41,10 @@ class AllReduceRMSNorm(Held):
     def from_norm(cls, norm: nn.Module, bias: torch.Tensor | None = None, group: Any = None) -> "AllReduceRMSNorm":
         """From an RMS norm over the last dimension, the same on all ranks, with its weight and eps. Holds its weight itself.
 
-        norm: an nn.RMSNorm, or another module with a `weight` [N] and an `eps`, `variance_epsilon` or `epsilon`, as models of
-            Hugging Face have them. It must multiply by `weight`, not by 1 + weight as Gemma's do.
-        bias: [N] or None, that of the linear before it, which then must not add it on each rank.
+        Args:
+            norm: an nn.RMSNorm, or another module with a `weight` [N] and an `eps`, `variance_epsilon` or `epsilon`, as models of
+                Hugging Face have them. It must multiply by `weight`, not by 1 + weight as Gemma's do.
+            bias: [N] or None, that of the linear before it, which then must not add it on each rank.
         """
         return cls(*weight_and_eps(norm, bias), group)
 
