@@ -11,6 +11,7 @@ from scenarios import BF16, F16, F32  # noqa: F401
 
 from triton_dist.backends.emulator import backend as emulator
 from triton_dist.cores.hopper import cores
+from triton_dist.ops import _aligned
 from triton_dist.ops.ag_gemm import gather
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.groups import resolve
@@ -34,7 +35,8 @@ def small_tiles():
         return GemmConfig(64, 32, BLOCK_K, group_m=2, num_warps=8, num_stages=STAGES)
 
     with mock.patch.object(emulator, "_core_tiles", tiles), mock.patch.object(cores, "_descriptor", descriptor), \
-            mock.patch.object(cores, "_tma_can_read", lambda *tensors: True):
+            mock.patch.object(cores, "_tma_can_read", lambda *tensors: True), \
+            mock.patch.object(_aligned, "served", lambda op, core, *call: (core is not None, False)):
         yield
 
 
