@@ -189,3 +189,52 @@ def test_a_selective_checkpoint_knows_the_operators(compiled):
         assert counts[0][0] == counts[1][0] > 0
         assert all(torch.equal(a, b) for a, b in zip(counts[0][1], counts[1][1]))
     run_ranks(ranks, 2)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_is_exported_with_its_operators(strict):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(tensor(6, 8))
+
+        def forward(self, x):
+            return ops.ag_gemm(x * 2, self.weight) + 1
+
+    def ranks():
+        model, rows = Model(), torch.export.Dim("rows", min=2)
+        program = torch.export.export(model, (tensor(4, 8),), strict=strict, dynamic_shapes=({0: rows},))
+        assert any(node.target is OPS["ag_gemm"].operator for node in program.graph.nodes)
+        x = tensor(7, 8, seed=3)
+        assert torch.equal(program.module()(x), model(x))
+    run_ranks(ranks, 1)
+
+
+def test_a_graph_is_of_a_number_of_ranks():
+    """Compilers keep graphs on disk, where one for two ranks must not be found for three."""
+    graphs = [run_ranks(lambda: make_fx(lambda t: ops.all_gather(t), tracing_mode="fake")(torch.ones(2, 3)).code, world)[0]
+              for world in (2, 3)]
+    assert "'@2'" in graphs[0] and "'@3'" in graphs[1]
+
+    def ranks():
+        x = torch.ones(2, 3)
+        with pytest.raises(InvalidArgument, match="made for 3 ranks, and now there are 2"):
+            OPS["all_gather"].operator(x, "@3", "auto")
+        assert OPS["all_gather"].operator(x, "@2", "auto").shape == (4, 3)
+    run_ranks(ranks, 2)
+
+
+@pytest.mark.full
+def test_inductor():
+    """Its cache on disk does not mix numbers of ranks."""
+    def model(x, weight, down):
+        return ops.gemm_rs(torch.relu(ops.ag_gemm(x * 2, weight)), down).square().sum()
+
+    def ranks():
+        given = [tensor(*shape, seed=i).requires_grad_() for i, shape in enumerate(((4, 8), (6, 8), (8, 6)))]
+        grads = [torch.autograd.grad(call(*given), given) for call in (model, torch.compile(model, fullgraph=True))]
+        for a, b in zip(*grads):
+            torch.testing.assert_close(a, b)
+    for world in (1, 2):
+        torch._dynamo.reset()
+        run_ranks(ranks, world)

@@ -257,34 +257,52 @@ def resolve(group: Any = None) -> Group:
 
 
 def name_of(group: Any) -> str:
-    """The name by which `resolve` finds what a user passes as `group=`. torch.compile traces this."""
+    """The name by which `resolve` finds what a user passes as `group=`, and its size: "name@2", "@2" for a world of two.
+
+    torch.compile traces this, and compilers keep graphs on disk: shapes in a graph depend on the size, so it must be in it.
+    """
     if group is None:
-        return ""
+        return f"@{_size_of('')}"
     if isinstance(group, str):
-        return group
+        return group if "@" in group else f"{group}@{_size_of(group)}"
     if isinstance(group, Group):
-        return group.name
+        return f"{group.name}@{group.size}"
     if isinstance(group, HeldGroup):
-        return group.group_name
+        return f"{group.group_name}@{group.size()}"
     import torch.distributed as dist
-    if isinstance(group, dist.ProcessGroup):
-        return group.group_name
-    if not hasattr(group, "get_group"):
-        raise InvalidArgument(f"group: expected None, a ProcessGroup or a DeviceMesh, found {type(group).__name__}")
-    return group.get_group().group_name
+    if not isinstance(group, dist.ProcessGroup):
+        if not hasattr(group, "get_group"):
+            raise InvalidArgument(f"group: expected None, a ProcessGroup or a DeviceMesh, found {type(group).__name__}")
+        group = group.get_group()
+    return f"{group.group_name}@{group.size()}"
+
+
+@torch.compiler.assume_constant_result
+def _size_of(name: str) -> int:
+    """Number of ranks of the group of this name, now: torch.compile asks once."""
+    return resolve(name).size
 
 
 def _of_name(name: str) -> Any:
-    """The group of this name, None for the world. Raises InvalidArgument where there is none."""
+    """The group of this name, None for the world. Raises InvalidArgument where there is none, or one of another size."""
+    name, _, size = name.partition("@")
+    me = state()
     if not name:
-        return None
-    if name in state().named:
-        return state().named[name]
-    from torch.distributed.distributed_c10d import _resolve_process_group
-    try:
-        return _resolve_process_group(name)        # pyright: ignore[reportArgumentType]
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise InvalidArgument(f"group: found the name {name!r}, which no process group has here; make the group first") from error
+        group = None
+    elif name in me.named:
+        group = me.named[name]
+    else:
+        from torch.distributed.distributed_c10d import _resolve_process_group
+        try:
+            group = _resolve_process_group(name)        # pyright: ignore[reportArgumentType]
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise InvalidArgument(f"group: found the name {name!r}, which no process group has here; make the group "
+                                  "first") from error
+    found = resolve(group).size
+    if size and int(size) != found:
+        raise InvalidArgument(f"group: found a graph that was made for {size} ranks, and now there are {found}; compile it again "
+                              "(torch._dynamo.reset())")
+    return group
 
 
 def _sweep() -> None:
