@@ -43,7 +43,7 @@ class Op:
 
     Attributes:
         name: of the operator, in the namespace triton_dist.
-        schema: its arguments and results. The group travels by name, "" for the world.
+        schema: its arguments and results. The group travels by name and size, "@2" for a world of two.
         function: what users call.
         call: runs it on tensors that have memory.
         fake: makes outputs of the right shapes and dtypes from inputs without memory.

@@ -277,10 +277,12 @@ def name_of(group: Any) -> str:
     return f"{group.group_name}@{group.size()}"
 
 
-@torch.compiler.assume_constant_result
 def _size_of(name: str) -> int:
     """Number of ranks of the group of this name, now: torch.compile asks once."""
     return resolve(name).size
+
+
+_size_of._dynamo_marked_constant = True         # as torch.compiler.assume_constant_result does, without importing the compiler
 
 
 def _of_name(name: str) -> Any:
