@@ -5,6 +5,7 @@ import triton.language as tl
 from triton.experimental.gluon import language as gl
 
 import triton_dist.language as dl
+from triton_dist.language.selfflag import _sf_await, _sf_store, _sf_take_pair
 from triton_dist.runtime.jit import gluon_jit, jit
 
 
@@ -63,6 +64,10 @@ def every_row(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
     data = dl.ll_load(packets + offsets, value)
     dl.ll_store_pair(dl.symm_at(packets, peer) + 2 * offsets, data.to(tl.int64), value, offsets < n)
     data += dl.ll_load_pair(packets + 2 * offsets, value).to(tl.int32)
+    words = flags32 + 4 * offsets
+    _sf_store(words, data, data, data, data, offsets < n)
+    _sf_await(words, offsets < n)
+    data += _sf_take_pair(words, offsets < n).to(tl.int32)
     dl.barrier_all()
     dl.gdc_wait()
     dl.gdc_launch_dependents()

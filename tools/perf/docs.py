@@ -54,6 +54,12 @@ Times are microseconds a call, medians over rounds, of the slowest rank, on weig
 global. *gemm*: the matmul (cuBLAS) alone; peers: the matmul, then their all-reduce; *unfused*: the matmul, then `all_reduce`.
 *vs best*: the best peer's time over ours, formed inside a round.
 """
+_NORM = """## all_reduce_rmsnorm
+
+Times are microseconds a call, medians over rounds, of the slowest rank. x is M x N; where K is given, each call begins by a
+product that sums over K on each rank, as in a decoder's chain. *gemm*: the product alone; *parts*: our all_reduce, then torch's
+sum and norm; the other peers likewise with their all-reduce; *unfused*: the method of that name.
+"""
 
 
 @dataclass
@@ -90,6 +96,8 @@ def page(folder: Path, out: Path) -> str:
     parts += [_COLLECTIVES, *collectives] if collectives else []
     gemm_ar = _op(folder, out, "gemm_ar")
     parts += [_GEMM_AR, *gemm_ar] if gemm_ar else []
+    norm = _op(folder, out, "all_reduce_rmsnorm")
+    parts += [_NORM, *norm] if norm else []
     return "\n".join(parts + _host_time(folder))
 
 
