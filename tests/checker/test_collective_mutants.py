@@ -41,7 +41,10 @@ def past_zero(method):
 
 SUMMING = 'dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)'
 TAKING = 'dl.wait(summed + (t - 2) * programs * WORLD, WORLD, "sys", "acquire", epoch)'
-RELEASE = 'tl.atomic_xchg(flags, tl.zeros_like(mask).to(tl.int32) + epoch, mask=mask, sem="release", scope="sys")'
+RELEASE = "dl.notify_each(everyone + t * programs * WORLD, epoch, rank < WORLD)"
+EXCHANGE = ('tl.atomic_xchg(everyone + t * programs * WORLD, tl.zeros((RANKS,), tl.int32) + epoch, mask=rank < WORLD, sem="release", '
+            'scope="sys")')
+BARRIER = "tl.debug_barrier()\n            "
 
 BY_SHAPE = [("dl.consume_token(data, token) + half", "dl.consume_token(data, token) + WORLD * part"),
             ("outboxes[i - 1] + half + offs", "outboxes[i - 1] + WORLD * part + offs")]
@@ -74,10 +77,9 @@ MUTANTS = {
     "a push in one hop keeps to one half": (moves, ONE_HOP, [DATA_HALF]),
     "a push in one hop places halves by the shape": (moves, ONE_HOP, [
         (DATA_HALF[0], DATA_HALF[0].replace("half", "WORLD * pitch"))]),
-    "a release without the CTA barrier": (lambda: calls("push"), PIECES, [
-        ("    tl.debug_barrier()                          # Triton 3.6", "    # Triton 3.6")]),
-    "a relaxed release": (lambda: calls("push"), PIECES, [(RELEASE, RELEASE.replace('"release"', '"relaxed"'))]),
-    "a release at gpu scope": (lambda: calls("push"), PIECES, [(RELEASE, RELEASE.replace('"sys"', '"gpu"'))]),
+    "a release without the CTA barrier": (moves, ONE_HOP, [(RELEASE, EXCHANGE)]),
+    "a relaxed release": (moves, ONE_HOP, [(RELEASE, BARRIER + EXCHANGE.replace('"release"', '"relaxed"'))]),
+    "a release at gpu scope": (moves, ONE_HOP, [(RELEASE, BARRIER + EXCHANGE.replace('"sys"', '"gpu"'))]),
     "the epoch is a constant": (lambda: calls("one_shot"), PIECES, [
         ("return tl.where(epoch == 0, 2, epoch)", "return epoch - epoch + 1")]),
     "the epoch is read before the kernel ahead has ended": (lambda: calls("one_shot"), PIECES, [

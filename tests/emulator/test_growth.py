@@ -172,16 +172,16 @@ def test_graphs_that_end_let_go_of_buffers_they_used(monkeypatch):
     def ranks():
         graph, x = Graph(), torch.ones(8)
         all_reduce(x)
-        space = workspace(resolve(), "packets")
+        space = workspace(resolve(), "self-flagged")
         with monkeypatch.context() as patch:
             patch.setattr(EmulatorBackend, "capturing_graph", lambda self: graph)      # noqa: F821 - deleted below
             space._note_capture()
         outgrown = space.data.tdist_allocation
-        all_reduce(torch.ones(1 << 14), method="one_shot")
+        all_reduce(torch.ones(1 << 15), method="one_shot")
         assert outgrown.live
         del graph
-        all_reduce(torch.ones(1 << 15), method="one_shot")
         all_reduce(torch.ones(1 << 16), method="one_shot")
+        all_reduce(torch.ones(1 << 17), method="one_shot")
         gc.collect()
         heap().collect(resolve())
         assert not outgrown.live
@@ -198,6 +198,6 @@ def test_memory_summary_tells_all_that_the_heap_holds():
         lines = triton_dist.memory_summary().splitlines()
         assert lines[0].startswith(f"symmetric heap of rank {state().world.rank}: 1 GiB, ")
         assert "my table" in lines[1] and "4 MiB" in lines[1] and "ranks [0, 1]" in lines[1]
-        assert any("packets halves" in line for line in lines) and len(lines) == len(heap().allocations()) + 2
-        assert lines[-1] == "outside the heap: 4 KiB of 1 workspaces" and table.numel()
+        assert any("self-flagged halves" in line for line in lines) and len(lines) == len(heap().allocations()) + 2
+        assert lines[-1] == "outside the heap: 1 KiB of 1 workspaces" and table.numel()
     run_ranks(ranks, WORLD)

@@ -131,7 +131,9 @@ def holds(metadata_group: dict, library: str, symbol: str) -> bool:
     libraries = json.loads(metadata.read_text()).get("extern_libs") or ()
     if library not in dict(libraries):
         return False
-    binary = next(Path(path) for name, path in metadata_group.items() if name.endswith((".cubin", ".hsaco")))
+    binary = next((Path(path) for name, path in metadata_group.items() if name.endswith((".cubin", ".hsaco"))), None)
+    if binary is None:                                 # of a backend that makes no binaries
+        return False
     return symbol.encode() in binary.read_bytes()
 
 
