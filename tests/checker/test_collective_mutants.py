@@ -42,8 +42,8 @@ def past_zero(method):
 SUMMING = 'dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)'
 TAKING = 'dl.wait(summed + (t - 2) * programs * WORLD, WORLD, "sys", "acquire", epoch)'
 RELEASE = "dl.notify_each(everyone + t * programs * WORLD, epoch, rank < WORLD)"
-EXCHANGE = ('tl.atomic_xchg(everyone + t * programs * WORLD, tl.zeros((RANKS,), tl.int32) + epoch, mask=rank < WORLD, sem="release", '
-            'scope="sys")')
+EXCHANGE = ('tl.atomic_xchg(everyone + t * programs * WORLD, tl.zeros((RANKS,), tl.int32) + epoch, mask=rank < WORLD, '
+            'sem="release", scope="sys")')
 BARRIER = "tl.debug_barrier()\n            "
 
 BY_SHAPE = [("dl.consume_token(data, token) + half", "dl.consume_token(data, token) + WORLD * part"),
