@@ -91,10 +91,11 @@ def test_the_ops_move_what_their_formula_says():
 
 
 def test_collectives_move_what_their_formula_says():
-    """Packets carry as many bytes of flags as of data, self-flagged stores none; push has a flag for each rank and hop in a block."""
+    """Packets carry as many bytes of flags as of data, self-flagged stores none; push has a flag for each rank, hop and block."""
     world, n = 4, 1024
     for op, method, nbytes, with_flags in (
-            ("all_reduce", "one_shot", 2 * n, 2 * n), ("all_reduce", "two_shot", n, n), ("all_reduce", "push", n, n + 2 * 4),
+            ("all_reduce", "one_shot", 2 * n, 2 * n), ("all_reduce", "two_shot", n, n),
+            ("all_reduce", "push", n, n + 2 * 4),
             ("all_gather", "one_shot", 2 * n, 4 * n), ("all_gather", "push", 2 * n, 2 * n + 4),
             ("reduce_scatter", "one_shot", 2 * n, 2 * n), ("all_to_all_single", "push", 2 * n, 2 * n + 4)):
         call = [AR(n, method) if op == "all_reduce" else Moves(op, n, method)]

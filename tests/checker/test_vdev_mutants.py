@@ -10,7 +10,8 @@ from scenarios import V, overtaking
 op = import_module("triton_dist.ops.all_to_all_vdev.op")        # triton_dist.ops.all_to_all_vdev is the function
 MATRIX = "dl.ll_load_pair(matrix + 2 * cell, epoch, valid)"
 WAIT = 'dl.wait(arrived + (t - 1) * programs * WORLD + peer, 1, "sys", "acquire", epoch)'
-RELEASE = "        dl.notify_each(everyone + t * programs * WORLD, epoch, (rank < WORLD) & (rank != index) & (first < going * width))\n"
+RELEASE = ("        dl.notify_each(everyone + t * programs * WORLD, epoch, "
+           "(rank < WORLD) & (rank != index) & (first < going * width))\n")
 
 MUTANTS = {  # name: (old, new)
     "it does not wait for the matrix": (MATRIX, "tl.load(matrix + 2 * cell, mask=valid, other=0)"),
