@@ -46,8 +46,18 @@ def notifies(flags32, flags64, value, comm_scope: tl.constexpr):
 
 
 @jit
+def self_flagged_rows(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
+    """Calls the device functions of self-flagged stores; `every_row` calls all others."""
+    offsets = tl.arange(0, BLOCK)
+    words = flags32 + 4 * offsets
+    _sf_store(words, offsets, offsets, offsets, offsets, offsets < n)
+    _sf_await(words, offsets < n)
+    tl.store(out + offsets, _sf_take_pair(words, offsets < n).to(tl.int32))
+
+
+@jit
 def every_row(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
-    """Calls every device function of the runtime."""
+    """Calls every device function of the runtime, but for those of self_flagged_rows."""
     token = waits(flags32, flags64, n, value, "gpu", "acquire")
     token += waits(flags32, flags64, n, value, "sys", "acquire")
     token += waits(flags32, flags64, n, value, "gpu", "relaxed")
@@ -64,10 +74,6 @@ def every_row(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
     data = dl.ll_load(packets + offsets, value)
     dl.ll_store_pair(dl.symm_at(packets, peer) + 2 * offsets, data.to(tl.int64), value, offsets < n)
     data += dl.ll_load_pair(packets + 2 * offsets, value).to(tl.int32)
-    words = flags32 + 4 * offsets
-    _sf_store(words, data, data, data, data, offsets < n)
-    _sf_await(words, offsets < n)
-    data += _sf_take_pair(words, offsets < n).to(tl.int32)
     dl.barrier_all()
     dl.gdc_wait()
     dl.gdc_launch_dependents()

@@ -27,16 +27,19 @@ def wait_kernel(compiled, target, scope="sys", semantic="acquire", cmp="ge", fla
 @pytest.mark.parametrize("bounded", [False, True], ids=["unbounded", "bounded"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_row_is_linked_and_inlined(compiled, target, bounded):
-    kernel = compiled(kernels.every_row, SIGNATURE, dict(BLOCK=256), target, bounded=bounded)
-    assert set(re.findall(r'symbol = "(tdist_\w+)"', kernel.asm["ttir"])) == {
-        row.symbol for row in ROWS.values() if row.library == LIBRARY and (target not in CUDA or not row.optional)}
-    left = [line for line in instructions(kernel) if re.search(r"tdist_(?!ctx\b)", line)]
-    assert not left, f"calls left: {left}"
-    assert ".extern .func" not in code(kernel)
-    if target not in CUDA:
-        symbols = dynamic_symbols(kernel.asm["hsaco"])
-        assert symbols["tdist_ctx"], "the context is not exported, so the host cannot fill it"
-        assert [name for name, defined in symbols.items() if name and not defined] == []
+    called = set()
+    for fn in (kernels.every_row, kernels.self_flagged_rows):
+        kernel = compiled(fn, SIGNATURE, dict(BLOCK=256), target, bounded=bounded)
+        called |= set(re.findall(r'symbol = "(tdist_\w+)"', kernel.asm["ttir"]))
+        left = [line for line in instructions(kernel) if re.search(r"tdist_(?!ctx\b)", line)]
+        assert not left, f"calls left: {left}"
+        assert ".extern .func" not in code(kernel)
+        if target not in CUDA:
+            symbols = dynamic_symbols(kernel.asm["hsaco"])
+            assert fn is not kernels.every_row or symbols["tdist_ctx"], "the context is not exported, so the host cannot fill it"
+            assert [name for name, defined in symbols.items() if name and not defined] == []
+    assert called == {row.symbol for row in ROWS.values()
+                      if row.library == LIBRARY and (target not in CUDA or not row.optional)}
 
 
 @pytest.mark.parametrize("target", TARGETS)
