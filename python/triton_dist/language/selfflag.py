@@ -16,6 +16,7 @@ from triton.language import core
 
 from triton_dist.language._call import helper, primitive
 from triton_dist.language._check import pointee_bits
+from triton_dist.language.sync import _true
 
 _EMPTY_TO = tl.constexpr(-2**31)        # -0.0 in the upper element of two fp16 or bf16, or of one fp32
 
@@ -24,11 +25,6 @@ _EMPTY_TO = tl.constexpr(-2**31)        # -0.0 in the upper element of two fp16 
 def _is_ptx(_semantic=None):
     """Whether the kernel is compiled to PTX, whose inline assembly can return four registers."""
     return core.constexpr(getattr(_semantic.builder.options, "backend_name", "") == "cuda")
-
-
-@primitive
-def _true():
-    return "tdist_true", ()
 
 
 @primitive
