@@ -155,6 +155,7 @@ def _thread(run: Callable, x: torch.Tensor) -> torch.Tensor:
 
 
 def _compiled(run: Callable, x: torch.Tensor) -> torch.Tensor:
+    torch.compiler.reset()          # or after eight states it would run eagerly
     return torch.compile(lambda t: run(t * 1) + 0, backend="eager")(x)
 
 

@@ -238,3 +238,18 @@ def test_inductor():
     for world in (1, 2):
         torch._dynamo.reset()
         run_ranks(ranks, world)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_operator_refuses_tangents_of_forward_mode(name):
+    """Operators of torch.library drop them without a word."""
+    def ranks():
+        case = CASES[name](1, 0, 1, 1)
+        graph = make_fx(case.run)(case.x)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(case.x, torch.ones_like(case.x))
+            case.check(graph(case.x))                   # without a tangent it is served
+            with pytest.raises(InvalidArgument, match="carries a tangent"):
+                graph(dual)
+        case.check(graph(case.x))
+    run_ranks(ranks, 1)

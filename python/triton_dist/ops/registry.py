@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 import torch
 
+from triton_dist.ops.autograd.kernel import autograd_kernel
 from triton_dist.runtime import ambient
 from triton_dist.runtime.entry import seen_by_compile_as
 from triton_dist.runtime.errors import InvalidArgument
@@ -78,14 +79,16 @@ def register(name: str, schema: str, function: Callable, call: Callable, fake: C
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     qualified = f"{NAMESPACE}::{name}"
     torch.library.register_fake(qualified, fake, lib=_LIBRARY)
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    if gradient is not None:
+        gradient = Gradient(gradient.keep, _once(name, gradient.backward))
+    _LIBRARY.impl(name, autograd_kernel(name, operator, run, gradient), "Autograd", with_keyset=True)
     differentiable = None
     if gradient is not None:
-        backward = _once(name, gradient.backward)
-        torch.library.register_autograd(qualified, backward, setup_context=gradient.keep, lib=_LIBRARY)
         differentiable = type(name, (torch.autograd.Function,), {
-            "forward": staticmethod(run), "backward": staticmethod(backward),
+            "forward": staticmethod(run), "backward": staticmethod(gradient.backward),
             "setup_context": staticmethod(lambda ctx, inputs, output: gradient.keep(ctx, inputs, output))})
-    op = Op(name, schema, function, call, fake, gradient, getattr(getattr(torch.ops, NAMESPACE), name).default, differentiable)
+    op = Op(name, schema, function, call, fake, gradient, operator, differentiable)
     OPS[name] = op
     return op
 

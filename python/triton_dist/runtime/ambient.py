@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from triton_dist.runtime.errors import InvalidArgument
 
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _INFRA = torch._C._TorchDispatchModeKey
 _TRACERS = (
     (_INFRA.FAKE, "under FakeTensorMode, where tensors have no memory"),
@@ -124,7 +125,13 @@ def refuse(what: str, tensors: Iterable[Any] = ()) -> None:
     for key, where in _TRACERS:
         if torch._C._get_dispatch_mode(key) is not None:
             raise _refused(what, where, "call it outside, with tensors that have memory")
-    if forward_ad._current_level >= 0:
+    refuse_tangents(what, tensors)
+
+
+def refuse_tangents(what: str, tensors: Iterable[Any]) -> None:
+    """Raises InvalidArgument where one of `tensors` carries a tangent of forward-mode AD."""
+    # Below autograd, where an operator's own code runs, a tensor has no tangent, and torch may not be asked for it.
+    if forward_ad._current_level >= 0 and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
         for t in tensors:
             if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
                 raise _refused(what, "with a tensor that carries a tangent of forward-mode AD, which it would drop",
