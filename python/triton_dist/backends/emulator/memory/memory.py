@@ -6,10 +6,7 @@ A segment is a range that may be touched: a symmetric slab, or the storage of a 
 of them, or one that is not aligned, is a DeviceFault that names the segment and the kernel's line. `observe` is called
 once per access, with the order and scope it has: a checker overrides it.
 """
-import bisect
-import collections
 import ctypes
-import weakref
 from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
@@ -17,129 +14,24 @@ import torch
 
 from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.registry import fault, site
-from triton_dist.backends.emulator.memory import unreachable
-from triton_dist.backends.emulator.memory.segments import Segment, rounds, word_at
+from triton_dist.backends.emulator.memory.segments import Segment, Segments, rounds, word_at
 from triton_dist.backends.emulator.values.promotion import Info
 
 __all__ = ["Memory", "Segment", "active", "activate", "site"]
 
-_NEAR = 1 << 16          # bytes past a tensor's end within which an address is an overrun of it, not of what was freed there
 _READS = {"acq_rel": "acquire", "release": "relaxed", "acquire": "acquire", "relaxed": "relaxed"}    # what is left of a store
 _FLAGS = {32: ctypes.c_int32, 64: ctypes.c_int64}
 
 
-class Memory:
+class Memory(Segments):
     """All segments of a process, and every access to them."""
 
     def __init__(self) -> None:
-        self._map: tuple = [], []            # sorted bases, segments; replaced, never changed: storages die at any time
-        self._last: Optional[Segment] = None
-        self._reserved: dict = {}            # base -> (end, name) of slabs in which objects become segments one by one
-        self._graves: collections.deque = collections.deque(maxlen=64)       # segments that are gone, latest first
+        super().__init__()
         self.watched: dict = {}              # address of a flag somebody waits on -> how many wait
         self.expected: dict = {}             # address of a flag -> waits for one exact value that have passed; a checker's
 
-    # -- segments ------------------------------------------------------------------------------------------
-    def add_segment(self, base: int, nbytes: int, name: str, rank: int = -1) -> Segment:
-        """Makes a range accessible. The caller keeps it mapped until drop_segment."""
-        segment = Segment(base, nbytes, name, rank)
-        self._insert(segment)
-        return segment
-
-    def reserve(self, base: int, nbytes: int, name: str) -> None:
-        """Storages in this range are no segments: the objects that live there are added one by one."""
-        self._reserved[base] = base + nbytes, name
-
-    def release(self, base: int) -> None:
-        """The reserved range at `base` is unmapped."""
-        del self._reserved[base]
-
-    def drop_segment(self, segment: Segment) -> None:
-        """Makes a range inaccessible: later accesses fault. Idempotent."""
-        self._replace(lambda segments: [s for s in segments if s is not segment])
-        self._graves.appendleft(segment)
-        if self._last is segment:
-            self._last = None
-
-    def register(self, tensor: torch.Tensor, name: str, rank: int = -1) -> None:
-        """Makes a tensor's storage accessible for as long as it lives."""
-        storage = tensor.untyped_storage()
-        base, nbytes = storage.data_ptr(), storage.nbytes()
-        if not nbytes or not base or any(start <= base < end for start, (end, _) in self._reserved.items()):
-            return
-        found = self.at(base)
-        if found is not None and base + nbytes <= found.end and (found.owner is None or found.owner() is not None):
-            return
-        if found is not None and found.owner is not None and found.base == base:
-            self.drop_segment(found)         # another storage at a reused address, or one that was resized
-        segment = Segment(base, nbytes, name, rank)
-        memory = weakref.ref(self)
-
-        def forget(_: Any) -> None:
-            alive = memory()
-            if alive is not None:
-                alive.drop_segment(segment)
-
-        segment.owner = weakref.ref(storage, forget)
-        self._insert(segment)
-
-    def _insert(self, segment: Segment) -> None:
-        self._replace(lambda segments: sorted((*segments, segment), key=lambda s: s.base))
-
-    def _replace(self, change: Callable) -> None:
-        """Applies `change` to the segments; again where the collector has dropped one meanwhile."""
-        while True:
-            before = self._map
-            segments = change(before[1])
-            if len(segments) == len(before[1]):
-                return                           # dropped before
-            after = [s.base for s in segments], segments
-            if self._map is before:              # nothing is allocated, hence collected, up to the assignment
-                self._map = after
-                return
-
-    def at(self, address: int) -> Optional[Segment]:
-        """The segment that holds an address."""
-        bases, segments = self._map
-        i = bisect.bisect_right(bases, address) - 1
-        return segments[i] if i >= 0 and address < segments[i].end else None
-
-    def find(self, address: int, nbytes: int, what: str = "access") -> Segment:
-        """The segment that holds `nbytes` at an address; DeviceFault where there is none."""
-        segment = self._last
-        if segment is not None and segment.base <= address and address + nbytes <= segment.end:
-            return segment
-        segment = self.at(address)
-        if segment is None or address + nbytes > segment.end:
-            raise self._outside(address, nbytes, what)
-        self._last = segment
-        return segment
-
-    def _outside(self, address: int, nbytes: int, what: str) -> Exception:
-        far = unreachable.words(address)
-        if far:
-            return fault(f"{what} of {nbytes} bytes: {far}", "out-of-bounds")
-        bases, segments = self._map
-        i = bisect.bisect_right(bases, address) - 1
-        near = []
-        if i >= 0:
-            before = segments[i]
-            over = address + nbytes - before.end
-            near.append(f"{over} bytes past the end of {before}")
-        if i + 1 < len(segments):
-            near.append(f"{segments[i + 1].base - address} bytes before {segments[i + 1]}")
-        where = " and ".join(near) if near else "no memory is known"
-        if -(1 << 40) < address < 1 << 32:
-            where = "it is no address, but a null pointer or a number"
-        near_a_live_one = i >= 0 and address - segments[i].end < _NEAR
-        for grave in list(self._graves):         # storages die at any time
-            symmetric = any(base <= grave.base < end for base, (end, _) in self._reserved.items())
-            if grave.base <= address < grave.end and (symmetric or not near_a_live_one):
-                return fault(f"{what} of {nbytes} bytes at {address:#x}, {address - grave.base} bytes into {grave}, which has "
-                             "been freed: keep the tensor until the work that uses it is over", "use-after-free")
-        return fault(f"{what} of {nbytes} bytes at {address:#x} is outside every tensor: {where}; check the mask, the "
-                     "offsets, and that the tensor still lives", "out-of-bounds")
-
+    # -- accesses ------------------------------------------------------------------------------------------
     def observe(self, kind: str, segment: Segment, address: Any, shape: Any, steps: Any, size: int, sem: Optional[str],
                 scope: Optional[str]) -> None:
         """Called before each access. kind: 'load', 'store', 'atomic'. A strided one has address, shape and byte steps;
