@@ -12,12 +12,14 @@ from mutants import edited, load, source_of
 from scenarios import AR, Moves, near_the_wrap, overtaking
 
 from triton_dist.checker import check_kernel
-from triton_dist.ops import _exchange
+from triton_dist.ops.exchange import collective
 
 F64 = torch.float64
 all_reduce_op = import_module("triton_dist.ops.all_reduce.op")        # triton_dist.ops.all_reduce is the function
-ONE_HOP, TWO_HOPS, PIECES = "triton_dist.ops._one_hop", "triton_dist.ops.all_reduce.kernels", "triton_dist.ops._packets"
-USERS = {ONE_HOP: (_exchange, ("one_hop_packets", "one_hop_push")), TWO_HOPS: (all_reduce_op, ("two_shot_kernel", "push_kernel"))}
+ONE_HOP, TWO_HOPS = "triton_dist.ops.exchange.kernels", "triton_dist.ops.all_reduce.kernels"
+PIECES = "triton_dist.ops.device.packets"
+USERS = {ONE_HOP: (collective, ("one_hop_packets", "one_hop_push")),
+         TWO_HOPS: (all_reduce_op, ("two_shot_kernel", "push_kernel"))}
 
 
 def calls(method):

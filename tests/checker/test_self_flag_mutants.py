@@ -12,7 +12,7 @@ from scenarios import AR, ARN, Moves, overtaking
 from triton_dist.backends.emulator.memory import memory
 from triton_dist.backends.emulator.rebuild import primitives
 from triton_dist.checker import check_kernel
-from triton_dist.ops import _exchange
+from triton_dist.ops.exchange import collective
 
 all_reduce_op = import_module("triton_dist.ops.all_reduce.op")        # triton_dist.ops.all_reduce is the function
 norm_op = import_module("triton_dist.ops.all_reduce_rmsnorm.op")
@@ -54,15 +54,15 @@ ONE_BUFFER = (f"{HALF}outbox", "inbox = slots\n    outbox")
 
 # name: (calls, module, kernel, (old, new))
 MUTANTS = {
-    "one hop does not wait": (one_hop, _exchange, "one_hop_self_flagged", (ONE, loaded(ONE))),
-    "one hop keeps to one buffer": (one_hop, _exchange, "one_hop_self_flagged", (
+    "one hop does not wait": (one_hop, collective, "one_hop_self_flagged", (ONE, loaded(ONE))),
+    "one hop keeps to one buffer": (one_hop, collective, "one_hop_self_flagged", (
         "buffer = (epoch & 1) * half", "buffer = 0 * half")),
-    "one hop has two senders for a slot": (one_hop, _exchange, "one_hop_self_flagged", (
+    "one hop has two senders for a slot": (one_hop, collective, "one_hop_self_flagged", (
         "outbox = slots + buffer + 4 * index * vectors", "outbox = slots + buffer")),
-    "one hop sends words of 0": (one_hop, _exchange, "one_hop_self_flagged", (
+    "one hop sends words of 0": (one_hop, collective, "one_hop_self_flagged", (
         "own + (dl.sf_filled(load_vectors(mine, at, inside, n, WHOLE)), )",
         "own + (load_vectors(mine, at, inside, n, WHOLE), )")),
-    "one hop leaves one peer's words": (one_hop, _exchange, "one_hop_self_flagged", (
+    "one hop leaves one peer's words": (one_hop, collective, "one_hop_self_flagged", (
         ONE, ONE.replace("(index != r)", "(index != r) & (r != 2)"))),
     "two hops do not wait for terms": (two_hops, all_reduce_op, "two_hops_self_flagged", (TERM, loaded(TERM))),
     "two hops do not wait for results": (two_hops, all_reduce_op, "two_hops_self_flagged", (RESULT, loaded(RESULT))),

@@ -17,7 +17,7 @@ import triton
 from amd_isa import resources
 from compile_util import HIP
 
-from triton_dist.ops._one_hop import one_hop_packets, one_hop_push, one_hop_self_flagged
+from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push, one_hop_self_flagged
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel as ag_push_kernel
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_hops_self_flagged, two_shot_kernel

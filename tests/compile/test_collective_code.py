@@ -7,7 +7,7 @@ import amd_isa
 import pytest
 from compile_util import CUDA, HIP, PAIR, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
-from triton_dist.ops._one_hop import one_hop_packets, one_hop_push
+from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_shot_kernel
 
 POINTERS = {"slots": "*i64", "flags": "*i32", "control": "*i32", "team": "*i32"}

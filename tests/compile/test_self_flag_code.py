@@ -7,7 +7,7 @@ import amd_isa
 import pytest
 from compile_util import CUDA, HIP, compile_kernel, instructions, position
 
-from triton_dist.ops._one_hop import one_hop_self_flagged
+from triton_dist.ops.exchange.kernels import one_hop_self_flagged
 from triton_dist.ops.all_reduce.kernels import two_hops_self_flagged
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 

@@ -11,7 +11,7 @@ from scenarios import BF16, F16, F32  # noqa: F401
 
 from triton_dist.backends.emulator import backend as emulator
 from triton_dist.cores.hopper import cores
-from triton_dist.ops import _aligned
+from triton_dist.ops.calls import aligned
 from triton_dist.ops.ag_gemm import gather
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.groups import resolve
@@ -36,7 +36,7 @@ def small_tiles():
 
     with mock.patch.object(emulator, "_core_tiles", tiles), mock.patch.object(cores, "_descriptor", descriptor), \
             mock.patch.object(cores, "_tma_can_read", lambda *tensors: True), \
-            mock.patch.object(_aligned, "served", lambda op, core, *call: (core is not None, False)):
+            mock.patch.object(aligned, "served", lambda op, core, *call: (core is not None, False)):
         yield
 
 

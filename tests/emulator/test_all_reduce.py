@@ -12,7 +12,7 @@ import triton_dist
 from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops import all_reduce
-from triton_dist.ops._collective import STEPS, by_size
+from triton_dist.ops.exchange.sizes import STEPS, by_size
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import SymmetricHeap, heap

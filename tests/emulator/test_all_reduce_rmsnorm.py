@@ -13,7 +13,7 @@ from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.layers import AllReduceRMSNorm
 from triton_dist.ops import all_reduce_rmsnorm
-from triton_dist.ops._collective import by_size
+from triton_dist.ops.exchange.sizes import by_size
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import SymmetricHeap, heap

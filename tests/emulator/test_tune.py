@@ -13,8 +13,9 @@ from scenarios import AG, F16, RS, back_to_back
 
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.ops import _measure, _table, _tune, explain
-from triton_dist.ops._table import Choice
+from triton_dist.ops import _tune, explain
+from triton_dist.ops.tuning import measure, table
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -34,7 +35,7 @@ class Clock:
     """Stands for time: a candidate takes what `of(rank, choice)` says. `calls` counts the batches of all ranks."""
 
     def __init__(self, monkeypatch, of):
-        self.calls, real, names = 0, _measure._times, {}
+        self.calls, real, names = 0, measure._times, {}
 
         def times(group, runs, rounds, calls, step):
             names.update({id(run): choice for choice, run in runs.items()})
@@ -44,8 +45,8 @@ class Clock:
             self.calls += 1
             run()
             return of(group.rank, names[id(run)])
-        monkeypatch.setattr(_measure, "_times", times)
-        monkeypatch.setattr(_measure, "batch", batch)
+        monkeypatch.setattr(measure, "_times", times)
+        monkeypatch.setattr(measure, "batch", batch)
 
 
 def decisions():
@@ -173,7 +174,7 @@ def test_a_file_that_is_no_table_is_warned_about_and_replaced(content, own_cache
     with pytest.warns(RuntimeWarning, match=r"tuned\.json is no table of measured times.*new ones will replace it") as warned:
         run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)
     assert len(warned) == 1 and clock.calls
-    assert len(_table.read(own_cache)) == 1 and Path(f"{own_cache}.bad").read_text() == content
+    assert len(table.read(own_cache)) == 1 and Path(f"{own_cache}.bad").read_text() == content
 
 
 def test_figures_of_other_kernels_or_devices_are_not_used(own_cache, monkeypatch):
@@ -186,8 +187,8 @@ def test_figures_of_other_kernels_or_devices_are_not_used(own_cache, monkeypatch
         clock.calls = 0
         run_ranks(lambda: auto("ag_gemm", 20, 40, 48, dtype=F16), 2)
         assert clock.calls, field
-        _table.add(own_cache, [])
-        assert len(_table.read(own_cache)) == 2, "both stay"
+        table.add(own_cache, [])
+        assert len(table.read(own_cache)) == 2, "both stay"
 
 
 def test_a_shipped_table_holds_for_its_machine_whatever_the_version(tmp_path, monkeypatch):
@@ -324,6 +325,6 @@ def test_the_command_writes_a_table(tmp_path):
                            "--shapes", "16,16,16", "--dtype", "float16", "--out", str(out)],
                           env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {entry.shape.op for entry in _table.read(out)} == {"ag_gemm", "gemm_rs"}
+    assert {entry.shape.op for entry in table.read(out)} == {"ag_gemm", "gemm_rs"}
     assert f"written: 2 shapes to {out}" in done.stdout and done.stdout.count("triton_dist tuned") == 2
-    assert _table.read(out) == _table.read(_tune.cache_file())
+    assert table.read(out) == table.read(_tune.cache_file())

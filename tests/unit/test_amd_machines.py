@@ -7,7 +7,8 @@ import torch
 from triton_dist.backends.amd import machines
 from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
-from triton_dist.ops import _model, explain
+from triton_dist.ops import explain
+from triton_dist.ops.tuning import model
 
 MODELS = list(machines.MODELS.values())
 
@@ -24,10 +25,10 @@ def test_rates_are_marked_as_published_and_say_so_in_explain(monkeypatch, machin
 def test_the_model_gives_the_order_that_publications_report():
     """Eight MI300X, M N K = 8192 8192 29568: the GEMM alone takes about 0.8 ms, and what one link carries takes longer."""
     config = machines.gemm_config(torch.bfloat16, 1024)
-    assert _model.library_gemm_us(machines.MI300X, 8192, 1024, 29568, 2) == pytest.approx(820, rel=0.25)
-    found = {e.method: e.ms for e in _model.ag_gemm_estimates(machines.MI300X, 1024, 1024, 29568, 8, 2, config, False)}
+    assert model.library_gemm_us(machines.MI300X, 8192, 1024, 29568, 2) == pytest.approx(820, rel=0.25)
+    found = {e.method: e.ms for e in model.ag_gemm_estimates(machines.MI300X, 1024, 1024, 29568, 8, 2, config, False)}
     assert found["unfused"] == pytest.approx(2.1, rel=0.25)
-    faster = {e.method: e.ms for e in _model.ag_gemm_estimates(machines.MI355X, 1024, 1024, 29568, 8, 2, config, False)}
+    faster = {e.method: e.ms for e in model.ag_gemm_estimates(machines.MI355X, 1024, 1024, 29568, 8, 2, config, False)}
     assert all(faster[method] < found[method] for method in found)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from triton_dist.backends.gpu import device_runtime
 from triton_dist.bench import results
-from triton_dist.ops import _table
+from triton_dist.ops.tuning import table
 from triton_dist.runtime.files import write_shared
 
 PACKAGE = Path(write_shared.__code__.co_filename).parents[1]
@@ -35,7 +35,7 @@ def test_all_caches_can_be_read_by_others(private, tmp_path, monkeypatch):
     device_runtime.library.cache_clear()
     assert readable(Path(device_runtime.library("nvidia")))
     device_runtime.library.cache_clear()
-    _table.add(tmp_path / "tables" / "tuned.json", [])
+    table.add(tmp_path / "tables" / "tuned.json", [])
     assert readable(tmp_path / "tables" / "tuned.json")
     results._write(tmp_path / "results" / "ag_gemm.json", [])
     assert readable(tmp_path / "results" / "ag_gemm.json")

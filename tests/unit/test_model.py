@@ -6,7 +6,8 @@ import pytest
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.nvidia.backend import H100, H200
-from triton_dist.ops import _model, explain
+from triton_dist.ops import explain
+from triton_dist.ops.tuning import model
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -24,12 +25,12 @@ MEASURED = [
 @pytest.mark.parametrize("op, m, n, k, config, ws, unfused", MEASURED)
 def test_predictions_are_within_the_stated_error(op, m, n, k, config, ws, unfused):
     if op == "ag_gemm":
-        found = _model.ag_gemm_estimates(H100, m // 4, n // 4, k, 4, 2, config, True)
+        found = model.ag_gemm_estimates(H100, m // 4, n // 4, k, 4, 2, config, True)
     else:
-        found = _model.gemm_rs_estimates(H100, m // 4, n, k // 4, 4, 2, config, True)
+        found = model.gemm_rs_estimates(H100, m // 4, n, k // 4, 4, 2, config, True)
     times = {estimate.method: estimate.ms for estimate in found}
-    assert times["ws"] == pytest.approx(ws, rel=_model.ERROR)
-    assert times["unfused"] == pytest.approx(unfused, rel=_model.ERROR)
+    assert times["ws"] == pytest.approx(ws, rel=model.ERROR)
+    assert times["unfused"] == pytest.approx(unfused, rel=model.ERROR)
     assert [e.ms for e in found] == sorted(e.ms for e in found)
 
 
@@ -44,9 +45,9 @@ GEMM_AR = [
 
 @pytest.mark.parametrize("world, m, n, k, packets, unfused", GEMM_AR)
 def test_predictions_of_gemm_ar_are_within_the_stated_error(world, m, n, k, packets, unfused):
-    found = {estimate.method: estimate.ms * 1e3 for estimate in _model.gemm_ar_estimates(H200, m, n, k, world, 2)}
-    assert found["unfused"] == pytest.approx(unfused, rel=_model.ERROR)
-    assert packets is None or found["packets"] == pytest.approx(packets, rel=_model.ERROR)
+    found = {estimate.method: estimate.ms * 1e3 for estimate in model.gemm_ar_estimates(H200, m, n, k, world, 2)}
+    assert found["unfused"] == pytest.approx(unfused, rel=model.ERROR)
+    assert packets is None or found["packets"] == pytest.approx(packets, rel=model.ERROR)
 
 
 def test_explain_of_gemm_ar(monkeypatch):

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_dist.ops import _sources, _table, _tune
-from triton_dist.ops._table import Choice, Entry, Place, Shape
+from triton_dist.ops import _tune
+from triton_dist.ops.tuning import sources, table
+from triton_dist.ops.tuning.table import Choice, Entry, Place, Shape
 from triton_dist.runtime.backend import BACKENDS, backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.files import locked
@@ -27,24 +28,24 @@ ENTRY = Entry(PLACE, SHAPE, "2026-01-31", {WS: 0.25, BY_SMS: 0.3, UNFUSED: 0.5},
 
 def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "deep" / "tuned.json"
-    assert _table.read(path) == []
-    _table.add(path, [ENTRY])
-    assert _table.read(path) == [ENTRY]
+    assert table.read(path) == []
+    table.add(path, [ENTRY])
+    assert table.read(path) == [ENTRY]
 
 
 def test_an_entry_replaces_that_of_its_place_and_shape_alone(tmp_path):
     path = tmp_path / "tuned.json"
     others = [replace(ENTRY, place=replace(PLACE, world=2)), replace(ENTRY, shape=replace(SHAPE, m=4096))]
-    _table.add(path, [ENTRY, *others])
+    table.add(path, [ENTRY, *others])
     newer = Entry(PLACE, SHAPE, "2026-02-01", {UNFUSED: 0.4})
-    _table.add(path, [newer])
-    assert {entry.date for entry in _table.read(path)} == {"2026-01-31", "2026-02-01"}
-    assert sorted(map(str, _table.read(path))) == sorted(map(str, [newer, *others]))
+    table.add(path, [newer])
+    assert {entry.date for entry in table.read(path)} == {"2026-01-31", "2026-02-01"}
+    assert sorted(map(str, table.read(path))) == sorted(map(str, [newer, *others]))
 
 
 def _writer(path, m):
     for n in range(10):
-        _table.add(path, [replace(ENTRY, shape=replace(SHAPE, m=m, n=n + 1))])
+        table.add(path, [replace(ENTRY, shape=replace(SHAPE, m=m, n=n + 1))])
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
@@ -55,21 +56,21 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     for writer in writers:
         writer.join(60)
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert {(e.shape.m, e.shape.n) for e in _table.read(path)} == {(m, n + 1) for m in (1, 2) for n in range(10)}
+    assert {(e.shape.m, e.shape.n) for e in table.read(path)} == {(m, n + 1) for m in (1, 2) for n in range(10)}
     assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_lock_that_nobody_gives_back_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(_table, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(table, "_LOCK_SECONDS", 0.05)
     path = tmp_path / "tuned.json"
     with locked(path, 1.0), pytest.raises(OSError, match="another process has held it"):
-        _table.add(path, [ENTRY])
-    _table.add(path, [ENTRY])
-    assert _table.read(path) == [ENTRY]
+        table.add(path, [ENTRY])
+    table.add(path, [ENTRY])
+    assert table.read(path) == [ENTRY]
 
 
 def _spoilt(change) -> str:
-    content = {"format": 1, "entries": [_table._record(ENTRY)]}
+    content = {"format": 1, "entries": [table._record(ENTRY)]}
     change(content)
     return json.dumps(content)
 
@@ -92,25 +93,25 @@ def test_a_file_that_is_no_table_is_refused_and_moved_aside(text, tmp_path):
     path = tmp_path / "tuned.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"tuned\.json is no table of measured times: "):
-        _table.read(path)
-    _table.add(path, [ENTRY])
-    assert _table.read(path) == [ENTRY] and (tmp_path / "tuned.json.bad").read_text() == text
+        table.read(path)
+    table.add(path, [ENTRY])
+    assert table.read(path) == [ENTRY] and (tmp_path / "tuned.json.bad").read_text() == text
 
 
 def test_a_shape_takes_its_own_figures_before_those_of_its_class():
     near, far = replace(SHAPE, m=1800), replace(SHAPE, m=1500)
     entries = {shape: replace(ENTRY, shape=shape) for shape in (far, near)}
-    assert _table.find(entries, replace(SHAPE, m=2000)).shape == near
-    assert _table.find(entries, far).shape == far
+    assert table.find(entries, replace(SHAPE, m=2000)).shape == near
+    assert table.find(entries, far).shape == far
     for other in (replace(SHAPE, m=4096), replace(SHAPE, dtype="float16"), replace(SHAPE, op="gemm_rs")):
-        assert _table.find(entries, other) is None
+        assert table.find(entries, other) is None
 
 
 @given(st.lists(st.integers(1, 1 << 20), min_size=1, max_size=5), st.integers(1, 1 << 20))
 def test_the_order_of_a_table_does_not_decide(sizes, m):
     shapes = [replace(SHAPE, m=size) for size in sizes]
     one, other = ({shape: shape for shape in order} for order in (shapes, shapes[::-1]))
-    assert _table.find(one, replace(SHAPE, m=m)) == _table.find(other, replace(SHAPE, m=m))
+    assert table.find(one, replace(SHAPE, m=m)) == table.find(other, replace(SHAPE, m=m))
 
 
 def test_the_fastest_is_taken_and_of_equals_the_first():
@@ -139,7 +140,7 @@ def test_shipped_tables_can_be_read():
     from pathlib import Path
     folders = [Path(import_module(name).__file__).parent for name in BACKENDS.values()]
     for path in [path for folder in folders for path in folder.glob("tuned_*.json")]:
-        for entry in _table.read(path):
+        for entry in table.read(path):
             assert entry.ms and entry.place.device and entry.place.world > 1
     assert backend().tables() == ()                     # times of an emulator are nobody's
 
@@ -147,11 +148,12 @@ def test_shipped_tables_can_be_read():
 @pytest.mark.parametrize("op", _tune.TUNED)
 def test_figures_hold_for_the_files_that_an_ops_kernels_import(op, monkeypatch):
     """For each of them, and for no other op's: a change of all_to_all_vdev leaves figures of GEMMs as they are."""
-    version = _sources.kernels_version.__wrapped__
+    version = sources.kernels_version.__wrapped__
     first, read = version(op), Path.read_bytes
     assert first == version(op) and len(first) == 12
-    for name in (f"ops/{op}/op.py", f"ops/{op}/kernels.py", "ops/_gemm.py", "ops/_packets.py", "ops/_one_hop.py",
-                 "language/memory.py", "language/sync.py", "language/abi.py", "cores/hopper/hopper_prims.py"):
+    for name in (f"ops/{op}/op.py", f"ops/{op}/kernels.py", "ops/device/gemm.py", "ops/device/packets.py",
+                 "ops/exchange/kernels.py", "language/memory.py", "language/sync.py", "language/abi.py",
+                 "cores/hopper/hopper_prims.py"):
         monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * str(path).endswith(name))
         assert version(op) != first, name
     for name in ("all_to_all_vdev/kernels.py", "gemm_ar/kernels.py", "bench/measure.py", "ops/explain.py"):
@@ -161,9 +163,9 @@ def test_figures_hold_for_the_files_that_an_ops_kernels_import(op, monkeypatch):
 
 def test_figures_of_a_gpu_hold_for_its_device_functions():
     from triton_dist.backends.nvidia.backend import NvidiaBackend
-    with mock.patch.object(_sources, "backend", lambda: NvidiaBackend.__new__(NvidiaBackend)), \
+    with mock.patch.object(sources, "backend", lambda: NvidiaBackend.__new__(NvidiaBackend)), \
             mock.patch.object(NvidiaBackend, "core", lambda self, op: None):
-        names = {str(path.relative_to(_sources.ROOT)) for path in _sources.sources("gemm_rs")}
+        names = {str(path.relative_to(sources.ROOT)) for path in sources.sources("gemm_rs")}
     assert {"backends/gpu/common.ll", "backends/nvidia/device.ll", "backends/gpu/device_runtime.py"} <= names
 
 

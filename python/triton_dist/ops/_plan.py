@@ -6,8 +6,8 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from triton_dist.ops import _check
-from triton_dist.ops._table import Choice
+from triton_dist.ops.calls import checks
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import CollectiveMismatch, HangError, InvalidArgument, OutOfHeap, describe
@@ -31,11 +31,11 @@ def signature(tensors: Sequence, outputs: Sequence) -> tuple:
     for t in tensors:
         if t is None:
             parts.append(None)
-        elif isinstance(t, torch.Tensor) and _check.has_memory(t):
+        elif isinstance(t, torch.Tensor) and checks.has_memory(t):
             parts.append((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg(), t.requires_grad))
         else:
             return ("no tensors of memory",)            # refused, hence never found again
-    parts += [None if _check.overlapping(out, t) is None else t.data_ptr() - out.data_ptr() for out in outputs for t in tensors]
+    parts += [None if checks.overlapping(out, t) is None else t.data_ptr() - out.data_ptr() for out in outputs for t in tensors]
     return tuple(parts)
 
 

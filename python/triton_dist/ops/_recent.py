@@ -13,7 +13,8 @@ import torch
 from torch._C import _len_torch_dispatch_stack as _modes
 from torch.autograd import forward_ad
 
-from triton_dist.ops import _check, _plan
+from triton_dist.ops import _plan
+from triton_dist.ops.calls import checks
 from triton_dist.runtime import ambient, threads
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group, resolve
@@ -80,7 +81,7 @@ class Known:
         self.device = given[0].device
         self.careful = (self.compared or self.wants_grad or self.tf32 is not None or self.group is not me.world
                         or self.plan.captured is not None or self.autocast is not None)
-        self.relations = [_relation(o, i, _check.span(given[o]), _check.span(given[i]))
+        self.relations = [_relation(o, i, checks.span(given[o]), checks.span(given[i]))
                           for o in outputs for i in range(len(given)) if i != o]
 
     def allowed(self) -> bool:

@@ -15,9 +15,9 @@ from typing import Any, Callable, Sequence
 
 from triton import knobs
 
-from triton_dist.ops import _measure, _table
-from triton_dist.ops._sources import kernels_version
-from triton_dist.ops._table import Choice, Entry, Place, Shape
+from triton_dist.ops.tuning import measure, table
+from triton_dist.ops.tuning.sources import kernels_version
+from triton_dist.ops.tuning.table import Choice, Entry, Place, Shape
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.environment import autotune, cache_dir
 from triton_dist.runtime.errors import InvalidArgument
@@ -59,7 +59,7 @@ class Call:
 
     key: what all ranks agree on. shape(total) gives the Shape from the sum of all `local`. candidates: ways to run it that the
     method asked for allows, each method's default first. rule: the one taken without figures, and why. build(choice) gives
-    what makes such calls, for _measure.measure.
+    what makes such calls, for measure.measure.
     """
     key: tuple
     local: int
@@ -118,7 +118,7 @@ def tables(group: Group) -> Tables:
 
 def from_table(candidates: Sequence[Choice], rule: tuple, shape: Shape, entries: dict) -> Decision:
     """The fastest candidate by the figures of a shape or its class; by the rule where they do not tell of each method."""
-    entry = _table.find(entries, shape)
+    entry = table.find(entries, shape)
     ms = {c: entry.ms[c] for c in candidates if c in entry.ms} if entry else {}
     if not ms or not entry.covers(c.method for c in candidates):
         return Decision(*rule)
@@ -145,7 +145,7 @@ def _by_figures(group: Group, call: Call, shape: Shape, known: Tables) -> Decisi
     if known.mode == "0" or (found.entry if known.mode == "1" else shape in known.fresh):
         return found
     start = time.perf_counter()
-    ms, failed = _measure.measure(group, f"tuning {shape}", call.candidates, call.build)
+    ms, failed = measure.measure(group, f"tuning {shape}", call.candidates, call.build)
     place = known.places[shape.op]
     entry = Entry(place, shape, group.broadcast_object(date.today().isoformat()), ms, failed)
     before = known.entries.get(shape)
@@ -170,7 +170,7 @@ def report(entry: Entry, found: Decision, seconds: float) -> str:
 
 def _keep(entry: Entry) -> None:
     try:
-        _table.add(cache_file(), [entry])
+        table.add(cache_file(), [entry])
     except OSError as error:
         _warn_once(f"measured times are not kept: {error}")
 
@@ -205,7 +205,7 @@ def _read(own: bool) -> tuple[list, list]:
     found: tuple = ([], [])
     for kind, path in [*((0, path) for path in backend().tables()), *([(1, cache_file())] if own else [])]:
         try:
-            found[kind].extend(_table.read(path))
+            found[kind].extend(table.read(path))
         except (OSError, ValueError) as error:
             _warn_once(f"{error}; its figures are not used" + (", and new ones will replace it" if kind else ""))
     return [entry for entry in found[0] if backend().alike(entry.place.device)], found[1]

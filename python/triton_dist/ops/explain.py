@@ -6,8 +6,10 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _model, _plan, _table, _tune
-from triton_dist.ops._table import Choice, Shape
+from triton_dist.ops import _plan, _tune
+from triton_dist.ops.calls import checks
+from triton_dist.ops.tuning import model, table
+from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.ops.ag_gemm import op as _ag_gemm
 from triton_dist.ops.gemm_ar import op as _gemm_ar
 from triton_dist.ops.gemm_rs import op as _gemm_rs
@@ -59,22 +61,22 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
     K for gemm_ar.
 
     Measured times are those of this shape, or of the nearest one of its class; a prediction is good to about 20 %
-    (ops._model.ERROR), and there is none on devices that have not been measured. With TRITON_DIST_AUTOTUNE a shape that
+    (ops.tuning.model.ERROR), and there is none on devices that have not been measured. With TRITON_DIST_AUTOTUNE a shape that
     has not been called yet is explained as if it were not to be measured. The same on all ranks of `group`, all of which must
     call: at the group's first use tables are shared.
     """
     if op not in ("ag_gemm", "gemm_rs", "gemm_ar"):
         raise InvalidArgument(f"op: expected 'ag_gemm', 'gemm_rs' or 'gemm_ar', found {op!r}; pass one of these names")
     for name, size in (("m", m), ("n", n), ("k", k)):
-        _check.size(name, size)
-    if dtype not in _check.DTYPES:
+        checks.size(name, size)
+    if dtype not in checks.DTYPES:
         raise InvalidArgument(f"dtype: expected torch.float16, torch.bfloat16 or torch.float32, found {dtype!r}")
     members = resolve(group)
     if op == "gemm_ar":
         method, reason = _gemm_ar.choose("auto", members, m, n, dtype)
         machine, rows = backend().machine_model(), []
         if machine is not None and not _plan.across_nodes(members):
-            found = _model.gemm_ar_estimates(machine, m, n, -(-k // members.size), members.size, dtype.itemsize)
+            found = model.gemm_ar_estimates(machine, m, n, -(-k // members.size), members.size, dtype.itemsize)
             rows = [Candidate(Choice(each.method), each.ms, None, each.note + _source(machine)) for each in found]
         return Explanation(op, Shape(op, str(dtype).removeprefix("torch."), m, n, k), members.size, Choice(method), reason, rows)
     rows = -(-m // members.size)
@@ -98,7 +100,7 @@ def explain(op: str, m: int, n: int, k: int, *, group: Any = None, dtype: torch.
 
 def _rows(ways: list, shape: Shape, group: Group, dtype: torch.dtype, entries: dict) -> list[Candidate]:
     """The candidates of which something is known, the fastest first."""
-    entry, predict = _table.find(entries, shape), _predictor(shape, group, dtype)
+    entry, predict = table.find(entries, shape), _predictor(shape, group, dtype)
     rows = []
     for choice in ways:
         estimate = predict(choice) if predict else None
@@ -109,16 +111,16 @@ def _rows(ways: list, shape: Shape, group: Group, dtype: torch.dtype, entries: d
     return sorted(rows, key=lambda row: (row.measured is None, row.measured or row.predicted or 0.0))
 
 
-def _predictor(shape: Shape, group: Group, dtype: torch.dtype) -> Callable[[Choice], _model.Estimate] | None:
+def _predictor(shape: Shape, group: Group, dtype: torch.dtype) -> Callable[[Choice], model.Estimate] | None:
     machine, world = backend().machine_model(), group.size
     if machine is None or _plan.across_nodes(group):       # rates are those inside a node
         return None
     gather = shape.op == "ag_gemm"
     sizes = (shape.m // world, -(-shape.n // world), shape.k) if gather else (shape.m // world, shape.n, -(-shape.k // world))
-    estimates = _model.ag_gemm_estimates if gather else _model.gemm_rs_estimates
+    estimates = model.ag_gemm_estimates if gather else model.gemm_rs_estimates
     source = _source(machine)
 
-    def predict(choice: Choice) -> _model.Estimate:
+    def predict(choice: Choice) -> model.Estimate:
         config = choice.config or backend().gemm_config(dtype, sizes[0])        # of the unfused method it says nothing
         found = estimates(machine, *sizes, world, dtype.itemsize, config, choice.method == "ws")
         estimate = next(estimate for estimate in found if estimate.method == choice.method)

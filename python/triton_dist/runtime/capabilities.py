@@ -100,5 +100,5 @@ class Capabilities(ABC):
         return device == self.device_name()
 
     def tables(self) -> Sequence[Path]:
-        """Files of measured times that are shipped for devices of this backend; `ops/_table.py` reads them."""
+        """Files of measured times that are shipped for devices of this backend; `ops/tuning/table.py` reads them."""
         return ()

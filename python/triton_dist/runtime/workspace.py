@@ -146,7 +146,7 @@ class Workspace:
 class CountedWorkspace(Workspace):
     """A workspace whose kernels count the calls, since a captured launch replays its arguments (protocol rule 19).
 
-    `control` holds the epoch of the last call once for each program of a grid: int32 [MAX_PROGRAMS], see ops._packets. Data
+    `control` holds the epoch of the last call once for each program of a grid: int32 [MAX_PROGRAMS], see ops.device.packets. Data
     and flags alternate between halves, so flags are compared for equality and need no renewal. Eager calls, and replays of
     captured ones, may follow each other in any order on one stream. What captured calls use is kept as long as one of their
     graphs lives, or for good where torch does not tell which graph is being captured.

@@ -51,7 +51,8 @@ def main(argv: list) -> int:
 
 def _on_rank(args: argparse.Namespace) -> int:
     import triton_dist
-    from triton_dist.ops import _table, _tune
+    from triton_dist.ops import _tune
+    from triton_dist.ops.tuning import table
     from triton_dist.runtime.groups import resolve
     from triton_dist.runtime.streams import device
 
@@ -77,7 +78,7 @@ def _on_rank(args: argparse.Namespace) -> int:
     found = [known.entries[shape] for shape in sorted(known.fresh, key=str)]
     status = status or int(any(not entry.ms for entry in found))
     if group.rank == 0 and args.out is not None and found:
-        _table.add(args.out, found)
+        table.add(args.out, found)
         print(f"written: {len(found)} shapes to {args.out}", flush=True)
     group.barrier()
     triton_dist.finalize_distributed()

@@ -10,7 +10,7 @@ from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
 from triton_dist.ops import all_reduce, all_reduce_rmsnorm
-from triton_dist.ops._collective import by_size
+from triton_dist.ops.exchange.sizes import by_size
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device

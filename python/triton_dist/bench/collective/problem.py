@@ -8,7 +8,7 @@ import torch
 
 from triton_dist import ops
 from triton_dist.bench.collective.sizes import COMMANDS
-from triton_dist.ops._collective import choose
+from triton_dist.ops.exchange.sizes import choose
 from triton_dist.ops.all_reduce.reference import all_reduce_reference
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device

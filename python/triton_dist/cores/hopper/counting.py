@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The epoch that kernels count themselves, as ops._packets has it for Triton: copies of it in a CountedWorkspace's `control`."""
+"""The epoch that kernels count themselves, as `ops.device.packets` does for Triton: copies in a CountedWorkspace's `control`."""
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 

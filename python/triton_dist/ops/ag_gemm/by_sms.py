@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops._collective import power_of_two
-from triton_dist.ops._table import Choice
+from triton_dist.ops.exchange.sizes import power_of_two
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm import gather
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel
 from triton_dist.runtime.backend import backend

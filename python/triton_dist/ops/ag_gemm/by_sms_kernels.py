@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._gemm import tile_of
-from triton_dist.ops._packets import count_call, this_epoch
+from triton_dist.ops.device.gemm import tile_of
+from triton_dist.ops.device.packets import count_call, this_epoch
 from triton_dist.ops.ag_gemm.kernels import multiply
 from triton_dist.ops.internode.kernels import copy
 from triton_dist.runtime.jit import jit

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops import _plan
-from triton_dist.ops._table import Choice
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.device import Transfer

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops._table import Choice
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm.gather import Gather
 from triton_dist.ops.internode.kernels import gather_kernel
 from triton_dist.ops.internode.pieces import OPTIONS, Pieces

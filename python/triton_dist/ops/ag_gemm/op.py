@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _aligned, _check, _plan, _recent, _tune
-from triton_dist.ops._table import Choice, Shape
+from triton_dist.ops import _plan, _recent, _tune
+from triton_dist.ops.calls import aligned, checks
+from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.ops.ag_gemm import by_sms, gather
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
 from triton_dist.ops.ag_gemm.reference import ag_gemm_reference
@@ -71,17 +72,17 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
 def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
              method: str, comm_sms: int | None) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.matrix("x", x)
-    _check.matrix("weight", weight, like=x)
+    checks.matrix("x", x)
+    checks.matrix("weight", weight, like=x)
     (m, k), n = x.shape, weight.shape[0]
     if weight.shape[1] != k:
         raise InvalidArgument(f"weight: expected [N_local, {k}] to match x {list(x.shape)}, found {list(weight.shape)}; it has a "
                               "row for each output column, as in nn.Linear")
-    _check.rows("x", m * group.size)
-    _check.vector("bias", bias, n, like=x)
-    _check.output("out", out, (m * group.size, n), like=x)
-    _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
-    _check.no_grad(x=x, weight=weight, bias=bias)
+    checks.rows("x", m * group.size)
+    checks.vector("bias", bias, n, like=x)
+    checks.output("out", out, (m * group.size, n), like=x)
+    checks.no_overlap("out", out, x=x, weight=weight, bias=bias)
+    checks.no_grad(x=x, weight=weight, bias=bias)
     if comm_sms is not None:
         if type(comm_sms) is not int or not 1 <= comm_sms <= by_sms.MOST:
             raise InvalidArgument(f"comm_sms: expected None or a whole number from 1 to {by_sms.MOST}, found {comm_sms!r}; leave "
@@ -230,12 +231,12 @@ class _Fused(_plan.OnWorkspace):
         self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
 
     def compile(self, x, weight, bias, out):
-        x, weight = x.contiguous(), _check.rows_contiguous(weight)
+        x, weight = x.contiguous(), checks.rows_contiguous(weight)
         self.gather.prepare(x)
         out = x.new_empty(self.out_shape) if out is None else out
-        by_core, self.copies = _aligned.served("ag_gemm", self.core, self.asked, x, weight, out)
+        by_core, self.copies = aligned.served("ag_gemm", self.core, self.asked, x, weight, out)
         if self.copies:
-            x, weight, out = (_aligned.readable(self.core, t) for t in (x, weight, out))
+            x, weight, out = (aligned.readable(self.core, t) for t in (x, weight, out))
         self.call = self.gather.arguments(self.core if by_core else None)(self, bias is not None)
         programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
         self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
@@ -244,11 +245,11 @@ class _Fused(_plan.OnWorkspace):
     def run(self, group, x, weight, bias, out, return_gathered):
         target = out
         try:                                    # may copy, so it may fail
-            x, weight = x.contiguous(), _check.rows_contiguous(weight)
+            x, weight = x.contiguous(), checks.rows_contiguous(weight)
             if self.copies:
                 backend().before_torch()
-                x, weight = _aligned.readable(self.core, x), _aligned.readable(self.core, weight)
-                target = out if self.core.accepts(out) else _aligned.room(out)
+                x, weight = aligned.readable(self.core, x), aligned.readable(self.core, weight)
+                target = out if self.core.accepts(out) else aligned.room(out)
             current, side = backend().current_stream(), side_stream()
             begun = self.space.call()
         except BaseException as error:

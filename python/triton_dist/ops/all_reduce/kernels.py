@@ -1,16 +1,16 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""All-reduce in two hops; that in one hop is in ops._one_hop.
+"""All-reduce in two hops; that in one hop is in ops.exchange.kernels.
 
-OP is the reduction (ops._reduce). Every one is in an order that all ranks share, with one rounding, so it repeats bit by bit.
+OP is the reduction (ops.device.reduce). Its order is the same on all ranks, with one rounding, so it repeats bit by bit.
 """
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
+from triton_dist.ops.device.packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
                                       store_words)
-from triton_dist.ops._reduce import combined, finished, neutral
-from triton_dist.ops._selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
+from triton_dist.ops.device.reduce import combined, finished, neutral
+from triton_dist.ops.device.selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
                                        store_vectors)
 from triton_dist.runtime.jit import jit
 

@@ -5,8 +5,8 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _collective
-from triton_dist.ops._exchange import Collective, Kernel, OneHopPush, call
+from triton_dist.ops.exchange import sizes
+from triton_dist.ops.exchange.collective import Collective, Kernel, OneHopPush, call
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_hops_self_flagged, two_shot_kernel
 from triton_dist.ops.all_reduce.reference import all_reduce_reference
 from triton_dist.ops.registry import record
@@ -51,31 +51,31 @@ class _TwoHopsSelfFlagged(Kernel):
     """Two hops of self-flagged stores, of what is reduced in fp32."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
-        part = -(-_collective.vectors(n, x.dtype) // group.size)
-        programs, rounds, options = _collective.grid_of_vectors(part, group.size)
-        space, slots, half = _collective.self_flagged(group, 2 * group.size * part)
+        part = -(-sizes.vectors(n, x.dtype) // group.size)
+        programs, rounds, options = sizes.grid_of_vectors(part, group.size)
+        space, slots, half = sizes.self_flagged(group, 2 * group.size * part)
         super().__init__(space, two_hops_self_flagged, programs, x, out,
                          (slots, half, space.control, team(group), n, part, rounds),
-                         dict(options, OP=op.reduction, WORLD=group.size, WHOLE=_collective.whole_vectors(n, x, out)), meet)
+                         dict(options, OP=op.reduction, WORLD=group.size, WHOLE=sizes.whole_vectors(n, x, out)), meet)
 
 
 class _TwoHopsPackets(Kernel):
     """Two hops of packets."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
-        part = -(-_collective.words(n, x.dtype) // group.size)
-        programs, options = _collective.grid_of_packets(part, group.size)
-        space, slots, half = _collective.packets(group, 2 * group.size * part)
+        part = -(-sizes.words(n, x.dtype) // group.size)
+        programs, options = sizes.grid_of_packets(part, group.size)
+        space, slots, half = sizes.packets(group, 2 * group.size * part)
         super().__init__(space, two_shot_kernel, programs, x, out, (slots, half, space.control, team(group), n, part),
-                         dict(options, WHOLE=_collective.whole_words(n, x, out), OP=op.reduction), meet)
+                         dict(options, WHOLE=sizes.whole_words(n, x, out), OP=op.reduction), meet)
 
 
 class _TwoHopPush(Kernel):
     """Two hops of plain stores."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
-        blocks, programs, rounds, options = _collective.grid_of_blocks(-(-n // group.size), x.dtype, group.size)
-        space, data, flags = _collective.pushes(group, "two hops", x.dtype, group.size * blocks * options["BLOCK"],
+        blocks, programs, rounds, options = sizes.grid_of_blocks(-(-n // group.size), x.dtype, group.size)
+        space, data, flags = sizes.pushes(group, "two hops", x.dtype, group.size * blocks * options["BLOCK"],
                                                 rounds * programs * group.size)
         super().__init__(space, push_kernel, programs, x, out,
                          (data, data.numel() // 2, flags, flags.numel() // 2, space.control, team(group), n, blocks, rounds),
@@ -84,7 +84,7 @@ class _TwoHopPush(Kernel):
 
 def _two_shot(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]) -> Kernel:
     """Two hops of the smallest latency that the dtype allows."""
-    return (_TwoHopsSelfFlagged if x.dtype in _collective.SELF_FLAGGED else _TwoHopsPackets)(op, x, out, n, group, meet)
+    return (_TwoHopsSelfFlagged if x.dtype in sizes.SELF_FLAGGED else _TwoHopsPackets)(op, x, out, n, group, meet)
 
 
 def _push(op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]) -> Kernel:

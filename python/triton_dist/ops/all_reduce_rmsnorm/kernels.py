@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import count_call, deltas_of_peers, epoch_in_turn
-from triton_dist.ops._selfflag import COPIES, combined_words, elements, from_elements, load_vectors, neutral_words, store_vectors
+from triton_dist.ops.device.packets import count_call, deltas_of_peers, epoch_in_turn
+from triton_dist.ops.device.selfflag import (COPIES, combined_words, elements, from_elements, load_vectors, neutral_words,
+                                             store_vectors)
 from triton_dist.runtime.jit import jit
 
 

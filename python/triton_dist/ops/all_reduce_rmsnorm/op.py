@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _check, _collective, _plan, _recent
+from triton_dist.ops import _plan, _recent
+from triton_dist.ops.calls import checks
+from triton_dist.ops.exchange import sizes
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 from triton_dist.ops.all_reduce_rmsnorm.reference import all_reduce_rmsnorm_reference
@@ -18,7 +20,7 @@ from triton_dist.runtime.workspace import team
 
 METHODS = ("one_shot", "two_shot", "unfused")
 _MOST_THREADS = 1024
-_MOST_ROW_BYTES = 8 * _MOST_THREADS * _collective.VECTOR      # that one program holds in registers
+_MOST_ROW_BYTES = 8 * _MOST_THREADS * sizes.VECTOR      # that one program holds in registers
 
 
 def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None = None,
@@ -64,32 +66,32 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
 def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
              out: torch.Tensor | None, residual_out: torch.Tensor | None, eps: Any, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.tensor("x", x)
+    checks.tensor("x", x)
     if x.ndim == 0:
         raise InvalidArgument("x: expected at least 1 dimension, the last of which is normalised, found a scalar")
     n = x.shape[-1]
     if weight is None:
         raise InvalidArgument(f"weight: expected a torch.Tensor of shape [{n}], found NoneType; pass ones for a norm without a "
                               "weight")
-    _check.vector("weight", weight, n, like=x, optional=False)
-    _check.vector("bias", bias, n, like=x)
+    checks.vector("weight", weight, n, like=x, optional=False)
+    checks.vector("bias", bias, n, like=x)
     if residual is not None:
-        _check.tensor("residual", residual, like=x)
+        checks.tensor("residual", residual, like=x)
         if residual.shape != x.shape:
             raise InvalidArgument(f"residual: expected None or a tensor of shape {list(x.shape)}, found {list(residual.shape)}; "
                                   "it is added to the sum")
     if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf):
         raise InvalidArgument(f"eps: expected None or a number of at least 0, found {eps!r}; 1e-6 is usual")
-    _check.output("out", out, tuple(x.shape), like=x)
-    _check.output("residual_out", residual_out, tuple(x.shape), like=x)
-    _check.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=residual, residual_out=residual_out)
-    in_place = _check.same_memory(residual_out, residual)
-    _check.no_overlap("residual_out", residual_out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
-    _check.no_grad(x=x, weight=weight, bias=bias, residual=residual)
+    checks.output("out", out, tuple(x.shape), like=x)
+    checks.output("residual_out", residual_out, tuple(x.shape), like=x)
+    checks.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=residual, residual_out=residual_out)
+    in_place = checks.same_memory(residual_out, residual)
+    checks.no_overlap("residual_out", residual_out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
+    checks.no_grad(x=x, weight=weight, bias=bias, residual=residual)
     m = x.numel() // n if n else 0
     if m * n >= 2**31:
         raise InvalidArgument(f"x: expected fewer than 2^31 elements, found shape {list(x.shape)}; split the call")
-    chosen = _collective.choose("all_reduce_rmsnorm", method, METHODS, group, m * n * x.element_size())
+    chosen = sizes.choose("all_reduce_rmsnorm", method, METHODS, group, m * n * x.element_size())
     if chosen != "unfused" and n * x.element_size() > _MOST_ROW_BYTES:
         if method != "auto":
             raise InvalidArgument(f"method: {method!r} takes rows of at most {_MOST_ROW_BYTES} bytes, found "
@@ -143,16 +145,16 @@ class _Fused(_plan.OnWorkspace):
     def __init__(self, group: Group, agreed: dict, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                  residual: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor):
         m, n, two_shot = agreed["m"], agreed["n"], agreed["method"] == "two_shot"
-        vectors = _collective.vectors(n, x.dtype)
-        threads = min(max(_collective.power_of_two(vectors), 4 * backend().warp_size), _MOST_THREADS)
-        programs, each = min(m, _collective.most_programs()), -(-vectors // threads)
+        vectors = sizes.vectors(n, x.dtype)
+        threads = min(max(sizes.power_of_two(vectors), 4 * backend().warp_size), _MOST_THREADS)
+        programs, each = min(m, sizes.most_programs()), -(-vectors // threads)
         terms = group.size * (-(-m // group.size) if two_shot else m)
-        space, slots, half = _collective.self_flagged(group, (terms + m * two_shot) * vectors)
+        space, slots, half = sizes.self_flagged(group, (terms + m * two_shot) * vectors)
         super().__init__(space)
         args = self.args(x, weight, bias, residual, out, residual_out)
         options = dict(EPS=agreed["eps"], HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, WORLD=group.size,
                        THREADS=threads, EACH=each, num_warps=threads // backend().warp_size, num_stages=1,
-                       WHOLE=_collective.whole_vectors(n, *(t for t in args if t is not None)))
+                       WHOLE=sizes.whole_vectors(n, *(t for t in args if t is not None)))
         if not two_shot:
             options["ALL_FIRST"] = programs == m
         self.launch = backend().prepare(two_hops_rmsnorm if two_shot else one_hop_rmsnorm, (programs,),

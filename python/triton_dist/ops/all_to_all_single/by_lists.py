@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _check, _plan, _recent
-from triton_dist.ops._bytes import rows_of_bytes
+from triton_dist.ops import _plan, _recent
+from triton_dist.ops.calls import checks
+from triton_dist.ops.calls.carriers import rows_of_bytes
 from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
@@ -43,7 +44,7 @@ def all_to_all_by_lists(x: torch.Tensor, output_split_sizes: Any, input_split_si
 def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, group: Group, out: torch.Tensor | None,
              method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.tensor("x", x, any_dtype=True)
+    checks.tensor("x", x, any_dtype=True)
     if x.ndim == 0:
         raise InvalidArgument("x: expected at least 1 dimension, the first of which is split, found a scalar; pass x.view(1)")
     if method not in ("auto", "nccl"):
@@ -54,13 +55,13 @@ def _checked(x: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any, g
             raise InvalidArgument(f"{name}: expected a list of {group.size} numbers of rows, found {sizes!r}; give both lists or "
                                   "none")
         for size in sizes:
-            _check.size(name, size)
+            checks.size(name, size)
     if sum(input_split_sizes) != x.shape[0]:
         raise InvalidArgument(f"input_split_sizes: expected {x.shape[0]} rows together, as x has, found {sum(input_split_sizes)}")
-    _check.output("out", out, (sum(output_split_sizes), *x.shape[1:]), like=x, any_dtype=True)
-    _check.no_overlap("out", out, x=x)
+    checks.output("out", out, (sum(output_split_sizes), *x.shape[1:]), like=x, any_dtype=True)
+    checks.no_overlap("out", out, x=x)
     if out is not None:
-        _check.no_grad(x=x)
+        checks.no_grad(x=x)
     return dict(op=_NAME, row=x.shape[1:].numel(), dtype=x.dtype, method="nccl")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops._exchange import Collective, call
+from triton_dist.ops.exchange.collective import Collective, call
 from triton_dist.ops.all_to_all_single.by_lists import all_to_all_by_lists
 from triton_dist.ops.all_to_all_single.reference import all_to_all_single_reference
 from triton_dist.ops.registry import record

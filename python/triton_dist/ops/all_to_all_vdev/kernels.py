@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import at_member, count_call, epoch_in_turn
+from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
 from triton_dist.runtime.jit import jit
 
 

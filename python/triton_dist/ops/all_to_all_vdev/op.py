@@ -5,8 +5,10 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _collective, _plan, _recent
-from triton_dist.ops._bytes import carrier_of, flat
+from triton_dist.ops import _plan, _recent
+from triton_dist.ops.calls import checks
+from triton_dist.ops.exchange import sizes
+from triton_dist.ops.calls.carriers import carrier_of, flat
 from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
 from triton_dist.ops.all_to_all_vdev.reference import all_to_all_vdev_reference
 from triton_dist.ops.registry import record
@@ -17,7 +19,7 @@ from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import CountedWorkspace, team, workspace
 
 METHODS = ("push", "nccl")
-_PAIR = 2 * _collective.WORD            # bytes of two packets
+_PAIR = 2 * sizes.WORD            # bytes of two packets
 _GRAIN = 1024                           # bytes of which the head of a half is a multiple
 
 
@@ -71,25 +73,25 @@ def _must_fit(x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor, out_s
 def _checked(group: Group, x: torch.Tensor, in_splits: torch.Tensor, out: torch.Tensor | None,
              out_splits_offsets: torch.Tensor | None, capacity: Any, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.tensor("x", x, any_dtype=True)
+    checks.tensor("x", x, any_dtype=True)
     if x.ndim == 0:
         raise InvalidArgument("x: expected at least 1 dimension, the first of which is split, found a scalar; pass x.view(1)")
     m, row = x.shape[0], x[:1].numel() if x.shape[0] else 0
-    _check.counts("in_splits", in_splits, (group.size,))
+    checks.counts("in_splits", in_splits, (group.size,))
     if capacity is not None:
-        _check.size("capacity", capacity)
+        checks.size("capacity", capacity)
     if out is not None and not isinstance(out, torch.Tensor):
         raise InvalidArgument(f"out: expected None or a torch.Tensor, found {type(out).__name__}")
     given = capacity if capacity is not None else out.shape[0] if out is not None and out.ndim else group.size * m
-    _check.output("out", out, (given, *x.shape[1:]), like=x, any_dtype=True)
+    checks.output("out", out, (given, *x.shape[1:]), like=x, any_dtype=True)
     if out_splits_offsets is not None:
-        _check.counts("out_splits_offsets", out_splits_offsets, (2, group.size), like=in_splits)
-    _check.no_overlap("out", out, x=x, in_splits=in_splits, out_splits_offsets=out_splits_offsets)
-    _check.no_overlap("out_splits_offsets", out_splits_offsets, x=x, in_splits=in_splits)
-    _check.no_grad(x=x)
+        checks.counts("out_splits_offsets", out_splits_offsets, (2, group.size), like=in_splits)
+    checks.no_overlap("out", out, x=x, in_splits=in_splits, out_splits_offsets=out_splits_offsets)
+    checks.no_overlap("out_splits_offsets", out_splits_offsets, x=x, in_splits=in_splits)
+    checks.no_grad(x=x)
     if max(m, given, group.size * m) >= 2**31:
         raise InvalidArgument(f"x: expected fewer than 2^31 rows over all ranks, found {m} on this one; split the call")
-    chosen = _collective.choose("all_to_all_vdev", method, METHODS, group, given * row * x.element_size())
+    chosen = sizes.choose("all_to_all_vdev", method, METHODS, group, given * row * x.element_size())
     if chosen == "nccl" and backend().is_capturing():
         raise InvalidArgument("method: graph capture needs 'push', and that this call has run before, since the host waits for "
                               "the splits otherwise")
@@ -140,7 +142,7 @@ class _Push(_plan.OnWorkspace):
         self.carrier = None if carrier == x.dtype else carrier
         m, row, capacity = agreed["m"], each * agreed["row"], agreed["capacity"]
         x, out = flat(x, carrier), flat(out, carrier)
-        _, programs, rounds, options = _collective.grid_of_blocks(max(1, min(m, capacity) * row), x.dtype, group.size)
+        _, programs, rounds, options = sizes.grid_of_blocks(max(1, min(m, capacity) * row), x.dtype, group.size)
         head = -(-_PAIR * options["RANKS"] ** 2 // _GRAIN) * _GRAIN           # bytes of packets, which begin a half
         space = workspace(group, "rows by splits", CountedWorkspace)
         space.reserve(head + capacity * row * x.element_size(), rounds * programs * group.size,

@@ -3,7 +3,7 @@
 """What all_to_all_vdev computes, with the group's own collective: the method "nccl", and the tests' reference."""
 import torch
 
-from triton_dist.ops._bytes import rows_of_bytes
+from triton_dist.ops.calls.carriers import rows_of_bytes
 from triton_dist.runtime.groups import Group
 
 

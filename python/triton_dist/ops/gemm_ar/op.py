@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _check, _collective, _plan, _recent
-from triton_dist.ops._boxes import boxes, can_read
+from triton_dist.ops import _plan, _recent
+from triton_dist.ops.calls import checks
+from triton_dist.ops.exchange import sizes
+from triton_dist.ops.device.boxes import boxes, can_read
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
@@ -80,11 +82,11 @@ def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
     The order is that of times on 2 H200 for 1 to 64 rows. Each piece of a tile sends a term, so bytes count once for each.
     """
     config, sms = backend().few_rows_config(dtype, min(m, MOST_ROWS)), backend().num_sms()
-    most_pieces = max(1, _MOST_TERMS // _collective.power_of_two(world))
+    most_pieces = max(1, _MOST_TERMS // sizes.power_of_two(world))
     best, most = None, 0.0
     for narrower, split in ((1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (1, 8), (2, 8), (4, 8)):
         split = min(split, most_pieces)
-        two_shot = _collective.by_size("all_reduce", world, m * n * dtype.itemsize * split) != "one_shot"
+        two_shot = sizes.by_size("all_reduce", world, m * n * dtype.itemsize * split) != "one_shot"
         found = Tiling(replace(config, block_n=config.block_n // narrower), split, two_shot)
         pieces = found.pieces(m, n)
         busy = pieces / (-(-pieces // sms) * sms)
@@ -96,24 +98,24 @@ def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
 def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
              out: torch.Tensor | None, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.matrix("x", x)
-    _check.matrix("weight", weight, like=x)
+    checks.matrix("x", x)
+    checks.matrix("weight", weight, like=x)
     if weight.shape[1] != x.shape[1]:
         raise InvalidArgument(f"weight: expected [N, {x.shape[1]}] to match x {list(x.shape)}, found {list(weight.shape)}; it "
                               "has a row for each output column, as in nn.Linear")
     m, n = x.shape[0], weight.shape[0]
     if m * n >= 2**31:
         raise InvalidArgument(f"x: expected an output of fewer than 2^31 elements, found shape {[m, n]}; split the call")
-    _check.vector("bias", bias, n, like=x)
+    checks.vector("bias", bias, n, like=x)
     if residual is not None:
-        _check.matrix("residual", residual, like=x)
+        checks.matrix("residual", residual, like=x)
         if tuple(residual.shape) != (m, n):
             raise InvalidArgument(f"residual: expected None or a tensor of shape {[m, n]}, found {list(residual.shape)}; it is "
                                   "added to the output")
-    _check.output("out", out, (m, n), like=x)
-    in_place = _check.same_memory(out, residual)
-    _check.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
-    _check.no_grad(x=x, weight=weight, bias=bias, residual=residual)
+    checks.output("out", out, (m, n), like=x)
+    in_place = checks.same_memory(out, residual)
+    checks.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
+    checks.no_grad(x=x, weight=weight, bias=bias, residual=residual)
     chosen, _ = choose(method, group, m, n, x.dtype)
     agreed = dict(op="gemm_ar", m=m, n=n, dtype=x.dtype, method=chosen)
     return dict(agreed, tiling=tiling(m, n, x.dtype, group.size)) if chosen == "packets" and m * n else agreed
@@ -127,8 +129,8 @@ def choose(method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tup
     if method == "packets":
         if reason is not None:
             raise InvalidArgument(f"method: 'packets' is not possible here: {reason}; use 'auto' or 'unfused'")
-        if nbytes > _collective.MOST_PACKET_BYTES:
-            raise InvalidArgument(f"method: 'packets' carries at most {_collective.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
+        if nbytes > sizes.MOST_PACKET_BYTES:
+            raise InvalidArgument(f"method: 'packets' carries at most {sizes.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
                                   "'ring' or 'unfused'")
     if method == "ring" and m % group.size:
         raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found {m}; "
@@ -204,11 +206,11 @@ class Packets(_plan.OnWorkspace):
         self.group, self.cut, config = group, cut, cut.config
         self.m, (self.n, self.k) = x.shape[0], weight.shape
         pieces = cut.pieces(self.m, self.n)
-        share = -(-_collective.words(min(self.m, config.block_m) * config.block_n, x.dtype) // cut.split)
+        share = -(-sizes.words(min(self.m, config.block_m) * config.block_n, x.dtype) // cut.split)
         terms = group.size * cut.split
         pairs = (terms + group.size) * -(-share // group.size) if cut.two_shot else terms * share
         self.programs = min(pieces, backend().num_sms(), MAX_PROGRAMS)
-        space, self.slots, self.half = _collective.packets(group, pieces * pairs)
+        space, self.slots, self.half = sizes.packets(group, pieces * pairs)
         super().__init__(space)
 
     def compile(self, x, weight, bias, residual, out):
@@ -219,9 +221,9 @@ class Packets(_plan.OnWorkspace):
         x, weight = varying[:2]
         by_boxes = backend().copies_boxes() and can_read(x, weight)
         used = [t.contiguous() for t in (out, bias, residual) if t is not None]
-        options = dict(WORLD=group.size, RANKS=_collective.power_of_two(group.size), TWO_SHOT=self.cut.two_shot,
+        options = dict(WORLD=group.size, RANKS=sizes.power_of_two(group.size), TWO_SHOT=self.cut.two_shot,
                        SPLIT=self.cut.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-                       WHOLE=_collective.whole_words(self.n, *used), BOXES=by_boxes, EVEN_K=self.k % config.block_k == 0,
+                       WHOLE=sizes.whole_words(self.n, *used), BOXES=by_boxes, EVEN_K=self.k % config.block_k == 0,
                        PRECISION=_plan.precision(x.dtype), THREADS=config.num_warps * backend().warp_size, **config.options())
         del options["GROUP_M"]
         rest = (self.slots, self.half, self.space.control, team(group), self.m, self.n, self.k, x.stride(0), weight.stride(0))
@@ -231,7 +233,7 @@ class Packets(_plan.OnWorkspace):
 
     def args(self, x, weight, bias, residual, out) -> tuple:
         if self.copies:
-            x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+            x, weight = checks.rows_contiguous(x), checks.rows_contiguous(weight)
             residual = None if residual is None else residual.contiguous()
         return x, weight, out if bias is None else bias, out if residual is None else residual, out
 

@@ -4,8 +4,8 @@
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._gemm import matmul_tile, tile_of
-from triton_dist.ops._packets import count_call, this_epoch
+from triton_dist.ops.device.gemm import matmul_tile, tile_of
+from triton_dist.ops.device.packets import count_call, this_epoch
 from triton_dist.runtime.jit import jit
 
 

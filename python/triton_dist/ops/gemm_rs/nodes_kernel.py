@@ -4,7 +4,7 @@
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._gemm import matmul_tile, tile_of
+from triton_dist.ops.device.gemm import matmul_tile, tile_of
 from triton_dist.ops.internode.kernels import arrived, send, word_of
 from triton_dist.runtime.jit import jit
 

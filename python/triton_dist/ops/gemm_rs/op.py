@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _aligned, _check, _plan, _recent, _tune
-from triton_dist.ops._table import Choice, Shape
+from triton_dist.ops import _plan, _recent, _tune
+from triton_dist.ops.calls import aligned, checks
+from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
 from triton_dist.ops.gemm_rs.reference import gemm_rs_reference
@@ -55,8 +56,8 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
 def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
              hop_dtype: torch.dtype | None, method: str) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.matrix("x", x)
-    _check.matrix("weight", weight, like=x)
+    checks.matrix("x", x)
+    checks.matrix("weight", weight, like=x)
     if weight.shape[1] != x.shape[1]:
         raise InvalidArgument(f"weight: expected [N, {x.shape[1]}] to match x {list(x.shape)}, found {list(weight.shape)}; it "
                               "has a row for each output column, as in nn.Linear")
@@ -66,10 +67,10 @@ def _checked(group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     if hop_dtype is not None and hop_dtype is not x.dtype and hop_dtype is not torch.float32:
         raise InvalidArgument(f"hop_dtype: expected None, {x.dtype} or torch.float32, found {hop_dtype!r}; leave it out for None")
     m, n = x.shape[0] // group.size, weight.shape[0]
-    _check.vector("bias", bias, n, like=x)
-    _check.output("out", out, (m, n), like=x)
-    _check.no_overlap("out", out, x=x, weight=weight, bias=bias)
-    _check.no_grad(x=x, weight=weight, bias=bias)
+    checks.vector("bias", bias, n, like=x)
+    checks.output("out", out, (m, n), like=x)
+    checks.no_overlap("out", out, x=x, weight=weight, bias=bias)
+    checks.no_grad(x=x, weight=weight, bias=bias)
     return agreement(m, n, x.dtype, hop_dtype or x.dtype, method, group)
 
 
@@ -174,11 +175,11 @@ class _Fused(_plan.OnWorkspace):
         self.captured = False if self.portable is RingsOverNodes else None
 
     def compile(self, x, weight, bias, out):
-        x, weight = _check.rows_contiguous(x), _check.rows_contiguous(weight)
+        x, weight = checks.rows_contiguous(x), checks.rows_contiguous(weight)
         out = x.new_empty(self.out_shape) if out is None else out
-        by_core, self.copies = _aligned.served("gemm_rs", self.core, self.asked, x, weight, out)
+        by_core, self.copies = aligned.served("gemm_rs", self.core, self.asked, x, weight, out)
         if self.copies:
-            x, weight, out = (_aligned.readable(self.core, t) for t in (x, weight, out))
+            x, weight, out = (aligned.readable(self.core, t) for t in (x, weight, out))
         self.call = (self.core.bind if by_core else self.portable)(self, bias is not None)
         self.launch = backend().prepare(self.call.kernel, (self.programs,),
                                         self.call.args(x, weight, bias, out),
@@ -189,15 +190,15 @@ class _Fused(_plan.OnWorkspace):
             super().run(group, x, weight, bias, out)
             return
         backend().before_torch()
-        x, weight = (_aligned.readable(self.core, _check.rows_contiguous(t)) for t in (x, weight))
-        target = out if self.core.accepts(out) else _aligned.room(out)
+        x, weight = (aligned.readable(self.core, checks.rows_contiguous(t)) for t in (x, weight))
+        target = out if self.core.accepts(out) else aligned.room(out)
         super().run(group, x, weight, bias, target)
         if target is not out:
             backend().before_torch()
             out.copy_(target)
 
     def args(self, x, weight, bias, out) -> tuple:
-        return self.call.args(_check.rows_contiguous(x), _check.rows_contiguous(weight), bias, out)
+        return self.call.args(checks.rows_contiguous(x), checks.rows_contiguous(weight), bias, out)
 
 
 class _Portable:

@@ -5,7 +5,8 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _plan, _recent
+from triton_dist.ops import _plan, _recent
+from triton_dist.ops.calls import checks
 from triton_dist.ops.internode.kernels import all_gather_kernel, reduce_scatter_kernel
 from triton_dist.ops.internode.pieces import OPTIONS, Pieces
 from triton_dist.ops.registry import record
@@ -76,12 +77,12 @@ def _run(op: str, form: type, x: torch.Tensor, group: Any, out: torch.Tensor | N
 
 def _checked(op: str, form: type, x: torch.Tensor, group: Group, out: torch.Tensor | None) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.matrix("x", x)
+    checks.matrix("x", x)
     shape = form.shape(x, group.size)
-    _check.rows("x", shape[0])
-    _check.output("out", out, shape, like=x)
-    _check.no_overlap("out", out, x=x)
-    _check.no_grad(x=x)
+    checks.rows("x", shape[0])
+    checks.output("out", out, shape, like=x)
+    checks.no_overlap("out", out, x=x)
+    checks.no_grad(x=x)
     method = _plan.possible(op, "auto" if _plan.across_nodes(group) else "unfused", group, False)
     return dict(op=op, m=x.shape[0], k=x.shape[1], dtype=x.dtype, method=method, sms=backend().num_sms())
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _collective
+from triton_dist.ops.exchange import sizes
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.all_to_all_single.op import all_to_all_single
@@ -102,7 +102,7 @@ def _(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None) ->
 
 def _reduction(name: str, x: torch.Tensor, op: Any) -> str:
     """The name of a reduction that x can have."""
-    reduction = _collective.reduction(op)
+    reduction = sizes.reduction(op)
     if x.requires_grad and torch.is_grad_enabled():
         gradients.must_be_linear(name, reduction)
     return reduction

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops._exchange import Collective, call
+from triton_dist.ops.exchange.collective import Collective, call
 from triton_dist.ops.reduce_scatter.reference import reduce_scatter_reference
 from triton_dist.ops.registry import record
 

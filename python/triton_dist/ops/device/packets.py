@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._reduce import finished, neutral, reduced
+from triton_dist.ops.device.reduce import finished, neutral, reduced
 from triton_dist.runtime.workspace import MAX_PROGRAMS, TEAM_DELTAS, TEAM_PEERS
 
 _COPIES, _DELTAS, _PEERS = tl.constexpr(MAX_PROGRAMS), tl.constexpr(TEAM_DELTAS), tl.constexpr(TEAM_PEERS)
@@ -119,7 +119,7 @@ def unpacked(words, e, dtype: tl.constexpr):
 
 @triton.jit
 def reduce_over_ranks(words, dtype: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, OP: tl.constexpr):
-    """The reduction (see ops._reduce) of each RANKS neighbours of int64 words [THREADS] of `dtype`, in the place of each of them.
+    """The reduction (reduce.py) of each RANKS neighbours of int64 words [THREADS] of `dtype`, in the place of each of them.
 
     By a tree, with one rounding to `dtype`. Of RANKS neighbours the first WORLD have terms.
     """

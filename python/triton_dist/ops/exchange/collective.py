@@ -7,9 +7,11 @@ from typing import Any, Callable
 
 import torch
 
-from triton_dist.ops import _check, _collective, _plan, _recent
-from triton_dist.ops._bytes import carrier_of, flat
-from triton_dist.ops._one_hop import one_hop_packets, one_hop_push, one_hop_self_flagged
+from triton_dist.ops import _plan, _recent
+from triton_dist.ops.calls import checks
+from triton_dist.ops.exchange import sizes
+from triton_dist.ops.calls.carriers import carrier_of, flat
+from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push, one_hop_self_flagged
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -56,7 +58,7 @@ class Collective:
 
     def in_place(self, x: torch.Tensor, out: Any, group: Group) -> bool:
         """Whether out is x, or where one of them has one row, this rank's row of the other."""
-        if not (isinstance(out, torch.Tensor) and _check.has_memory(x) and _check.has_memory(out) and x.is_contiguous()
+        if not (isinstance(out, torch.Tensor) and checks.has_memory(x) and checks.has_memory(out) and x.is_contiguous()
                 and out.is_contiguous() and x.dtype == out.dtype):
             return False
         shift = group.rank * min(x.numel(), out.numel()) * x.element_size() if x.numel() != out.numel() else 0
@@ -82,24 +84,24 @@ def call(op: Collective, x: torch.Tensor, group: Any, out: torch.Tensor | None, 
 
 def _checked(op: Collective, group: Group, x: torch.Tensor, out: torch.Tensor | None, method: str, reduction: Any) -> dict:
     """Refuses bad arguments; of good ones, what all ranks must agree on."""
-    _check.tensor("x", x, any_dtype=True)
+    checks.tensor("x", x, any_dtype=True)
     if x.ndim == 0 and (op.scatter or not op.reduces):
         raise InvalidArgument(f"x: expected at least 1 dimension for {op.name}, found a scalar; pass x.view(1)")
     if op.scatter and x.shape[0] % group.size:
         raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, found {x.shape[0]}; "
                               "pad the rows")
     n, rows = x.numel() // (group.size if op.scatter else 1), 1 if op.reduces and not op.scatter else group.size
-    _check.output("out", out, op.out_shape(tuple(x.shape), group.size), like=x, any_dtype=True)
+    checks.output("out", out, op.out_shape(tuple(x.shape), group.size), like=x, any_dtype=True)
     if not op.in_place(x, out, group):
-        _check.no_overlap("out", out, x=x)
-    _check.no_grad(x=x)
+        checks.no_overlap("out", out, x=x)
+    checks.no_grad(x=x)
     unserved = None
     if op.reduces:
-        reduction = _collective.reduction(reduction)
+        reduction = sizes.reduction(reduction)
         if reduction == "avg" and x.dtype == torch.bool:
             raise InvalidArgument("op: 'avg' is of numbers, found torch.bool; convert x with .to()")
-        unserved = None if x.dtype in _collective.REDUCED else f"kernels reduce no {x.dtype}"
-    chosen = _collective.choose(op.name, method, op.methods, group, n * rows * x.element_size(), unserved)
+        unserved = None if x.dtype in sizes.REDUCED else f"kernels reduce no {x.dtype}"
+    chosen = sizes.choose(op.name, method, op.methods, group, n * rows * x.element_size(), unserved)
     if n * rows * carrier_of(x.dtype)[1] >= 2**31 and chosen != "nccl":
         raise InvalidArgument(f"method: {method!r} carries fewer than 2^31 elements over all ranks, found shape {list(x.shape)}; "
                               "use 'auto' or 'nccl', or split the call")
@@ -116,7 +118,7 @@ def _make_plan(op: Collective, group: Group, agreed: dict, x: torch.Tensor, out:
         plan = Library(op)
     else:
         out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
-        one_shot = OneHopSelfFlagged if op.reduces and x.dtype in _collective.SELF_FLAGGED else OneHopPackets
+        one_shot = OneHopSelfFlagged if op.reduces and x.dtype in sizes.SELF_FLAGGED else OneHopPackets
         make = op.plans.get(method) or {"one_shot": one_shot, "push": OneHopPush}[method]
         carrier, each = (x.dtype, 1) if op.reduces else carrier_of(x.dtype)
         plan = make(op, flat(x, carrier), flat(out, carrier), each * agreed["n"], group, meet)
@@ -145,7 +147,7 @@ class Library(_plan.Plan):
         if self.op.reduces:
             self.op.library(x.contiguous(), group, out, self.op.reduction)
         else:
-            dtype = x.dtype if x.dtype in _check.DTYPES else torch.uint8        # libraries do not take them all
+            dtype = x.dtype if x.dtype in checks.DTYPES else torch.uint8        # libraries do not take them all
             self.op.library(flat(x, dtype), group, flat(out, dtype))
 
 
@@ -173,32 +175,32 @@ class OneHopSelfFlagged(Kernel):
     """Self-flagged stores to every peer, of what is reduced in fp32."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
-        vectors = _collective.vectors(n, x.dtype)
-        programs, rounds, options = _collective.grid_of_vectors(vectors, group.size)
-        space, slots, half = _collective.self_flagged(group, group.size * vectors)
+        vectors = sizes.vectors(n, x.dtype)
+        programs, rounds, options = sizes.grid_of_vectors(vectors, group.size)
+        space, slots, half = sizes.self_flagged(group, group.size * vectors)
         super().__init__(space, one_hop_self_flagged, programs, x, out,
                          (slots, half, space.control, team(group), n, vectors, rounds),
                          dict(options, SCATTER=op.scatter, OP=op.reduction, WORLD=group.size,
-                              WHOLE=_collective.whole_vectors(n, x, out)), meet)
+                              WHOLE=sizes.whole_vectors(n, x, out)), meet)
 
 
 class OneHopPackets(Kernel):
     """Packets to every peer, of what must arrive bit by bit."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
-        words = _collective.words(n, x.dtype)
-        programs, options = _collective.grid_of_packets(words, group.size)
-        space, slots, half = _collective.packets(group, group.size * words)
+        words = sizes.words(n, x.dtype)
+        programs, options = sizes.grid_of_packets(words, group.size)
+        space, slots, half = sizes.packets(group, group.size * words)
         super().__init__(space, one_hop_packets, programs, x, out, (slots, half, space.control, team(group), n, words),
-                         dict(SCATTER=op.scatter, OP=op.reduction, **options, WHOLE=_collective.whole_words(n, x, out)), meet)
+                         dict(SCATTER=op.scatter, OP=op.reduction, **options, WHOLE=sizes.whole_words(n, x, out)), meet)
 
 
 class OneHopPush(Kernel):
     """Plain stores to every peer, a flag behind each block."""
 
     def __init__(self, op: Collective, x: torch.Tensor, out: torch.Tensor, n: int, group: Group, meet: Callable[[], None]):
-        blocks, programs, rounds, options = _collective.grid_of_blocks(n, x.dtype, group.size)
-        space, data, flags = _collective.pushes(group, "one hop", x.dtype, group.size * blocks * options["BLOCK"],
+        blocks, programs, rounds, options = sizes.grid_of_blocks(n, x.dtype, group.size)
+        space, data, flags = sizes.pushes(group, "one hop", x.dtype, group.size * blocks * options["BLOCK"],
                                                 rounds * programs * group.size)
         super().__init__(space, one_hop_push, programs, x, out,
                          (data, data.numel() // 2, flags, flags.numel() // 2, space.control, team(group), n, blocks, rounds),

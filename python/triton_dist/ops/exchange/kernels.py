@@ -3,17 +3,17 @@
 """Kernels in which every rank sends something to every rank once, and reduces or keeps what arrives.
 
 SCATTER: x is [WORLD, n] and rank j gets row j, else x is [n] and all ranks get it. OP: out is [n], the reduction over ranks
-of what arrived (ops._reduce), or where OP is None it is [WORLD, n], a row from each rank. So all-reduce has OP alone,
+of what arrived (ops.device.reduce), or where OP is None it is [WORLD, n], a row from each rank. So all-reduce has OP alone,
 reduce-scatter both, all-to-all SCATTER alone, and all-gather neither. `out` may be x, or where one of them has one row, this
 rank's row of the other. Reductions are in an order that all ranks share, with one rounding.
 """
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops._packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
+from triton_dist.ops.device.packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
                                       store_words)
-from triton_dist.ops._reduce import combined, finished, neutral
-from triton_dist.ops._selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
+from triton_dist.ops.device.reduce import combined, finished, neutral
+from triton_dist.ops.device.selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
                                        store_vectors)
 from triton_dist.runtime.jit import jit
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _check, _plan
+from triton_dist.ops import _plan
+from triton_dist.ops.calls import checks
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -14,8 +15,8 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, SelfFl
 KIB, MIB = 1 << 10, 1 << 20
 WORD = 8                                # bytes of data in a pair of packets, which takes twice as many
 REDUCTIONS = ("sum", "avg", "max", "min")
-SELF_FLAGGED = _check.DTYPES            # dtypes of which a word of zeros can be marked: all are reduced in fp32
-REDUCED = (*_check.DTYPES, torch.float64, torch.int32, torch.int64)         # dtypes that kernels reduce
+SELF_FLAGGED = checks.DTYPES            # dtypes of which a word of zeros can be marked: all are reduced in fp32
+REDUCED = (*checks.DTYPES, torch.float64, torch.int32, torch.int64)         # dtypes that kernels reduce
 VECTOR = 16                             # bytes of data in a self-flagged store
 MOST_EACH = 4                           # vectors that a thread holds at a time
 MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; addresses of packets fit int32

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from triton_dist.language.selfflag import join_words, split_words
-from triton_dist.ops._reduce import combined, finished, neutral
+from triton_dist.ops.device.reduce import combined, finished, neutral
 from triton_dist.runtime.workspace import SelfFlaggedWorkspace
 
 COPIES = tl.constexpr(SelfFlaggedWorkspace.control_words)       # of the epoch, for count_call

@@ -10,7 +10,7 @@ from typing import Iterable
 
 from triton_dist.runtime.backend import backend
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _DEVICE = {"jit", "gluon_jit", "helper", "primitive", "builtin", "constexpr_function", "_aggregate"}   # decorators of device code
 
 
