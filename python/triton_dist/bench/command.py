@@ -9,6 +9,7 @@
     triton-dist bench all_reduce --sizes 1K:128M --graph      # collectives, by size instead of shape
     triton-dist bench gemm_ar --graph                         # the models' down projections for 1 to 2048 rows
     triton-dist bench all_reduce_rmsnorm --graph              # what follows a linear in a decoder, alone and in a chain
+    triton-dist bench model --arch llama3-8b --phase decode --graph       # layers of a decoder, beside what else there is
 """
 import argparse
 import os
@@ -19,6 +20,7 @@ from typing import Any, Callable
 
 from triton_dist.bench import dispatch_rows
 from triton_dist.bench.collective import norm_words, sizes
+from triton_dist.bench.model import words as model
 from triton_dist.bench.shapes import OPS, parse
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -59,6 +61,12 @@ def parser() -> argparse.ArgumentParser:
     _graph(sub)
     _common(sub, norm_words.METHODS, ("auto", "unfused"), (*norm_words.PEERS, "none"),
             f"all-reduce before torch's sum and norm: of {', '.join(norm_words.PEERS)}, or none")
+    sub = commands.add_parser(model.COMMAND, help="time layers of a decoder, by our ops and by other libraries")
+    sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    model.options(sub)
+    _graph(sub)
+    _repeats(sub)
+    _where(sub)
     calls = commands.add_parser(dispatch_rows.COMMAND, help="host time of eager calls, beside a bare launch of the same kernel")
     calls.add_argument("--calls", nargs="+", default=[], choices=dispatch_rows.CALLS, metavar="OP",
                        help=f"of {', '.join(dispatch_rows.CALLS)} (default: all)")
@@ -83,9 +91,13 @@ def _common(sub: argparse.ArgumentParser, methods: tuple, default: tuple, peers:
     sub.add_argument("--methods", type=_names(methods), default=default, metavar="A,B",
                      help=f"of {', '.join(methods)}; figures speak of the first (default: {','.join(default)})")
     sub.add_argument("--peers", type=_names(peers), default=peers[:-1], metavar="A,B", help=about_peers)
-    sub.add_argument("--rounds", type=positive, help="interleaved rounds (default: 9; emulated 3)")
-    sub.add_argument("--iters", type=positive, help="calls in a batch (default: what suits the size; emulated 2)")
+    _repeats(sub)
     _where(sub)
+
+
+def _repeats(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--rounds", type=positive, help="interleaved rounds (default: 9; emulated fewer)")
+    sub.add_argument("--iters", type=positive, help="calls in a batch (default: what suits the size; emulated fewer)")
 
 
 def _where(sub: argparse.ArgumentParser) -> None:
@@ -98,7 +110,7 @@ def main(argv: list) -> int:
     """Runs the command; the exit status is 1 where a result was wrong or a shape gave no figure."""
     args = parser().parse_args(argv)
     if args.command is None:
-        measuring = ", ".join([*OPS, *sizes.BESIDE_PEERS, dispatch_rows.COMMAND])
+        measuring = ", ".join([*OPS, *sizes.BESIDE_PEERS, model.COMMAND, dispatch_rows.COMMAND])
         parser().error(f"a command is required: {measuring}")
     if args.command in OPS and args.late_on is not None and args.late is None and args.jitter is None:
         parser().error("--late-on: needs --late or --jitter, which say who is late")
@@ -107,7 +119,7 @@ def main(argv: list) -> int:
             sizes.parse(args.sizes, emulated=True)
         elif args.command == norm_words.COMMAND:
             norm_words.parse(args.shapes, emulated=True)
-        elif args.command != dispatch_rows.COMMAND:
+        elif args.command not in (dispatch_rows.COMMAND, model.COMMAND):
             parse(args.shapes, args.command, world=1, emulated=True)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
@@ -156,6 +168,9 @@ def _tools(name: str) -> tuple[Callable, Callable]:
     if name == dispatch_rows.COMMAND:
         from triton_dist.bench import dispatch
         return dispatch.run, dispatch_rows.text
+    if name == model.COMMAND:
+        from triton_dist.bench.model import command, rows as model_rows
+        return command.run, model_rows.text
     from triton_dist.bench.run import run
     if name in OPS:
         from triton_dist.bench import table

@@ -132,11 +132,11 @@ class EmulatorBackend(Backend):
     def blocking(self, call: Callable[[], Any]) -> None:
         # On a thread beside, so that side streams that peers wait for go on, and a hang is seen and told.
         errors: list = []
-        inference = torch.is_inference_mode_enabled()           # which belongs to a thread; the output may be of it
+        inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()       # both belong to a thread
 
         def run() -> None:
             try:
-                with torch.inference_mode(inference):
+                with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
                     call()
             except BaseException as error:       # raised again below, on the thread that asked
                 errors.append(error)
