@@ -21,6 +21,13 @@ _C_TYPES = {"i1": "int32_t", "i8": "int8_t", "u8": "uint8_t", "i16": "int16_t", 
             "fp64": "double"}
 
 
+# Names of parameters that C, or the functions written here, have for something else.
+_TAKEN = {"stream", "grid", "options", "values", "asked", *(
+    "auto break case char const continue default do double else enum extern float for goto if inline int long register restrict "
+    "return short signed sizeof static struct switch typedef union unsigned void volatile while class new delete template this "
+    "private public protected operator namespace using bool true false and or not").split()}
+
+
 def variant_name(built: Built) -> str:
     """The C name of a variant: its space, architecture, and the beginning of its key."""
     return f"{built.variant.space}__{built.target.vendor}{built.target.arch}_{built.key[:12]}"
@@ -37,7 +44,7 @@ def variant_header(built: Built) -> str:
 def variant_source(built: Built) -> str:
     """Defines a variant: its binary, its parameters, and what a launch of it needs."""
     name, v = variant_name(built), built.variant
-    options = selectable(built)
+    options = {"space": v.space, **selectable(built)}
     lines = [_HEAD.format(what=f"{built.symbol} for {built.target}, {len(built.binary)} bytes, {built.assembler}."),
              f'#include "{name}.h"\n']
     lines.append(_array("static const uint64_t", "image", _words(built.binary), 4))
@@ -73,7 +80,7 @@ def kernel_header(name: str, kernel: Any, built: Sequence[Built]) -> str:
     lines = [_HEAD.format(what=f"{kernel.fn.__name__}."), f'#ifndef {guard}\n#define {guard}\n\n#include "tdist_aot.h"\n',
              '#ifdef __cplusplus\nextern "C" {\n#endif\n', f"extern TDIST_API const tdist_kernel {name}_kernel;\n"]
     for space, first in _spaces(built).items():
-        fields = [f"    {'const char *' if isinstance(x, str) else 'double '}{n};" for n, x in selectable(first).items()]
+        fields = [f"    {'const char *' if isinstance(x, str) else 'double '}{_field(n)};" for n, x in selectable(first).items()]
         lines.append(f"/* Which variant of {space}. */\ntypedef struct {space}_options {{\n" + "\n".join(fields or ["    int none;"]) +
                      f"\n}} {space}_options;\n")
         lines.append(f"/* Launches {space}: the first variant whose alignments fit, or with `options` the one that was built with\n"
@@ -110,7 +117,8 @@ def type_code(kind: str) -> str:
     if kind == "constexpr":
         return "TDIST_CONSTEXPR"
     if kind.startswith("tensordesc<"):
-        return f"TDIST_TENSOR | TDIST_{_element(re.match(r'tensordesc<(\w+)', kind)[1])}"
+        element = kind.removeprefix("tensordesc<").partition("[")[0]
+        return f"TDIST_TENSOR | TDIST_{_element(element)}"
     if kind.startswith("*"):
         return f"TDIST_POINTER | TDIST_{_element(kind[1:].removeprefix('k'))}"
     return f"TDIST_{_element(kind)}"
@@ -169,8 +177,12 @@ def _spaces(built: Sequence[Built]) -> dict:
 
 
 def _parameters(first: Built) -> list[tuple[int, str, str]]:
-    """(position, name, type) of the parameters that are no constexprs."""
-    return [(i, n, kind) for i, (n, kind) in enumerate(first.variant.types.items()) if kind != "constexpr"]
+    """(position, C name, type) of the parameters that are no constexprs."""
+    return [(i, f"{n}_" if n in _TAKEN else n, kind) for i, (n, kind) in enumerate(first.variant.types.items()) if kind != "constexpr"]
+
+
+def _field(name: str) -> str:
+    return f"{name}_" if name in _TAKEN else name
 
 
 def _prototype(first: Built) -> str:
@@ -198,15 +210,14 @@ def _functions(kernel: str, space: str, first: Built) -> str:
         elif kind == "u64":
             value = f"(int64_t){name}"
         values.append(f"    values[{i}].type = {type_code(kind)};\n    values[{i}].as.{member} = {value};")
-    options = selectable(first)
-    fields = "".join(f"    asked[{i}].{'text' if isinstance(x, str) else 'value'} = options->{n};\n"
-                     for i, (n, x) in enumerate(options.items()))
-    table = ", ".join(f'{{"{n}", NULL, 0}}' for n in options) or '{"", NULL, 0}'
+    options, count = selectable(first), len(first.variant.types)
+    fields = "".join(f"    asked[{i}].{'text' if isinstance(x, str) else 'value'} = options->{_field(n)};\n"
+                     for i, (n, x) in enumerate(options.items(), 1))
+    table = ", ".join([f'{{"space", "{space}", 0}}', *(f'{{"{n}", NULL, 0}}' for n in options)])
     names = ["stream"] + ([] if first.variant.grid else ["grid"]) + [n for _, n, _ in _parameters(first)]
-    grid = "NULL" if first.variant.grid else "grid"
+    launch = f"tdist_launch_kernel(&{kernel}_kernel, stream, {'NULL' if first.variant.grid else 'grid'}, values, {count}, asked"
     return (f"int {space}_ex({_prototype(first)}, const {space}_options *options) {{\n"
-            f"    tdist_value values[{len(first.variant.types)}];\n    tdist_option asked[] = {{{table}}};\n" + "\n".join(values) +
-            f"\n    if (options == NULL)\n        return tdist_launch_kernel(&{kernel}_kernel, stream, {grid}, values, "
-            f"{len(first.variant.types)}, NULL, 0);\n" + fields +
-            f"    return tdist_launch_kernel(&{kernel}_kernel, stream, {grid}, values, {len(first.variant.types)}, asked, "
-            f"{len(options)});\n}}\n\nint {space}({_prototype(first)}) {{\n    return {space}_ex({', '.join(names)}, NULL);\n}}\n")
+            f"    tdist_value values[{count}];\n    tdist_option asked[] = {{{table}}};\n" + "\n".join(values) +
+            f"\n    if (options == NULL)\n        return {launch}, 1);\n" + fields +
+            f"    return {launch}, {len(options) + 1});\n}}\n\n"
+            f"int {space}({_prototype(first)}) {{\n    return {space}_ex({', '.join(names)}, NULL);\n}}\n")

@@ -78,7 +78,7 @@ def tensor_maps_of(meta: Any) -> tuple[TensorMap, ...]:
 def check_against_ptx(name: str, parameters: tuple[Parameter, ...], text: str) -> None:
     """Raises TritonDistError where the assembly declares other parameters: of another Triton, say."""
     head = re.search(r"\.entry " + re.escape(name) + r"\((.*?)\)", text, re.S)[1]
-    declared = [int(size or 0) or int(bits) // 8 for bits, size in re.findall(r"\.param [^,]*?\.[bus](\d+)[^,\[]*(?:\[(\d+)\])?", head)]
+    declared = [int(size or 0) or int(bits) // 8 for bits, size in re.findall(r"\.param [^,]*?\.[busf](\d+)[^,\[]*(?:\[(\d+)\])?", head)]
     expected = [SIZES[parameter.kind] for parameter in parameters]
     if declared != expected:
         raise TritonDistError(f"{name}: expected parameters of {expected} bytes, its assembly declares {declared}")

@@ -18,7 +18,8 @@ from triton_dist.runtime.errors import InvalidArgument, TritonDistError
 
 RUNTIME = Path(__file__).parent / "c"
 LIBRARY = "libtriton_dist_aot.so"
-FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pedantic")
+FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pedantic",
+         "-Werror=implicit-function-declaration")
 MANIFEST = "manifest.json"
 
 

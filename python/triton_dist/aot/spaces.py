@@ -44,14 +44,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Space:
-    """A public C name of a kernel: its signature, its grid, and a dict of constexprs and options for each variant."""
+    """A public C name of a kernel: its signature, its grid, and a dict of constexprs and options for each variant.
+
+    targets: words such as "cuda" or "cuda:90" that a target has to begin with; all targets where there are none.
+    """
     name: str
     signature: Any
     grid: Sequence[str] | None
     infos: list = field(default_factory=list)
+    targets: tuple = ()
 
 
-def aot_compile_spaces(spaces: Mapping[str, Mapping]) -> Callable[[Any], Any]:
+def aot_compile_spaces(spaces: Mapping[str, Mapping], name: str | None = None) -> Callable[[Any], Any]:
     """Decorator that declares how a kernel is compiled ahead of time. It stands above `triton.jit`, `gluon.jit` or `triton_dist.jit`.
 
     Args:
@@ -64,7 +68,9 @@ def aot_compile_spaces(spaces: Mapping[str, Mapping]) -> Callable[[Any], Any]:
             grid: three expressions over the parameters and "%NAME"s, or left out: then the caller passes the grid.
             triton_algo_infos: a list of dicts, one for each variant: a value for every "%NAME", num_warps, num_stages, and
                 other launch options. A parameter of the kernel whose value is no number or string, such as a layout, has to
-                follow from the others.
+                follow from the others. "targets" in an info, or beside the infos, is a list of words such as "cuda:90" or "hip":
+                it is built for targets that begin with one of them.
+        name: what C calls the kernel, under which all its spaces can be found; None: the name of its function.
 
     Returns the kernel as it was.
 
@@ -83,6 +89,8 @@ def aot_compile_spaces(spaces: Mapping[str, Mapping]) -> Callable[[Any], Any]:
             raise InvalidArgument(f"aot_compile_spaces: expected a jit function, found {kernel!r}; put it above the jit decorator")
         for space in found:
             variants_of(kernel, space)              # refuses now what cannot be compiled later
+        if name is not None:
+            kernel.__dict__["_aot_name"] = name
         kernel.__dict__.setdefault("_aot_spaces", []).extend(found)
         return kernel
 
@@ -94,10 +102,22 @@ def spaces_of(kernel: Any) -> list[Space]:
     return list(getattr(kernel, "_aot_spaces", ()))
 
 
-def variants_of(kernel: Any, space: Space) -> list[Variant]:
-    """The variants of a space of `kernel`, each once. Raises InvalidArgument for a declaration that does not fit the kernel."""
+def name_of(kernel: Any) -> str:
+    """What C calls a kernel."""
+    return getattr(kernel, "_aot_name", kernel.fn.__name__)
+
+
+def variants_of(kernel: Any, space: Space, target: str | None = None) -> list[Variant]:
+    """The variants of a space of `kernel`, each once: those for `target`, or all.
+
+    Raises InvalidArgument for a declaration that does not fit the kernel.
+    """
     found: list[Variant] = []
-    for info in space.infos:
+    for given in space.infos:
+        info = {key: value for key, value in given.items() if key != "targets"}
+        words = given.get("targets", space.targets)
+        if target is not None and words and not any(target.startswith(word) for word in words):
+            continue
         for variant in _variants(kernel, space, info):
             if variant not in found:
                 found.append(variant)
@@ -107,13 +127,14 @@ def variants_of(kernel: Any, space: Space) -> list[Variant]:
 def _space(name: str, given: dict) -> Space:
     if not _IDENTIFIER.match(name):
         raise InvalidArgument(f"aot_compile_spaces: expected a C name, found {name!r}")
-    unknown = set(given) - {"signature", "grid", "triton_algo_infos"}
+    unknown = set(given) - {"signature", "grid", "triton_algo_infos", "targets"}
     if unknown or "signature" not in given or not given.get("triton_algo_infos"):
         raise InvalidArgument(f"{name}: expected signature, triton_algo_infos and maybe grid, found {sorted(given)}")
     grid = given.get("grid")
     if grid is not None and len(grid) != 3:
         raise InvalidArgument(f"{name}: expected a grid of three expressions, found {grid!r}")
-    return Space(name, given["signature"], None if grid is None else tuple(map(str, grid)), list(given["triton_algo_infos"]))
+    return Space(name, given["signature"], None if grid is None else tuple(map(str, grid)), list(given["triton_algo_infos"]),
+                 tuple(given.get("targets", ())))
 
 
 def split(text: str) -> list[str]:

@@ -6,6 +6,7 @@ import sys
 from typing import Callable, Sequence
 
 TOOLS = {
+    "aot": "compile kernels ahead of time into a C library; needs no GPU",
     "bench": "time an op beside its baselines",
     "check": "find races, deadlocks and wrong scopes of a script's kernels on emulated ranks",
     "doctor": "say what this machine has, try what can be tried, and name what is missing and the command that mends it",
@@ -40,7 +41,9 @@ def _tool(name: str) -> Callable[[Sequence[str]], int]:
     if name == "launch":
         from triton_dist.cli.launch import main as launch
         return lambda words: launch(list(words), "triton-dist launch")
-    if name == "bench":
+    if name == "aot":
+        from triton_dist.aot import command as tool
+    elif name == "bench":
         from triton_dist.bench import command as tool
     elif name == "check":
         from triton_dist.checker import command as tool

@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tdist_internal.h"
@@ -13,7 +14,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const tdist_driver *driver;
 static int status = TDIST_ERR_NO_DRIVER;
-static char reason[256];
+static char reason[512];
 
 int tdist_symbol(void *library, const char *name, void *slot) {
     void *found = dlsym(library, name);
@@ -32,18 +33,16 @@ static int has_vendor(int vendor) {
 }
 
 static void find(void) {
-    if (has_vendor(TDIST_CUDA))
+    char first[128] = "";
+    if (has_vendor(TDIST_CUDA)) {
         status = tdist_open_cuda(&driver);
-    if (status == TDIST_ERR_NO_DRIVER && has_vendor(TDIST_HIP)) {
-        const tdist_driver *other = NULL;
-        int found = tdist_open_hip(&other);
-        if (found == TDIST_OK || !has_vendor(TDIST_CUDA)) {
-            status = found;
-            driver = other;
-        }
+        strncpy(first, status == TDIST_OK ? "" : tdist_last_error(), sizeof first - 1);
     }
+    if (status == TDIST_ERR_NO_DRIVER && has_vendor(TDIST_HIP))
+        status = tdist_open_hip(&driver);
     if (status != TDIST_OK)
-        strncpy(reason, tdist_last_error(), sizeof reason - 1);
+        snprintf(reason, sizeof reason, "%s%s%s", first, *first && strcmp(first, tdist_last_error()) ? "; " : "",
+                 strcmp(first, tdist_last_error()) ? tdist_last_error() : "");
 }
 
 int tdist_get_driver(const tdist_driver **out) {

@@ -79,7 +79,8 @@ typedef struct tdist_value {
     } as;
 } tdist_value;
 
-/* A constexpr, or a launch option such as num_warps, by which a variant is chosen. */
+/* A constexpr, or a launch option such as num_warps, by which a variant is chosen. One named "space", of a text, asks for variants
+   of that C name only. */
 typedef struct tdist_option {
     const char *name;
     const char *text;             /* of a string; else NULL */

@@ -76,6 +76,11 @@ struct tdist_kernel {
     size_t variant_count;
 };
 
+/* What grids are computed with. */
+static inline int64_t tdist_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t tdist_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t tdist_cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 /* Written by the generator. */
 extern const tdist_kernel *const tdist_kernels[];
 extern const size_t tdist_kernels_count;

@@ -9,6 +9,8 @@ from typing import Any, Mapping
 
 import triton
 
+from triton_dist.runtime.environment import cache_dir
+
 # Options that name files of a machine, or follow from the target.
 _NO_PART = {"extern_libs", "arch", "backend_name", "TRITON_DISABLE_LINE_INFO"}
 
@@ -45,3 +47,8 @@ def plain(value: Any) -> Any:
 @functools.cache
 def _content(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def default_folder() -> Path:
+    """Where a library of kernels is written, and looked for."""
+    return cache_dir() / "aot"

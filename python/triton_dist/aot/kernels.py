@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Finding kernels by the words of a command line, and compiling all their variants on several cores."""
+import importlib
+import importlib.util
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Callable, Iterable, Sequence
+
+from triton_dist.aot.build import Built, build
+from triton_dist.aot.spaces import name_of, spaces_of, variants_of
+from triton_dist.aot.targets import Target
+from triton_dist.runtime.errors import InvalidArgument, TritonDistError
+
+
+def read_list(path: Path) -> list[str]:
+    """The kernels of a file: one a line, with comments after #; paths of files are relative to it."""
+    found = []
+    for line in path.read_text().splitlines():
+        word = line.partition("#")[0].strip()
+        if word:
+            file = word.rpartition(":")[0]
+            found.append(f"{(path.parent / file).resolve()}:{word.rpartition(':')[2]}" if file.endswith(".py") else word)
+    return found
+
+
+def find(word: str) -> Any:
+    """The kernel that "module:name" or "path.py:name" stands for. Raises InvalidArgument where there is none, or no space of it."""
+    place, _, name = word.rpartition(":")
+    if not place or not name:
+        raise InvalidArgument(f"kernel: expected module:name or path.py:name, found {word!r}")
+    kernel = getattr(_module(place, word), name, None)
+    if kernel is None or not hasattr(kernel, "arg_names"):
+        raise InvalidArgument(f"{word}: there is no jit function of that name")
+    if not spaces_of(kernel):
+        raise InvalidArgument(f"{word}: it has no spaces; declare them with @aot_compile_spaces")
+    return kernel
+
+
+def _module(place: str, word: str) -> Any:
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        path = Path(place).resolve()
+        name = f"tdist_aot_{path.stem}"
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, path)
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
+        return sys.modules[name]
+    except (ImportError, OSError) as error:
+        raise InvalidArgument(f"{word}: cannot import it: {error}") from error
+
+
+def compile_all(words: Sequence[str], targets: Sequence[Target], jobs: int, tell: Callable[[str], None]) -> dict:
+    """(kernel, its variants) by C name, of all kernels for all targets. `tell` gets a line for each kernel.
+
+    Raises InvalidArgument where nothing is to be built for a target, and TritonDistError where a variant does not compile.
+    """
+    kernels: dict = {}
+    for word in words:
+        kernel = find(word)
+        name = name_of(kernel)
+        if name in kernels and kernels[name][0] is not kernel:
+            raise InvalidArgument(f"{word}: another kernel is called {name} as well; give one of them a name by aot_compile_spaces")
+        kernels[name] = (kernel, word)
+    _refuse_common_names(kernels)
+    tasks = [(word, s, v, target) for _, (kernel, word) in kernels.items() for target in targets
+             for s, space in enumerate(spaces_of(kernel)) for v in range(len(variants_of(kernel, space, str(target))))]
+    for target in targets:
+        if not any(task[3] == target for task in tasks):
+            raise InvalidArgument(f"{target}: none of these kernels has a variant for it")
+    made: dict = {name: [] for name in kernels}
+    by_word = {word: name for name, (_, word) in kernels.items()}
+    for task, one in zip(tasks, _run(tasks, jobs)):
+        made[by_word[task[0]]].append(one)
+    for name, variants in made.items():
+        tell(f"{name}: {len(variants)} variants, {sum(len(one.binary) for one in variants) / 1e6:.2f} MB")
+    return {name: (kernels[name][0], variants) for name, variants in made.items() if variants}
+
+
+def _refuse_common_names(kernels: dict) -> None:
+    seen: dict = {}
+    for name, (kernel, _) in kernels.items():
+        for space in (name, *(space.name for space in spaces_of(kernel))):
+            if seen.setdefault(space, name) != name:
+                raise InvalidArgument(f"{name}: the C name {space} is that of {seen[space]} as well")
+
+
+def _run(tasks: Sequence[tuple], jobs: int) -> Iterable[Built]:
+    if jobs <= 1 or len(tasks) < 4:
+        return [_one(*task) for task in tasks]
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_one, *zip(*tasks), chunksize=2))
+
+
+def _one(word: str, space: int, variant: int, target: Target) -> Built:
+    kernel = find(word)
+    found = variants_of(kernel, spaces_of(kernel)[space], str(target))[variant]
+    try:
+        return build(kernel, found, target)
+    except Exception as error:                  # of a compiler anything may come
+        given = {**found.constexprs, **found.options}
+        raise TritonDistError(f"{found.space} for {target} with {given} does not compile: {error}") from None

@@ -1,0 +1,103 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Running programs on a driver that records what it is asked, on a machine without a GPU."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import triton.backends
+
+HERE = Path(__file__).parent
+INCLUDE = Path(triton.backends.__file__).parent / "nvidia" / "include"
+HIP_INCLUDE = Path(triton.backends.__file__).parent / "amd" / "include"
+TARGETS = "cuda:80,cuda:90,cuda:100,hip:gfx942"
+KERNELS = ("add_kernel", "scalars", "copy_box", "copy_by_made_descriptor", "fill", "after_the_last", "who_am_i")
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")     # Triton 3.9 warns when it is unset
+
+
+def compiler() -> str:
+    found = shutil.which("cc")
+    if found is None:
+        pytest.skip("no C compiler")
+    return found
+
+
+def compile_c(target: Path, *words) -> None:
+    done = subprocess.run([compiler(), *map(str, words), "-o", str(target)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@dataclass
+class Result:
+    """What a program did: its output, and the driver calls that it made."""
+    code: int
+    out: str
+    err: str
+    calls: list
+
+    def named(self, name: str) -> list:
+        return [line for line in self.calls if line.startswith(name)]
+
+
+class Mock:
+    """Runs programs on the mock driver."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.runs = 0
+
+    def run(self, *words, timeout: float = 60, **environ) -> Result:
+        self.runs += 1
+        log = self.folder / f"calls.{self.runs}"
+        done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=timeout, check=False, env={
+            **os.environ, "LD_LIBRARY_PATH": str(self.folder), "TDIST_MOCK_LOG": str(log), "TRITON_DIST_BACKEND": "emulator",
+            "PYTHONPATH": f"{HERE.parents[1] / 'python'}:{os.environ.get('PYTHONPATH', '')}", **environ})
+        return Result(done.returncode, done.stdout, done.stderr, log.read_text().splitlines() if log.exists() else [])
+
+    def python(self, code: str, library: Path, **environ) -> Result:
+        """Runs `code` with `lib`, the library, and device 0 current."""
+        start = ("import ctypes\nfrom pathlib import Path\nfrom triton_dist.backends.gpu.kernel_library import *\n"
+                 f"cuda, context = ctypes.CDLL({str(self.folder / 'libcuda.so.1')!r}), ctypes.c_void_p()\n"
+                 "cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)\ncuda.cuCtxSetCurrent(context)\n"
+                 f"lib = KernelLibrary(Path({str(library)!r}))\n"
+                 "def code(f, *args, **more):\n    try:\n        f(*args, **more)\n    except LibraryError as error:\n"
+                 "        return error.code, str(error)\n    return 0, ''\n")
+        self.runs += 1
+        log, out = self.folder / f"calls.{self.runs}", self.folder / f"out.{self.runs}"
+        child = os.fork()                       # an interpreter that has imported torch: a fresh one would take seconds
+        if child == 0:
+            _run_here(start + code, out, {"TDIST_MOCK_LOG": str(log), **environ})
+        _, status = os.waitpid(child, 0)
+        words = out.read_text()
+        assert status == 0, words
+        return Result(0, words, "", log.read_text().splitlines() if log.exists() else [])
+
+
+def _run_here(code: str, out: Path, environ: dict) -> None:
+    status = 1
+    try:
+        os.environ.update(environ)
+        file = os.open(out, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout = sys.stderr = os.fdopen(1, "w")
+        exec(code, {"__name__": "child"})
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def parameters(line: str) -> list:
+    """The parameters of a recorded launch, as bytes."""
+    return [bytes.fromhex(found) for found in re.findall(r" p\d+=([0-9a-f]*)", line)]

@@ -1,0 +1,34 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""A library of the kernels beside this file, and a driver that records: built once a session, without a GPU."""
+from pathlib import Path
+
+import pytest
+from aot_mock import HERE, INCLUDE, KERNELS, TARGETS, Mock, compile_c
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_caches(tmp_path_factory):
+    """Nothing that other runs have left is used."""
+    root = tmp_path_factory.mktemp("caches")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(root / "triton"))
+        patch.setenv("TRITON_DIST_CACHE_DIR", str(root / "triton_dist"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def mock(tmp_path_factory) -> Mock:
+    folder = tmp_path_factory.mktemp("mock")
+    compile_c(folder / "libcuda.so.1", "-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}",
+              HERE / "mock_cuda.c", "-lpthread")
+    return Mock(folder)
+
+
+@pytest.fixture(scope="session")
+def library(_own_caches, tmp_path_factory) -> Path:
+    """The library's folder, built by the command."""
+    from triton_dist.aot.command import main
+    folder = tmp_path_factory.mktemp("aot") / "library"
+    assert main([*(f"{HERE / 'aot_kernels.py'}:{name}" for name in KERNELS), "--target", TARGETS, "--out", str(folder), "-j", "1"]) == 0
+    return folder
