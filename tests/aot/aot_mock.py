@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Running programs on a driver that records what it is asked, on a machine without a GPU."""
+
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ TARGETS = "cuda:80,cuda:90,cuda:100,hip:gfx942"
 KERNELS = ("add_kernel", "scalars", "copy_box", "copy_by_made_descriptor", "fill", "after_the_last", "who_am_i")
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")     # Triton 3.9 warns when it is unset
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns when it is unset
 
 
 def compiler() -> str:
@@ -31,13 +32,16 @@ def compiler() -> str:
 
 
 def compile_c(target: Path, *words) -> None:
-    done = subprocess.run([compiler(), *map(str, words), "-o", str(target)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [compiler(), *map(str, words), "-o", str(target)], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 @dataclass
 class Result:
     """What a program did: its output, and the driver calls that it made."""
+
     code: int
     out: str
     err: str
@@ -57,22 +61,36 @@ class Mock:
     def run(self, *words, timeout: float = 60, **environ) -> Result:
         self.runs += 1
         log = self.folder / f"calls.{self.runs}"
-        done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=timeout, check=False, env={
-            **os.environ, "LD_LIBRARY_PATH": str(self.folder), "TDIST_MOCK_LOG": str(log), "TRITON_DIST_BACKEND": "emulator",
-            "PYTHONPATH": f"{HERE.parents[1] / 'python'}:{os.environ.get('PYTHONPATH', '')}", **environ})
+        done = subprocess.run(
+            [*map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={
+                **os.environ,
+                "LD_LIBRARY_PATH": str(self.folder),
+                "TDIST_MOCK_LOG": str(log),
+                "TRITON_DIST_BACKEND": "emulator",
+                "PYTHONPATH": f"{HERE.parents[1] / 'python'}:{os.environ.get('PYTHONPATH', '')}",
+                **environ,
+            },
+        )
         return Result(done.returncode, done.stdout, done.stderr, log.read_text().splitlines() if log.exists() else [])
 
     def python(self, code: str, library: Path, **environ) -> Result:
         """Runs `code` with `lib`, the library, and device 0 current."""
-        start = ("import ctypes\nfrom pathlib import Path\nfrom triton_dist.backends.gpu.kernel_library import *\n"
-                 f"cuda, context = ctypes.CDLL({str(self.folder / 'libcuda.so.1')!r}), ctypes.c_void_p()\n"
-                 "cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)\ncuda.cuCtxSetCurrent(context)\n"
-                 f"lib = KernelLibrary(Path({str(library)!r}))\n"
-                 "def code(f, *args, **more):\n    try:\n        f(*args, **more)\n    except LibraryError as error:\n"
-                 "        return error.code, str(error)\n    return 0, ''\n")
+        start = (
+            "import ctypes\nfrom pathlib import Path\nfrom triton_dist.backends.gpu.kernel_library import *\n"
+            f"cuda, context = ctypes.CDLL({str(self.folder / 'libcuda.so.1')!r}), ctypes.c_void_p()\n"
+            "cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)\ncuda.cuCtxSetCurrent(context)\n"
+            f"lib = KernelLibrary(Path({str(library)!r}))\n"
+            "def code(f, *args, **more):\n    try:\n        f(*args, **more)\n    except LibraryError as error:\n"
+            "        return error.code, str(error)\n    return 0, ''\n"
+        )
         self.runs += 1
         log, out = self.folder / f"calls.{self.runs}", self.folder / f"out.{self.runs}"
-        child = os.fork()                       # an interpreter that has imported torch: a fresh one would take seconds
+        child = os.fork()  # an interpreter that has imported torch: a fresh one would take seconds
         if child == 0:
             _run_here(start + code, out, {"TDIST_MOCK_LOG": str(log), **environ})
         _, status = os.waitpid(child, 0)

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """A library of the kernels beside this file, and a driver that records: built once a session, without a GPU."""
+
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,21 @@ def _own_caches(tmp_path_factory):
 @pytest.fixture(scope="session")
 def mock(tmp_path_factory) -> Mock:
     folder = tmp_path_factory.mktemp("mock")
-    compile_c(folder / "libcuda.so.1", "-std=gnu11", "-O1", "-g", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}",
-              HERE / "mock_cuda.c", "-lpthread")
+    compile_c(
+        folder / "libcuda.so.1",
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{INCLUDE}",
+        HERE / "mock_cuda.c",
+        "-lpthread",
+    )
     return Mock(folder)
 
 
@@ -29,6 +43,20 @@ def mock(tmp_path_factory) -> Mock:
 def library(_own_caches, tmp_path_factory) -> Path:
     """The library's folder, built by the command."""
     from triton_dist.aot.command import main
+
     folder = tmp_path_factory.mktemp("aot") / "library"
-    assert main([*(f"{HERE / 'aot_kernels.py'}:{name}" for name in KERNELS), "--target", TARGETS, "--out", str(folder), "-j", "1"]) == 0
+    assert (
+        main(
+            [
+                *(f"{HERE / 'aot_kernels.py'}:{name}" for name in KERNELS),
+                "--target",
+                TARGETS,
+                "--out",
+                str(folder),
+                "-j",
+                "1",
+            ]
+        )
+        == 0
+    )
     return folder

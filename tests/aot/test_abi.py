@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The declarations of c/tdist_driver.h beside the vendors' headers."""
+
 import re
 from pathlib import Path
 
@@ -16,12 +17,30 @@ CUDA_HEADERS = [INCLUDE, *(path for path in [Path("/usr/local/cuda/include")] if
 
 @pytest.mark.parametrize("include", CUDA_HEADERS, ids=str)
 def test_structs_and_numbers_are_those_of_cuda(include, tmp_path):
-    compile_c(tmp_path / "abi.o", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{include}", f"-I{RUNTIME}", "-c", HERE / "abi_cuda.c")
+    compile_c(
+        tmp_path / "abi.o",
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{include}",
+        f"-I{RUNTIME}",
+        "-c",
+        HERE / "abi_cuda.c",
+    )
 
 
 def test_structs_and_numbers_are_those_of_hip(tmp_path):
-    compile_c(tmp_path / "abi.o", "-std=gnu11", "-w", "-Werror=implicit-function-declaration", f"-I{HIP_INCLUDE}", f"-I{RUNTIME}", "-c",
-              HERE / "abi_hip.c")
+    compile_c(
+        tmp_path / "abi.o",
+        "-std=gnu11",
+        "-w",
+        "-Werror=implicit-function-declaration",
+        f"-I{HIP_INCLUDE}",
+        f"-I{RUNTIME}",
+        "-c",
+        HERE / "abi_hip.c",
+    )
 
 
 def passed(parameter: str) -> str:
@@ -29,8 +48,11 @@ def passed(parameter: str) -> str:
     parameter = re.sub(r"\bconst\b|__dparm\([^)]*\)", "", parameter).strip()
     if "*" in parameter or "[" in parameter:
         return "8"
-    eight = (r"\b(size_t|tdist_cu_address|CUdeviceptr|hipDeviceptr_t|unsigned long long|cuuint64_t|CU(context|module|function|stream|event)|"
-             r"hip(Module|Function|Stream|Ctx)_t|CUmemGenericAllocationHandle|uint64_t)\b")
+    eight = (
+        r"\b(size_t|tdist_cu_address|CUdeviceptr|hipDeviceptr_t|unsigned long long|cuuint64_t|"
+        r"CU(context|module|function|stream|event)|"
+        r"hip(Module|Function|Stream|Ctx)_t|CUmemGenericAllocationHandle|uint64_t)\b"
+    )
     return "8" if re.search(eight, parameter) else "4"
 
 
@@ -78,6 +100,7 @@ def test_the_context_is_as_large_as_pythons():
 
 def test_public_headers_are_those_of_c_and_of_cplusplus(tmp_path):
     import shutil
+
     source = tmp_path / "one.c"
     source.write_text('#include "tdist_aot.h"\nint tdist_nothing(void);\nint tdist_nothing(void) { return TDIST_OK; }\n')
     compile_c(tmp_path / "c.o", "-std=c99", *WARNINGS, f"-I{RUNTIME}", "-c", source)

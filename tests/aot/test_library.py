@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """A library that was built without a GPU, launched on a driver that records: parameters, attributes, modules, errors."""
+
 import json
 import re
 import struct
@@ -27,16 +28,21 @@ def test_every_target_is_in_the_manifest(library):
     found = json.loads((library / MANIFEST).read_text())["variants"]
     assert {one["target"] for one in found} == set(TARGETS.split(","))
     assert len({one["key"] for one in found}) == len(found) > len(KERNELS) * 4
-    assert all(one["bytes"] > 1000 for one in found) and (library / LIBRARY).stat().st_size > sum(one["bytes"] for one in found)
+    assert all(one["bytes"] > 1000 for one in found) and (library / LIBRARY).stat().st_size > sum(
+        one["bytes"] for one in found
+    )
 
 
 def test_integers_that_are_multiples_or_one_take_the_variant_for_it(mock, library):
-    done = mock.python("""
+    done = mock.python(
+        """
 for n in (4096, 77, 1):
     lib.launch("add_fp32", 0, [0x1000, 0x2000, 0x3000, n])
 lib.launch("add_fp32", 0, [0x1000, 0x2000, 0x3000, 77], options={"BLOCK": 256})
 lib.launch("add_fp16", 0x55, [0x1002, 0x2000, 0x3000, 77])
-""", library)
+""",
+        library,
+    )
     one, other, equal, small, half = done.named(LAUNCH)
     pointers = [struct.pack("<Q", 0x1000 * i) for i in (1, 2, 3)]
     nothing = [bytes(8)] * 2
@@ -49,15 +55,28 @@ lib.launch("add_fp16", 0x55, [0x1002, 0x2000, 0x3000, 77])
 
 
 def test_scalars_have_the_bits_that_triton_gives_them(mock, library):
-    done = mock.python('lib.launch("scalars", 0, [0x100, 1, -2, 200, -3, 70000, -5, 2**63 - 1, 1 / 3, 1 / 3, 1 / 3, 1 / 3], '
-                       'grid=(1,), options={"SIGN": -1.5, "FLAG": True})\n'
-                       'print(code(lib.launch, "scalars", 0, [0x100, *[0] * 11], grid=(1,), options={"SIGN": 2}))\n'
-                       'print(code(lib.launch, "scalars", 0, [0x100, *[0] * 11]))', library)
+    done = mock.python(
+        'lib.launch("scalars", 0, [0x100, 1, -2, 200, -3, 70000, -5, 2**63 - 1, 1 / 3, 1 / 3, 1 / 3, 1 / 3], '
+        'grid=(1,), options={"SIGN": -1.5, "FLAG": True})\n'
+        'print(code(lib.launch, "scalars", 0, [0x100, *[0] * 11], grid=(1,), options={"SIGN": 2}))\n'
+        'print(code(lib.launch, "scalars", 0, [0x100, *[0] * 11]))',
+        library,
+    )
     (launch,) = done.named(LAUNCH)
-    bfloat = struct.pack("<f", 1 / 3)[2:]                # Triton's launcher cuts a bfloat16 off a float
+    bfloat = struct.pack("<f", 1 / 3)[2:]  # Triton's launcher cuts a bfloat16 off a float
     assert parameters(launch)[1:12] == [
-        b"\1", struct.pack("b", -2), b"\xc8", struct.pack("<h", -3), struct.pack("<i", 70000), struct.pack("<q", -5),
-        struct.pack("<Q", 2**63 - 1), struct.pack("<e", 1 / 3), bfloat, struct.pack("<f", 1 / 3), struct.pack("<d", 1 / 3)]
+        b"\1",
+        struct.pack("b", -2),
+        b"\xc8",
+        struct.pack("<h", -3),
+        struct.pack("<i", 70000),
+        struct.pack("<q", -5),
+        struct.pack("<Q", 2**63 - 1),
+        struct.pack("<e", 1 / 3),
+        bfloat,
+        struct.pack("<f", 1 / 3),
+        struct.pack("<d", 1 / 3),
+    ]
     assert "(2, " in done.out and "SIGN" in done.out and "(1, " in done.out and "without a grid" in done.out
 
 
@@ -84,22 +103,25 @@ def test_descriptors_are_encoded_in_c_where_there_is_tma(mock, library):
     found = parameters(launch)
     assert [len(p) for p in found] == [128, 4, 4, 8, 8] * 2 + [4, 8, 8]
     first, second = found[0], found[5]
-    assert (first[0], first[1], first[3], second[3]) == (9, 2, 1, 0)                       # bf16, rank, NaN outside, zeros outside
+    assert (first[0], first[1], first[3], second[3]) == (9, 2, 1, 0)  # bf16, rank, NaN outside, zeros outside
     assert struct.unpack("<Q2I", first[8:24]) == (0x10000, 256, 128), "dimensions, innermost first"
-    assert struct.unpack("<2I", first[32:40]) == (64, 64) and struct.unpack("<Q", first[48:56]) == (512,), "the box; a stride in bytes"
+    assert struct.unpack("<2I", first[32:40]) == (64, 64) and struct.unpack("<Q", first[48:56]) == (512,), (
+        "the box; a stride in bytes"
+    )
     assert found[1:5] == [struct.pack("<i", 128), struct.pack("<i", 256), struct.pack("<q", 256), struct.pack("<q", 1)]
 
 
 def test_descriptors_are_taken_apart_where_there_is_none(mock, library):
-    done = mock.python(BOXES, library, TDIST_MOCK_ARCH="86")            # runs what was built for sm_80
+    done = mock.python(BOXES, library, TDIST_MOCK_ARCH="86")  # runs what was built for sm_80
     (launch,) = done.named(LAUNCH)
     found = parameters(launch)
     import triton
+
     rounding = 0 if triton.__version__.startswith("3.6") else 1
     shape, strides = [struct.pack("<q", size) for size in (128, 256)], [struct.pack("<q", size) for size in (256, 1)]
     narrow = [struct.pack("<i", size) for size in (128, 256)]
     one = [struct.pack("<Q", 0x10000), *shape, *strides, b"\1", *[b"\0"] * rounding, *narrow, *strides]
-    assert found[:len(one)] == one and found[len(one) + 5] == b"\0"
+    assert found[: len(one)] == one and found[len(one) + 5] == b"\0"
     assert not done.named("cuTensorMapEncodeTiled")
 
 
@@ -113,46 +135,63 @@ def test_scratch_is_as_large_as_the_grid_and_ordered_on_the_stream(mock, library
 
 
 def test_cooperative_clustered_and_overlapping_launches_say_so(mock, library):
-    done = mock.python("""
+    done = mock.python(
+        """
 lib.launch("fill", 0, [0x100, 100000])
 lib.launch("fill_in_clusters", 0, [0x100, 100000], grid=(5,))
 lib.launch("after_the_last", 0, [0x100], grid=(1,))
 lib.launch("add_fp16", 0, [0x100, 0x100, 0x100, 0])
-""", library)
-    cooperative, clusters, overlapping = done.named(LAUNCH)              # the last one's grid is empty: no launch
+""",
+        library,
+    )
+    cooperative, clusters, overlapping = done.named(LAUNCH)  # the last one's grid is empty: no launch
     assert "grid=132,1,1" in cooperative and re.findall(r"attribute=(\S+)", cooperative) == ["2:1"]
     assert "grid=10,1,1" in clusters and re.findall(r"attribute=(\S+)", clusters) == ["4:2", "5:1"]
     assert re.findall(r"attribute=(\S+)", overlapping) == ["6:1"]
 
 
 def test_the_context_is_written_at_load_and_when_the_world_changes(mock, library):
-    done = mock.python("""
+    done = mock.python(
+        """
 from triton_dist.runtime.context import Context
 print(code(lib.launch, "who_am_i", 0, [0x100, 0x200], grid=(1,)))
 lib.set_world(Context(rank=1, world_size=2, bases=[1, 2]).pack())
 lib.launch("who_am_i", 0, [0x100, 0x200], grid=(1,))
 lib.set_world(Context(rank=0, world_size=2, bases=[1, 2]).pack())
 print(code(lib.set_world, bytes(8)))
-""", library)
+""",
+        library,
+    )
     assert "(7, 'NO_WORLD" in done.out and "(4, 'VERSION" in done.out
     assert len(done.named("cuMemcpyHtoDAsync 552")) == 2 and len(done.named(LAUNCH)) == 1
-    other = mock.python("""
+    other = mock.python(
+        """
 from triton_dist.runtime.context import Context
 lib.set_world(Context().pack())
 lib.launch("who_am_i", 0, [0x100, 0x200], grid=(1,))
-""", library)
+""",
+        library,
+    )
     assert [line.split()[0] for line in other.calls if line.startswith(("cuMem", LAUNCH))] == ["cuMemcpyHtoDAsync", LAUNCH]
 
 
-@pytest.mark.parametrize("call, environ, code, words", [
-    ("lib.launch, 'add_fp32', 0, [0x1004, 0x2000, 0x3000, 16]", {}, 2, "value of x"),
-    ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16], options={'BLOCK': 512}", {}, 2, "BLOCK"),
-    ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_ARCH": "121"}, 3, "sm_121"),
-    ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_ARCH": "75"}, 3, "sm_75"),
-    ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_FAIL": "cuModuleLoadData,209"}, 5, "cuModuleLoadData"),
-    ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_FAIL": "cuLaunchKernelEx,719"}, 5, "719"),
-    ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_FAIL": "cuInit,100"}, 5, "cuInit"),
-])
+@pytest.mark.parametrize(
+    "call, environ, code, words",
+    [
+        ("lib.launch, 'add_fp32', 0, [0x1004, 0x2000, 0x3000, 16]", {}, 2, "value of x"),
+        ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16], options={'BLOCK': 512}", {}, 2, "BLOCK"),
+        ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_ARCH": "121"}, 3, "sm_121"),
+        ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_ARCH": "75"}, 3, "sm_75"),
+        (
+            "lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]",
+            {"TDIST_MOCK_FAIL": "cuModuleLoadData,209"},
+            5,
+            "cuModuleLoadData",
+        ),
+        ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_FAIL": "cuLaunchKernelEx,719"}, 5, "719"),
+        ("lib.launch, 'add_fp32', 0, [0x1000, 0x2000, 0x3000, 16]", {"TDIST_MOCK_FAIL": "cuInit,100"}, 5, "cuInit"),
+    ],
+)
 def test_what_cannot_be_launched_says_why(mock, library, call, environ, code, words):
     done = mock.python(f"print(code({call}))\nprint(code({call}))", library, **environ)
     first, second = done.out.splitlines()
@@ -163,16 +202,30 @@ def test_what_cannot_be_launched_says_why(mock, library, call, environ, code, wo
 def test_without_a_driver_there_is_an_error_and_no_more(library):
     import os
     import subprocess
-    code = ("from pathlib import Path\nfrom triton_dist.backends.gpu.kernel_library import *\n"
-            f"lib = KernelLibrary(Path({str(library)!r}))\n"
-            "try:\n    lib.launch('add_fp32', 0, [0, 0, 0, 16])\nexcept LibraryError as error:\n    print(error.code, error)\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, env={
-        **os.environ, "PYTHONPATH": f"{HERE.parents[1] / 'python'}:{os.environ.get('PYTHONPATH', '')}", "LD_LIBRARY_PATH": ""})
+
+    code = (
+        "from pathlib import Path\nfrom triton_dist.backends.gpu.kernel_library import *\n"
+        f"lib = KernelLibrary(Path({str(library)!r}))\n"
+        "try:\n    lib.launch('add_fp32', 0, [0, 0, 0, 16])\nexcept LibraryError as error:\n    print(error.code, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{HERE.parents[1] / 'python'}:{os.environ.get('PYTHONPATH', '')}",
+            "LD_LIBRARY_PATH": "",
+        },
+    )
     assert done.stdout.startswith("6 NO_DRIVER") and "libcuda.so.1" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_first_launch_is_not_captured_and_a_later_one_is(mock, library):
-    done = mock.python("""
+    done = mock.python(
+        """
 stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
 cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0)
 args = "add_fp32", stream.value, [0x1000, 0x2000, 0x3000, 16]
@@ -182,19 +235,24 @@ cuda.cuStreamEndCapture(stream, ctypes.byref(graph))
 print(code(lib.launch, *args)[0])
 cuda.cuStreamBeginCapture_v2(stream, 0)
 print(code(lib.launch, *args)[0])
-""", library)
+""",
+        library,
+    )
     assert done.out.split() == ["10", "0", "0"]
 
 
 def test_shared_memory_is_asked_for_and_refused_where_the_device_has_less(mock, tmp_path_factory):
     from triton_dist.aot.command import main
+
     source = tmp_path_factory.mktemp("wide") / "wide.py"
-    source.write_text("import triton\nimport triton.language as tl\nfrom triton_dist.aot import aot_compile_spaces\n"
-                      "@aot_compile_spaces({'wide': {'signature': '*fp16:16, *fp32:16, %N', 'triton_algo_infos': ["
-                      "dict(N=512, num_warps=4, num_stages=1)]}})\n@triton.jit\ndef wide(x, out, N: tl.constexpr):\n"
-                      "    rows, k, columns = tl.arange(0, 64), tl.arange(0, N), tl.arange(0, 16)\n"
-                      "    a, b = tl.load(x + rows[:, None] * N + k[None, :]), tl.load(x + k[:, None] * 16 + columns[None, :])\n"
-                      "    tl.store(out + rows[:, None] * 16 + columns[None, :], tl.dot(a, b))\n")
+    source.write_text(
+        "import triton\nimport triton.language as tl\nfrom triton_dist.aot import aot_compile_spaces\n"
+        "@aot_compile_spaces({'wide': {'signature': '*fp16:16, *fp32:16, %N', 'triton_algo_infos': ["
+        "dict(N=512, num_warps=4, num_stages=1)]}})\n@triton.jit\ndef wide(x, out, N: tl.constexpr):\n"
+        "    rows, k, columns = tl.arange(0, 64), tl.arange(0, N), tl.arange(0, 16)\n"
+        "    a, b = tl.load(x + rows[:, None] * N + k[None, :]), tl.load(x + k[:, None] * 16 + columns[None, :])\n"
+        "    tl.store(out + rows[:, None] * 16 + columns[None, :], tl.dot(a, b))\n"
+    )
     folder = source.parent / "library"
     assert main([f"{source}:wide", "--target", "cuda:80", "--out", str(folder)]) == 0
     shared = json.loads((folder / MANIFEST).read_text())["variants"][0]["shared"]
@@ -217,7 +275,18 @@ def test_calls_from_c_on_two_devices_under_sanitizers(mock, library, tmp_path, s
     program = tmp_path / "calls"
     extra = ["-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-Werror", *includes(library)]
     flags = [flag for flag in FLAGS if flag != "-O2"]
-    compile_c(program, *flags, "-O1", *extra, HERE / "calls.c", *sources(library), f"-L{mock.folder}", "-l:libcuda.so.1", "-lpthread", "-ldl")
+    compile_c(
+        program,
+        *flags,
+        "-O1",
+        *extra,
+        HERE / "calls.c",
+        *sources(library),
+        f"-L{mock.folder}",
+        "-l:libcuda.so.1",
+        "-lpthread",
+        "-ldl",
+    )
     suppressed = tmp_path / "suppressions"
     suppressed.write_text("leak:libcuda.so.1\n")
     done = mock.run(program, LSAN_OPTIONS=f"suppressions={suppressed}", UBSAN_OPTIONS="halt_on_error=1")
@@ -230,6 +299,7 @@ def test_calls_from_c_on_two_devices_under_sanitizers(mock, library, tmp_path, s
 def test_cmake_builds_it_as_well(library, tmp_path):
     import shutil
     import subprocess
+
     if shutil.which("cmake") is None:
         pytest.skip("no cmake")
     for words in (["-S", str(library), "-B", str(tmp_path / "build")], ["--build", str(tmp_path / "build")]):
@@ -241,12 +311,16 @@ def test_cmake_builds_it_as_well(library, tmp_path):
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
     from triton_dist.aot.command import main
+
     (tmp_path / "precious").write_text("mine")
-    assert main([f"{HERE / 'aot_kernels.py'}:fill", "--target", "cuda:80", "--out", str(tmp_path), "--compiler", "none"]) == 2
+    assert (
+        main([f"{HERE / 'aot_kernels.py'}:fill", "--target", "cuda:80", "--out", str(tmp_path), "--compiler", "none"]) == 2
+    )
     assert (tmp_path / "precious").read_text() == "mine" and "another with --out" in capsys.readouterr().err
 
 
 def test_an_architecture_that_no_kernel_is_for_is_refused(tmp_path, capsys):
     from triton_dist.aot.command import main
+
     assert main(["triton_dist.aot.ours:gemm_rs", "--target", "cuda:80", "--out", str(tmp_path / "one")]) == 2
     assert "none of these kernels" in capsys.readouterr().err and not (tmp_path / "one").exists()

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What is declared: signatures, hints, variants, grids, targets, and the words for what makes no sense."""
+
 import pytest
 import triton
 import triton.language as tl
@@ -15,9 +16,11 @@ from triton_dist.runtime.errors import InvalidArgument
 
 def fresh(spaces: dict, **more):
     """A kernel that is declared so."""
+
     @triton.jit
     def kernel(x, n, m, BLOCK: tl.constexpr):
         tl.store(x + tl.arange(0, BLOCK), n + m)
+
     return aot_compile_spaces(spaces, **more)(kernel)
 
 
@@ -36,8 +39,15 @@ def test_variants_are_all_combinations_of_hints_for_each_info():
 
 
 def test_constexprs_are_put_into_types_and_grids():
-    kernel = fresh({"one": {"signature": "tensordesc<bf16[%BLOCK,64]>, i32, i32, %BLOCK", "grid": ["cdiv(n, %BLOCK)", "m", "1"],
-                            "triton_algo_infos": INFOS}})
+    kernel = fresh(
+        {
+            "one": {
+                "signature": "tensordesc<bf16[%BLOCK,64]>, i32, i32, %BLOCK",
+                "grid": ["cdiv(n, %BLOCK)", "m", "1"],
+                "triton_algo_infos": INFOS,
+            }
+        }
+    )
     first, second = variants_of(kernel, spaces_of(kernel)[0])
     assert first.types["x"] == "tensordesc<bf16[64,64]>" and second.types["x"] == "tensordesc<bf16[128,64]>"
     assert first.grid == ("cdiv(n, 64)", "m", "1")
@@ -51,17 +61,20 @@ def test_targets_pick_spaces_and_infos():
     assert counts == {"cuda:80": 1, "cuda:90": 2, "hip:gfx942": 0}
 
 
-@pytest.mark.parametrize("space, words", [
-    ({"signature": "*fp16, i32, i32"}, "expected 4 entries"),
-    ({"signature": "*fp16, i32, i32, %OTHER"}, "a value for OTHER"),
-    ({"signature": "*fp16, int, i32, %BLOCK"}, "expected a type"),
-    ({"signature": "*fp16:8, i32, i32, %BLOCK"}, "a hint of 16"),
-    ({"signature": "*fp16:1, i32, i32, %BLOCK"}, "a hint of 16"),
-    ({"signature": "*fp16, fp32:16, i32, %BLOCK"}, "a hint of 16"),
-    ({"signature": "*fp16, i32, i32, %BLOCK", "grid": ["1", "1"]}, "three expressions"),
-    ({"signature": "*fp16, i32, i32, %BLOCK", "grids": []}, "expected signature"),
-    ({"signature": "*fp16, i32, i32, i32"}, "BLOCK"),
-])
+@pytest.mark.parametrize(
+    "space, words",
+    [
+        ({"signature": "*fp16, i32, i32"}, "expected 4 entries"),
+        ({"signature": "*fp16, i32, i32, %OTHER"}, "a value for OTHER"),
+        ({"signature": "*fp16, int, i32, %BLOCK"}, "expected a type"),
+        ({"signature": "*fp16:8, i32, i32, %BLOCK"}, "a hint of 16"),
+        ({"signature": "*fp16:1, i32, i32, %BLOCK"}, "a hint of 16"),
+        ({"signature": "*fp16, fp32:16, i32, %BLOCK"}, "a hint of 16"),
+        ({"signature": "*fp16, i32, i32, %BLOCK", "grid": ["1", "1"]}, "three expressions"),
+        ({"signature": "*fp16, i32, i32, %BLOCK", "grids": []}, "expected signature"),
+        ({"signature": "*fp16, i32, i32, i32"}, "BLOCK"),
+    ],
+)
 def test_a_declaration_that_does_not_fit_is_refused(space, words):
     with pytest.raises(InvalidArgument, match=words):
         fresh({"one": {"triton_algo_infos": INFOS, **space}})
@@ -75,21 +88,34 @@ def test_names_are_those_of_c():
 
 
 def test_signatures_are_split_outside_of_brackets():
-    assert split("tensordesc<fp16[64,64],L(a=[1, 2], b=(3,))>, i32 , %X") == ["tensordesc<fp16[64,64],L(a=[1, 2], b=(3,))>", "i32", "%X"]
+    assert split("tensordesc<fp16[64,64],L(a=[1, 2], b=(3,))>, i32 , %X") == [
+        "tensordesc<fp16[64,64],L(a=[1, 2], b=(3,))>",
+        "i32",
+        "%X",
+    ]
 
 
-@pytest.mark.parametrize("expression, values, sms, expected", [
-    ("(n + 128 - 1) / 128", (300,), 1, 3), ("cdiv(n, 7)", (15,), 1, 3), ("min(sms, n * 2)", (100,), 132, 132),
-    ("max(n // 3 - 4, 1)", (9,), 1, 1), ("n % 5 + -2", (14,), 1, 2),
-])
+@pytest.mark.parametrize(
+    "expression, values, sms, expected",
+    [
+        ("(n + 128 - 1) / 128", (300,), 1, 3),
+        ("cdiv(n, 7)", (15,), 1, 3),
+        ("min(sms, n * 2)", (100,), 132, 132),
+        ("max(n // 3 - 4, 1)", (9,), 1, 1),
+        ("n % 5 + -2", (14,), 1, 2),
+    ],
+)
 def test_grids_are_the_same_in_c_and_python(expression, values, sms, expected):
     text, _ = to_c(expression, {"n": 0})
 
     class Value:
         class as_:
             integer = values[0]
+
     python = text.replace("INT64_C", "").replace("tdist_", "").replace(".as.", ".as_.").replace("/", "//")
-    assert eval(python, {"values": [Value], "sms": sms, "min": min, "max": max, "cdiv": lambda a, b: -(-a // b)}) == expected
+    assert (
+        eval(python, {"values": [Value], "sms": sms, "min": min, "max": max, "cdiv": lambda a, b: -(-a // b)}) == expected
+    )
 
 
 @pytest.mark.parametrize("expression", ["n; system(1)", "f(n)", "x", "1.5", "n if n else 1", "n.real", "'a'", "n ** 2"])
@@ -109,9 +135,15 @@ def test_a_list_of_kernels_is_relative_to_its_file(tmp_path):
     assert read_list(tmp_path / "list.txt") == [f"{tmp_path / 'here.py'}:kernel", "triton_dist.aot.ours:gemm_rs"]
 
 
-@pytest.mark.parametrize("word, words", [("kernel", "module:name"), ("no.such.module:kernel", "cannot import"),
-                                         ("triton_dist.aot.ours:nothing", "no jit function"),
-                                         ("triton_dist.ops.gemm_ar.kernels:gemm_ar_kernel", "no spaces")])
+@pytest.mark.parametrize(
+    "word, words",
+    [
+        ("kernel", "module:name"),
+        ("no.such.module:kernel", "cannot import"),
+        ("triton_dist.aot.ours:nothing", "no jit function"),
+        ("triton_dist.ops.gemm_ar.kernels:gemm_ar_kernel", "no spaces"),
+    ],
+)
 def test_what_is_no_kernel_is_refused(word, words):
     with pytest.raises(InvalidArgument, match=words):
         find(word)
@@ -120,6 +152,7 @@ def test_what_is_no_kernel_is_refused(word, words):
 def test_every_kernel_of_the_list_is_there():
     """scripts/aot_kernels.txt, with at least one variant for each of the usual targets."""
     from pathlib import Path
+
     words = read_list(Path(__file__).parents[2] / "scripts" / "aot_kernels.txt")
     kernels = [find(word) for word in words]
     assert len({name_of(kernel) for kernel in kernels}) == len(kernels) >= 10

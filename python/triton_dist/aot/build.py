@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Compiles one variant of a kernel for one target. Needs no GPU."""
+
 import os
 import re
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ class Built:
     memory. context, nvshmem: whether it has the context global, or calls NVSHMEM. overlaps: it waits for the kernel ahead by
     itself, so it may be launched before that one has ended.
     """
+
     variant: Variant
     target: Target
     key: str
@@ -50,6 +52,7 @@ def build(kernel: Any, variant: Variant, target: Target) -> Built:
     """Compiles `variant` of `kernel`. Raises what Triton's compiler raises."""
     import triton
     from triton.compiler.compiler import make_backend
+
     source_class = _source_class(kernel)
     names = list(kernel.arg_names)
     attrs = {(names.index(name),): [["tt.divisibility", 16]] for name, hint in variant.hints.items() if hint == 16}
@@ -66,8 +69,10 @@ def build(kernel: Any, variant: Variant, target: Target) -> Built:
 def _source_class(kernel: Any) -> type:
     if kernel.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource
+
         return GluonASTSource
     from triton.compiler import ASTSource
+
     return ASTSource
 
 
@@ -75,10 +80,11 @@ def _options(variant: Variant, target: Target) -> dict:
     options = dict(variant.options)
     if target.vendor == "hip":
         from triton_dist.backends.amd import machines
+
         given = {**variant.constexprs, **options}
         options.update({name: value for name, value in machines.options(given).items() if name not in given})
     if target.vendor != "cuda" or target.arch < 90:
-        options.pop("launch_pdl", None)             # a hint, which others refuse
+        options.pop("launch_pdl", None)  # a hint, which others refuse
     options["extern_libs"] = {**options.get("extern_libs", {}), LIBRARY: library(target.backend)}
     return options
 
@@ -105,15 +111,24 @@ def _built(variant: Variant, target: Target, key: str, compiled: Any) -> Built:
         check_against_ptx(meta.name, parameters, text)
     threads = re.search(r"\.reqntid (\d+)", text)
     return Built(
-        variant, target, key, meta.name, binary,
+        variant,
+        target,
+        key,
+        meta.name,
+        binary,
         block=int(threads[1]) if threads else meta.num_warps * meta.warp_size,
-        shared=meta.shared, clusters=meta.num_ctas,
+        shared=meta.shared,
+        clusters=meta.num_ctas,
         scratch=(getattr(meta, "global_scratch_size", 0), getattr(meta, "global_scratch_align", 1)),
         profile_scratch=(meta.profile_scratch_size, meta.profile_scratch_align),
         cooperative=bool(meta.launch_cooperative_grid),
         overlaps="griddepcontrol.wait" in text and not meta.launch_cooperative_grid,
-        context=SYMBOL.encode() in binary, nvshmem=_NVSHMEM in binary, parameters=parameters, maps=maps,
-        assembler=_assembler(binary, text))
+        context=SYMBOL.encode() in binary,
+        nvshmem=_NVSHMEM in binary,
+        parameters=parameters,
+        maps=maps,
+        assembler=_assembler(binary, text),
+    )
 
 
 def _assembler(binary: bytes, text: str) -> str:

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """`triton-dist aot`: compiles kernels into a C library. Needs no GPU."""
+
 import argparse
 import os
 import sys
@@ -32,15 +33,32 @@ def main(words: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="triton-dist aot", description="Compiles kernels, without a GPU, into a C library that "
-                                     "needs neither Python nor a CUDA toolkit. docs/aot.md explains it.")
-    parser.add_argument("kernels", nargs="+", metavar="KERNEL", help="module:name or path.py:name of a kernel with "
-                        "@aot_compile_spaces, or @FILE with one a line")
-    parser.add_argument("--target", default=EVERY_TARGET, help=f"comma list of vendor:architecture (default {EVERY_TARGET})")
-    parser.add_argument("--out", type=Path, default=default_folder(), help="folder of the library, which is written anew (default "
-                        "%(default)s, where USE_TRITON_DISTRIBUTED_AOT=1 looks)")
-    parser.add_argument("--compiler", default=os.environ.get("CC") or "cc", help="C compiler; 'none' writes the sources only")
-    parser.add_argument("--jobs", "-j", type=int, default=os.cpu_count() or 1, help="processes that compile (default %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="triton-dist aot",
+        description="Compiles kernels, without a GPU, into a C library that "
+        "needs neither Python nor a CUDA toolkit. docs/aot.md explains it.",
+    )
+    parser.add_argument(
+        "kernels",
+        nargs="+",
+        metavar="KERNEL",
+        help="module:name or path.py:name of a kernel with @aot_compile_spaces, or @FILE with one a line",
+    )
+    parser.add_argument(
+        "--target", default=EVERY_TARGET, help=f"comma list of vendor:architecture (default {EVERY_TARGET})"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=default_folder(),
+        help="folder of the library, which is written anew (default %(default)s, where USE_TRITON_DISTRIBUTED_AOT=1 looks)",
+    )
+    parser.add_argument(
+        "--compiler", default=os.environ.get("CC") or "cc", help="C compiler; 'none' writes the sources only"
+    )
+    parser.add_argument(
+        "--jobs", "-j", type=int, default=os.cpu_count() or 1, help="processes that compile (default %(default)s)"
+    )
     return parser
 
 
@@ -50,14 +68,17 @@ def _build(args: argparse.Namespace) -> int:
         kernels += read_list(Path(word[1:])) if word.startswith("@") else [word]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        os.environ.setdefault("TRITON_CACHE_DIR", cache)            # a build leaves nothing behind in the user's
+        os.environ.setdefault("TRITON_CACHE_DIR", cache)  # a build leaves nothing behind in the user's
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
         built = compile_all(kernels, targets, args.jobs, lambda line: print(line, flush=True))
     compiled = time.perf_counter()
     write(args.out, built)
     variants = sum(len(found) for _, found in built.values())
-    print(f"{args.out}: {len(built)} kernels, {variants} variants for {', '.join(map(str, targets))} in "
-          f"{compiled - start:.0f} s", flush=True)
+    print(
+        f"{args.out}: {len(built)} kernels, {variants} variants for {', '.join(map(str, targets))} in "
+        f"{compiled - start:.0f} s",
+        flush=True,
+    )
     if args.compiler != "none":
         made = compile_library(args.out, args.compiler, jobs=args.jobs)
         print(f"{made}: {made.stat().st_size / 1e6:.1f} MB, compiled in {time.perf_counter() - compiled:.1f} s", flush=True)

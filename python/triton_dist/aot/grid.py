@@ -4,6 +4,7 @@
 
 `/` is division of integers, as in C. sms is the number of multiprocessors of the device.
 """
+
 import ast
 from typing import Mapping
 
@@ -40,11 +41,18 @@ def _text(node: ast.AST, integers: Mapping[str, int], divisors: list[str], whole
         if _BINARY[type(node.op)] in "/%":
             divisors.append(right)
         return f"({left} {_BINARY[type(node.op)]} {right})"
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS and len(node.args) == 2 \
-            and not node.keywords:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _CALLS
+        and len(node.args) == 2
+        and not node.keywords
+    ):
         left, right = (_text(arg, integers, divisors, whole) for arg in node.args)
         if node.func.id == "cdiv":
             divisors.append(right)
         return f"{_CALLS[node.func.id]}({left}, {right})"
-    raise InvalidArgument(f"grid: expected integers, integer parameters ({', '.join(integers) or 'there are none'}), sms, + - * / %, "
-                          f"min, max and cdiv; found {ast.unparse(node)!r} in {whole!r}")
+    raise InvalidArgument(
+        f"grid: expected integers, integer parameters ({', '.join(integers) or 'there are none'}), sms, + - * / %, "
+        f"min, max and cdiv; found {ast.unparse(node)!r} in {whole!r}"
+    )

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Finding kernels by the words of a command line, and compiling all their variants on several cores."""
+
 import importlib
 import importlib.util
 import sys
@@ -27,7 +28,10 @@ def read_list(path: Path) -> list[str]:
 
 
 def find(word: str) -> Any:
-    """The kernel that "module:name" or "path.py:name" stands for. Raises InvalidArgument where there is none, or no space of it."""
+    """The kernel that "module:name" or "path.py:name" stands for.
+
+    Raises InvalidArgument where there is none, or none that has spaces.
+    """
     place, _, name = word.rpartition(":")
     if not place or not name:
         raise InvalidArgument(f"kernel: expected module:name or path.py:name, found {word!r}")
@@ -64,11 +68,18 @@ def compile_all(words: Sequence[str], targets: Sequence[Target], jobs: int, tell
         kernel = find(word)
         name = name_of(kernel)
         if name in kernels and kernels[name][0] is not kernel:
-            raise InvalidArgument(f"{word}: another kernel is called {name} as well; give one of them a name by aot_compile_spaces")
+            raise InvalidArgument(
+                f"{word}: another kernel is called {name} as well; give one of them a name by aot_compile_spaces"
+            )
         kernels[name] = (kernel, word)
     _refuse_common_names(kernels)
-    tasks = [(word, s, v, target) for _, (kernel, word) in kernels.items() for target in targets
-             for s, space in enumerate(spaces_of(kernel)) for v in range(len(variants_of(kernel, space, str(target))))]
+    tasks = [
+        (word, s, v, target)
+        for _, (kernel, word) in kernels.items()
+        for target in targets
+        for s, space in enumerate(spaces_of(kernel))
+        for v in range(len(variants_of(kernel, space, str(target))))
+    ]
     for target in targets:
         if not any(task[3] == target for task in tasks):
             raise InvalidArgument(f"{target}: none of these kernels has a variant for it")
@@ -101,6 +112,6 @@ def _one(word: str, space: int, variant: int, target: Target) -> Built:
     found = variants_of(kernel, spaces_of(kernel)[space], str(target))[variant]
     try:
         return build(kernel, found, target)
-    except Exception as error:                  # of a compiler anything may come
+    except Exception as error:  # of a compiler anything may come
         given = {**found.constexprs, **found.options}
         raise TritonDistError(f"{found.space} for {target} with {given} does not compile: {error}") from None

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What a compiled kernel's parameter block holds, in order, and how its tensor maps are encoded."""
+
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,41 @@ from triton_dist.aot.spaces import Variant
 from triton_dist.runtime.errors import TritonDistError
 
 # Bytes of a parameter by kind. The kinds are those of enum tdist_param_kind in c/tdist_aot.h.
-SIZES = {"POINTER": 8, "BITS8": 1, "BITS16": 2, "BITS32": 4, "BITS64": 8, "HALF": 2, "BFLOAT": 2, "FLOAT": 4, "DOUBLE": 8,
-         "MAP": 128, "BASE": 8, "SHAPE32": 4, "SHAPE64": 8, "STRIDE": 8, "PADDING": 1, "ZERO8": 1, "SCRATCH": 8, "PROFILE": 8}
-_SCALARS = {"i1": "BITS8", "i8": "BITS8", "u8": "BITS8", "i16": "BITS16", "u16": "BITS16", "i32": "BITS32", "u32": "BITS32",
-            "i64": "BITS64", "u64": "BITS64", "fp16": "HALF", "bf16": "BFLOAT", "fp32": "FLOAT", "fp64": "DOUBLE"}
+SIZES = {
+    "POINTER": 8,
+    "BITS8": 1,
+    "BITS16": 2,
+    "BITS32": 4,
+    "BITS64": 8,
+    "HALF": 2,
+    "BFLOAT": 2,
+    "FLOAT": 4,
+    "DOUBLE": 8,
+    "MAP": 128,
+    "BASE": 8,
+    "SHAPE32": 4,
+    "SHAPE64": 8,
+    "STRIDE": 8,
+    "PADDING": 1,
+    "ZERO8": 1,
+    "SCRATCH": 8,
+    "PROFILE": 8,
+}
+_SCALARS = {
+    "i1": "BITS8",
+    "i8": "BITS8",
+    "u8": "BITS8",
+    "i16": "BITS16",
+    "u16": "BITS16",
+    "i32": "BITS32",
+    "u32": "BITS32",
+    "i64": "BITS64",
+    "u64": "BITS64",
+    "fp16": "HALF",
+    "bf16": "BFLOAT",
+    "fp32": "FLOAT",
+    "fp64": "DOUBLE",
+}
 # The metadata's element types, where they are not numbered as CUtensorMapDataType is.
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}
 
@@ -20,6 +52,7 @@ _HOST_TYPE = {8: 10, 9: 8, 10: 9}
 @dataclass(frozen=True)
 class Parameter:
     """One parameter of the binary. source: position of the kernel's parameter that it comes from. index: of the dimension."""
+
     kind: str
     source: int = 0
     index: int = 0
@@ -28,6 +61,7 @@ class Parameter:
 @dataclass(frozen=True)
 class TensorMap:
     """What is fixed of a CUtensorMap: element type, bytes of an element, swizzle, and the box, outermost dimension first."""
+
     type: int
     element_bytes: int
     swizzle: int
@@ -55,8 +89,15 @@ def _descriptor(position: int, kind: str, has_map: bool, meta: Any) -> list[Para
     if has_map:
         return [Parameter("MAP", position), *shape32, *strides]
     rounding = [] if tuple(map(int, meta.triton_version.split(".")[:2])) < (3, 7) else [Parameter("ZERO8", position)]
-    return [Parameter("BASE", position), *(Parameter("SHAPE64", position, d) for d in dims), *strides,
-            Parameter("PADDING", position), *rounding, *shape32, *strides]
+    return [
+        Parameter("BASE", position),
+        *(Parameter("SHAPE64", position, d) for d in dims),
+        *strides,
+        Parameter("PADDING", position),
+        *rounding,
+        *shape32,
+        *strides,
+    ]
 
 
 def rank_of(kind: str) -> int:
@@ -78,7 +119,10 @@ def tensor_maps_of(meta: Any) -> tuple[TensorMap, ...]:
 def check_against_ptx(name: str, parameters: tuple[Parameter, ...], text: str) -> None:
     """Raises TritonDistError where the assembly declares other parameters: of another Triton, say."""
     head = re.search(r"\.entry " + re.escape(name) + r"\((.*?)\)", text, re.S)[1]
-    declared = [int(size or 0) or int(bits) // 8 for bits, size in re.findall(r"\.param [^,]*?\.[busf](\d+)[^,\[]*(?:\[(\d+)\])?", head)]
+    declared = [
+        int(size or 0) or int(bits) // 8
+        for bits, size in re.findall(r"\.param [^,]*?\.[busf](\d+)[^,\[]*(?:\[(\d+)\])?", head)
+    ]
     expected = [SIZES[parameter.kind] for parameter in parameters]
     if declared != expected:
         raise TritonDistError(f"{name}: expected parameters of {expected} bytes, its assembly declares {declared}")

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Writes a library's folder: generated sources, the runtime's sources, a manifest, and the files that build them."""
+
 import json
 import os
 import shutil
@@ -18,8 +19,17 @@ from triton_dist.runtime.errors import InvalidArgument, TritonDistError
 
 RUNTIME = Path(__file__).parent / "c"
 LIBRARY = "libtriton_dist_aot.so"
-FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pedantic",
-         "-Werror=implicit-function-declaration")
+FLAGS = (
+    "-std=c11",
+    "-D_GNU_SOURCE",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-pedantic",
+    "-Werror=implicit-function-declaration",
+)
 MANIFEST = "manifest.json"
 
 
@@ -29,7 +39,9 @@ def write(folder: Path, built: Mapping[str, tuple[Any, Sequence[Built]]]) -> lis
     A folder that holds something else is left alone, with an error. What is there is replaced once all has been written.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
-        raise InvalidArgument(f"{folder}: expected a folder that is empty, or written by this tool before; name another with --out")
+        raise InvalidArgument(
+            f"{folder}: expected a folder that is empty, or written by this tool before; name another with --out"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -71,21 +83,45 @@ def _refuse_twins(name: str, variants: Sequence[Built]) -> None:
     seen: dict = {}
     for one in variants:
         v = one.variant
-        asked = (str(one.target), tuple(map(emit.type_code, v.types.values())), tuple(v.hints.items()),
-                 tuple(emit.selectable(one).items()), v.space)
+        asked = (
+            str(one.target),
+            tuple(map(emit.type_code, v.types.values())),
+            tuple(v.hints.items()),
+            tuple(emit.selectable(one).items()),
+            v.space,
+        )
         if asked in seen and seen[asked] != one.key:
-            raise InvalidArgument(f"{name}: two variants of {v.space} differ only in constexprs that C cannot name; drop one, or "
-                                  "make them spaces of their own")
+            raise InvalidArgument(
+                f"{name}: two variants of {v.space} differ only in constexprs that C cannot name; drop one, or "
+                "make them spaces of their own"
+            )
         seen[asked] = one.key
 
 
 def manifest(built: Mapping[str, tuple[Any, Sequence[Built]]]) -> dict:
     """What is in the library, for people and for the loader."""
-    return {"triton_dist": triton_dist.__version__, "triton": triton.__version__, "variants": [
-        {"kernel": name, "function": f"{kernel.fn.__module__}:{kernel.fn.__qualname__}", "space": one.variant.space,
-         "target": str(one.target), "key": one.key, "bytes": len(one.binary), "block": one.block, "shared": one.shared,
-         "types": list(one.variant.types.values()), "hints": one.variant.hints, "options": emit.selectable(one),
-         "assembler": one.assembler} for name, (kernel, variants) in built.items() for one in variants]}
+    return {
+        "triton_dist": triton_dist.__version__,
+        "triton": triton.__version__,
+        "variants": [
+            {
+                "kernel": name,
+                "function": f"{kernel.fn.__module__}:{kernel.fn.__qualname__}",
+                "space": one.variant.space,
+                "target": str(one.target),
+                "key": one.key,
+                "bytes": len(one.binary),
+                "block": one.block,
+                "shared": one.shared,
+                "types": list(one.variant.types.values()),
+                "hints": one.variant.hints,
+                "options": emit.selectable(one),
+                "assembler": one.assembler,
+            }
+            for name, (kernel, variants) in built.items()
+            for one in variants
+        ],
+    }
 
 
 def compile_library(folder: Path, compiler: str = "cc", extra: Sequence[str] = (), jobs: int = 1) -> Path:
@@ -95,12 +131,25 @@ def compile_library(folder: Path, compiler: str = "cc", extra: Sequence[str] = (
     objects.mkdir(exist_ok=True)
     for source in sorted([*(folder / "kernels").glob("*.c"), *(folder / "runtime").glob("*.c")]):
         made = objects / f"{source.stem}.o"
-        commands.append([compiler, *FLAGS, *extra, f"-I{folder / 'runtime'}", f"-I{folder / 'kernels'}", "-c", str(source), "-o",
-                         str(made)])
+        commands.append(
+            [
+                compiler,
+                *FLAGS,
+                *extra,
+                f"-I{folder / 'runtime'}",
+                f"-I{folder / 'kernels'}",
+                "-c",
+                str(source),
+                "-o",
+                str(made),
+            ]
+        )
     waiting, running = list(commands), []
     while waiting or running:
         while waiting and len(running) < max(1, jobs):
-            running.append((waiting[0], subprocess.Popen(waiting.pop(0), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)))
+            running.append(
+                (waiting[0], subprocess.Popen(waiting.pop(0), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+            )
         command, process = running.pop(0)
         words, _ = process.communicate()
         if process.returncode:
@@ -108,7 +157,17 @@ def compile_library(folder: Path, compiler: str = "cc", extra: Sequence[str] = (
                 other.wait()
             raise TritonDistError(f"{' '.join(command)}: {words}")
     made = folder / LIBRARY
-    link = [compiler, *extra, "-shared", "-Wl,-z,noexecstack", "-o", str(made), *(c[-1] for c in commands), "-lpthread", "-ldl"]
+    link = [
+        compiler,
+        *extra,
+        "-shared",
+        "-Wl,-z,noexecstack",
+        "-o",
+        str(made),
+        *(c[-1] for c in commands),
+        "-lpthread",
+        "-ldl",
+    ]
     done = subprocess.run(link, capture_output=True, text=True, check=False)
     if done.returncode:
         raise TritonDistError(f"{' '.join(link)}: {done.stderr}")

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What is to be compiled ahead of time: spaces of a kernel, and the variants that a space stands for."""
+
 import re
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ class Variant:
     options: what the launch of a Triton kernel takes beside its parameters: num_warps, num_stages, launch_cooperative_grid, ...
     grid: three expressions (aot/grid.py), or None where the caller gives the grid.
     """
+
     space: str
     types: dict
     hints: dict
@@ -48,6 +50,7 @@ class Space:
 
     targets: words such as "cuda" or "cuda:90" that a target has to begin with; all targets where there are none.
     """
+
     name: str
     signature: Any
     grid: Sequence[str] | None
@@ -56,7 +59,9 @@ class Space:
 
 
 def aot_compile_spaces(spaces: Mapping[str, Mapping], name: str | None = None) -> Callable[[Any], Any]:
-    """Decorator that declares how a kernel is compiled ahead of time. It stands above `triton.jit`, `gluon.jit` or `triton_dist.jit`.
+    """Decorator that declares how a kernel is compiled ahead of time.
+
+    It stands above `triton.jit`, `gluon.jit` or `triton_dist.jit`.
 
     Args:
         spaces: for each public C name a dict of
@@ -86,9 +91,11 @@ def aot_compile_spaces(spaces: Mapping[str, Mapping], name: str | None = None) -
 
     def declare(kernel: Any) -> Any:
         if not hasattr(kernel, "arg_names"):
-            raise InvalidArgument(f"aot_compile_spaces: expected a jit function, found {kernel!r}; put it above the jit decorator")
+            raise InvalidArgument(
+                f"aot_compile_spaces: expected a jit function, found {kernel!r}; put it above the jit decorator"
+            )
         for space in found:
-            variants_of(kernel, space)              # refuses now what cannot be compiled later
+            variants_of(kernel, space)  # refuses now what cannot be compiled later
         if name is not None:
             kernel.__dict__["_aot_name"] = name
         kernel.__dict__.setdefault("_aot_spaces", []).extend(found)
@@ -133,8 +140,13 @@ def _space(name: str, given: dict) -> Space:
     grid = given.get("grid")
     if grid is not None and len(grid) != 3:
         raise InvalidArgument(f"{name}: expected a grid of three expressions, found {grid!r}")
-    return Space(name, given["signature"], None if grid is None else tuple(map(str, grid)), list(given["triton_algo_infos"]),
-                 tuple(given.get("targets", ())))
+    return Space(
+        name,
+        given["signature"],
+        None if grid is None else tuple(map(str, grid)),
+        list(given["triton_algo_infos"]),
+        tuple(given.get("targets", ())),
+    )
 
 
 def split(text: str) -> list[str]:
@@ -152,7 +164,9 @@ def _variants(kernel: Any, space: Space, info: Mapping) -> list[Variant]:
     text = space.signature(info) if callable(space.signature) else space.signature
     entries, names = split(text), list(kernel.arg_names)
     if len(entries) != len(names):
-        raise InvalidArgument(f"{space.name}: expected {len(names)} entries, one for each of {', '.join(names)}; found {len(entries)}")
+        raise InvalidArgument(
+            f"{space.name}: expected {len(names)} entries, one for each of {', '.join(names)}; found {len(entries)}"
+        )
     signature, constexprs, choices = {}, {}, {}
     for name, entry in zip(names, entries):
         kind, _, hint = _hinted(entry)
@@ -161,7 +175,9 @@ def _variants(kernel: Any, space: Space, info: Mapping) -> list[Variant]:
             continue
         kind = _NAME.sub(lambda found: str(_value(space, info, found[1])), kind)
         if not (kind.startswith(("*", "tensordesc<")) or kind in SCALARS):
-            raise InvalidArgument(f"{space.name}: {name}: expected a type such as *bf16, i32 or tensordesc<...>, found {kind!r}")
+            raise InvalidArgument(
+                f"{space.name}: {name}: expected a type such as *bf16, i32 or tensordesc<...>, found {kind!r}"
+            )
         signature[name] = _with_layout(kernel, kind)
         choices[name] = [h.strip() for h in hint.split("|")]
         wrong = [h for h in choices[name] if h and (h not in HINTS or not (kind.startswith("*") or kind[1:].isdigit()))]
@@ -170,8 +186,14 @@ def _variants(kernel: Any, space: Space, info: Mapping) -> list[Variant]:
     used = {found for entry in entries for found in _NAME.findall(entry)}
     options = {name: value for name, value in info.items() if name not in used}
     if set(options) & set(names):
-        raise InvalidArgument(f"{space.name}: {sorted(set(options) & set(names))} are parameters, but the signature has no %NAME for them")
-    grid = None if space.grid is None else tuple(_NAME.sub(lambda found: str(_value(space, info, found[1])), e) for e in space.grid)
+        raise InvalidArgument(
+            f"{space.name}: {sorted(set(options) & set(names))} are parameters, but the signature has no %NAME for them"
+        )
+    grid = (
+        None
+        if space.grid is None
+        else tuple(_NAME.sub(lambda found: str(_value(space, info, found[1])), e) for e in space.grid)
+    )
     return [Variant(space.name, signature, hints, constexprs, options, grid) for hints in _combinations(choices)]
 
 
@@ -200,6 +222,7 @@ def _with_layout(kernel: Any, kind: str) -> str:
     if found is None or not kernel.is_gluon():
         return kind
     from triton.experimental.gluon import language as gl
+
     dtypes = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "i32": gl.int32, "i8": gl.int8, "u8": gl.uint8}
     block = [int(size) for size in found[2].split(",")]
     layout = gl.NVMMASharedLayout.get_default_for(block, dtypes[found[1]])

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Targets of a build: "cuda:90", "hip:gfx942"."""
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from triton_dist.runtime.errors import InvalidArgument
 @dataclass(frozen=True)
 class Target:
     """vendor: "cuda" or "hip". arch: 90 or "gfx942"."""
+
     vendor: str
     arch: Any
 
@@ -25,6 +27,7 @@ class Target:
     def triton(self) -> Any:
         """Triton's target."""
         from triton.backends.compiler import GPUTarget
+
         lanes = 32 if self.vendor == "cuda" or str(self.arch).startswith(("gfx10", "gfx11", "gfx12")) else 64
         return GPUTarget(self.vendor, self.arch, lanes)
 

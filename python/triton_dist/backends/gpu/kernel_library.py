@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Libraries of kernels that were compiled ahead of time, from Python. Kernels are launched by the library's own C code."""
+
 import ctypes
 import json
 import weakref
@@ -10,22 +11,35 @@ from typing import Any, Callable, Mapping, Sequence
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
 
 LIBRARY, MANIFEST = "libtriton_dist_aot.so", "manifest.json"
-VERSION = 1                                        # TDIST_VERSION of c/tdist_aot.h
-NOT_BUILT, WRONG_ARCH = 2, 3                       # TDIST_ERR_NOT_BUILT, TDIST_ERR_WRONG_ARCH
+VERSION = 1  # TDIST_VERSION of c/tdist_aot.h
+NOT_BUILT, WRONG_ARCH = 2, 3  # TDIST_ERR_NOT_BUILT, TDIST_ERR_WRONG_ARCH
 _MAX_RANK = 5
 _CONSTEXPR, _POINTER, _TENSOR = 0x40, 0x100, 0x200
-_ELEMENTS = {name: 1 + i for i, name in enumerate(
-    ("i1", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "fp16", "bf16", "fp32", "fp64", "fp8e4nv", "fp8e5"))}
+_ELEMENTS = {
+    name: 1 + i
+    for i, name in enumerate(
+        ("i1", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "fp16", "bf16", "fp32", "fp64", "fp8e4nv", "fp8e5")
+    )
+}
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("rank", ctypes.c_int32), ("pad_with_nan", ctypes.c_int32),
-                ("shape", ctypes.c_int64 * _MAX_RANK), ("strides", ctypes.c_int64 * _MAX_RANK)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("pad_with_nan", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * _MAX_RANK),
+        ("strides", ctypes.c_int64 * _MAX_RANK),
+    ]
 
 
 class _As(ctypes.Union):
-    _fields_ = [("integer", ctypes.c_int64), ("real", ctypes.c_double), ("pointer", ctypes.c_void_p),
-                ("tensor", ctypes.POINTER(_Tensor))]
+    _fields_ = [
+        ("integer", ctypes.c_int64),
+        ("real", ctypes.c_double),
+        ("pointer", ctypes.c_void_p),
+        ("tensor", ctypes.POINTER(_Tensor)),
+    ]
 
 
 class _Value(ctypes.Structure):
@@ -64,8 +78,9 @@ class KernelLibrary:
         for name in ("tdist_find_variant", "tdist_find_kernel"):
             getattr(self._library, name).restype = ctypes.c_void_p
         if self._library.tdist_version() != VERSION:
-            raise UnsupportedFeature(f"{self.folder}: version {self._library.tdist_version()}, this package has {VERSION}; build it "
-                                     "again")
+            raise UnsupportedFeature(
+                f"{self.folder}: version {self._library.tdist_version()}, this package has {VERSION}; build it again"
+            )
         self._by_key = {entry["key"]: entry for entry in self.manifest["variants"]}
         self._by_space: dict = {}
         for entry in self.manifest["variants"]:
@@ -79,8 +94,9 @@ class KernelLibrary:
         """What the manifest says of a variant."""
         return self._by_key[key]
 
-    def launch(self, space: str, stream: int, args: Sequence, grid: Sequence[int] | None = None,
-               options: Mapping | None = None) -> None:
+    def launch(
+        self, space: str, stream: int, args: Sequence, grid: Sequence[int] | None = None, options: Mapping | None = None
+    ) -> None:
         """Launches a kernel as its C function does.
 
         Args:
@@ -97,12 +113,28 @@ class KernelLibrary:
         entry = self._by_space[space]
         values, kept = _values(entry["types"], _with_gaps(entry["types"], args))
         given = [("space", space), *(options or {}).items()]
-        asked = (_Option * len(given))(*[
-            _Option(name.encode(), value.encode() if isinstance(value, str) else None, 0.0 if isinstance(value, str) else value)
-            for name, value in given])
+        asked = (_Option * len(given))(
+            *[
+                _Option(
+                    name.encode(),
+                    value.encode() if isinstance(value, str) else None,
+                    0.0 if isinstance(value, str) else value,
+                )
+                for name, value in given
+            ]
+        )
         kernel = ctypes.c_void_p(self._library.tdist_find_kernel(entry["kernel"].encode()))
-        self.check(self._library.tdist_launch_kernel(kernel, ctypes.c_void_p(stream), _grid(grid), values,
-                                                     ctypes.c_size_t(len(values)), asked, ctypes.c_size_t(len(given))))
+        self.check(
+            self._library.tdist_launch_kernel(
+                kernel,
+                ctypes.c_void_p(stream),
+                _grid(grid),
+                values,
+                ctypes.c_size_t(len(values)),
+                asked,
+                ctypes.c_size_t(len(given)),
+            )
+        )
         del kept
 
     def prepare(self, key: str, grid: Sequence[int], args: Sequence, varying: int) -> Callable[[int, tuple], None]:
@@ -115,7 +147,11 @@ class KernelLibrary:
         values, kept = _values(types, filled)
         variant = ctypes.c_void_p(self._library.tdist_find_variant(key.encode()))
         made = ctypes.c_void_p()
-        self.check(self._library.tdist_launch_create(variant, _grid(grid), values, ctypes.c_size_t(len(values)), ctypes.byref(made)))
+        self.check(
+            self._library.tdist_launch_create(
+                variant, _grid(grid), values, ctypes.c_size_t(len(values)), ctypes.byref(made)
+            )
+        )
         return LibraryLaunch(self, self._library, made, args[:varying], (kept, args[varying:]))
 
     def set_world(self, context: bytes) -> None:
@@ -136,7 +172,8 @@ class LibraryLaunch:
         self._library, self._handle, self._kept = library, handle.value, kept
         # As addresses and integers: the types of ctypes cost more than the launch.
         self._run = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.c_size_t)(
-            ctypes.cast(functions.tdist_launch_run_with, ctypes.c_void_p).value)
+            ctypes.cast(functions.tdist_launch_run_with, ctypes.c_void_p).value
+        )
         self._cells = (ctypes.c_int64 * max(1, len(varying)))()
         self._where, self._count = ctypes.addressof(self._cells), len(varying)
         weakref.finalize(self, functions.tdist_launch_destroy, ctypes.c_void_p(self._handle)).atexit = False
@@ -211,5 +248,5 @@ def _tensor(arg: Any) -> _Tensor:
     """Of a tensor, or of a descriptor over one."""
     shape, strides = (arg.shape, arg.strides) if hasattr(arg, "base") else (tuple(arg.shape), arg.stride())
     made = _Tensor(_address(arg), len(shape), int(getattr(arg, "padding", "zero") == "nan"))
-    made.shape[:len(shape)], made.strides[:len(shape)] = list(shape), list(strides)
+    made.shape[: len(shape)], made.strides[: len(shape)] = list(shape), list(strides)
     return made

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What a compiled kernel is the compilation of: one word, equal for the compiler ahead of time and for the one at run time."""
+
 import functools
 import hashlib
 import json
@@ -34,7 +35,8 @@ def identity(kernel: Any, signature: Mapping, constexprs: Mapping, attrs: Mappin
         "attrs": sorted((list(path), value) for path, value in attrs.items() if value),
         "options": sorted((name, repr(value)) for name, value in given.items() if name not in _NO_PART),
         "libraries": sorted((name, _content(path)) for name, path in libraries.items()),
-        "target": target, "triton": triton.__version__,
+        "target": target,
+        "triton": triton.__version__,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
