@@ -97,13 +97,14 @@ def test_keep_going_lists_all_and_output_is_shown_on_request(script, capsys):
     assert ": 7 schedules, " in said and "rank 1 got" in said
 
 
-def test_what_a_virtual_world_lacks_is_refused_by_name(tmp_path, capsys):
-    path = tmp_path / "sends.py"
+def test_a_hang_in_a_collective_of_torch_is_explained(tmp_path, capsys):
+    path = tmp_path / "waits.py"
     path.write_text("import torch, torch.distributed as dist, triton_dist\ntriton_dist.initialize_distributed()\n"
-                    "dist.send(torch.zeros(1), 0)\n")
+                    "if dist.get_rank() == 1:\n    dist.recv(torch.zeros(1), 0)\ndist.barrier()\n")
     assert main([str(path)]) == 1
     said = capsys.readouterr().out
-    assert "torch.distributed.send under check" in said and "all_reduce" in said and "sends.py:3" not in said.split("\n")[0]
+    assert "recv, for which rank 0 did not call send" in said and "barrier, which rank 1 did not call" in said
+    assert "waits.py:4 (<module>)" in said and "waits.py:5 (<module>)" in said
 
 
 def test_a_script_that_fails_is_a_fault(tmp_path, capsys):

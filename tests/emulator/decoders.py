@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Run by test_plans.py on ranks that are processes: a tiny decoder of transformers, divided, against the same on one rank."""
+"""Run by test_plans.py on each rank: a tiny decoder of transformers, divided, against the same on one rank."""
 import copy
 import sys
 
@@ -19,8 +19,7 @@ SIZES = dict(vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_lay
 CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
-def main():
-    name, folder = sys.argv[1:]
+def main(name, folder):
     triton_dist.initialize_distributed()
     world = state().world
     torch.manual_seed(0)
@@ -68,4 +67,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Run by test_plans.py on 4 ranks that are processes: groups of torch in graphs, and FSDP2 on the other dimension of a mesh."""
+"""Run by test_plans.py on each of 4 ranks: groups of torch in graphs, and FSDP2 on the other dimension of a mesh."""
 import copy
 
 import torch
 import torch.distributed as dist
+from gpt import GPT, ParallelGPT, batches
 from plans import WIDTH, Model, whole
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -45,9 +46,33 @@ def trained(model, data, dp, tp):
     return losses
 
 
-def main():
+def two_by_two():
     triton_dist.initialize_distributed()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def gpt(steps):
+    """Losses of a GPT divided by layers over one dimension, and by FSDP2, a block at a time, over the other."""
+    mesh = two_by_two()
+    model = ParallelGPT(GPT(), group=mesh["tp"].get_group())
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh["dp"])
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for ids, labels in batches(steps):
+        mine = (t.chunk(2, 1)[mesh["dp"].get_local_rank()] for t in (ids, labels))
+        loss = model(*mine)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total, dist.ReduceOp.AVG, group=mesh["dp"].get_group())
+        losses.append(float(total))
+    triton_dist.finalize_distributed()
+    return losses
+
+
+def main():
+    mesh = two_by_two()
     in_graphs(mesh["tp"])
     in_graphs(mesh["dp"])
     generator = torch.Generator().manual_seed(3)

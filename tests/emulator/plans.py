@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Run by test_plans.py on ranks that are processes: a model by plan, against the same model of one rank.
+"""Run by test_plans.py on each rank: a model by plan, against the same model of one rank.
 
     bash launch.sh --nproc_per_node 2 tests/emulator/plans.py save FOLDER
 """
@@ -65,8 +65,7 @@ def same_as_one_rank(mesh, sequence_parallel, compiled):
         assert abs(norms[0] - norms[1]) < 1e-4 * norms[1], norms
 
 
-def main():
-    what, folder = sys.argv[1:]
+def main(what, folder):
     triton_dist.initialize_distributed()
     world = state().world
     mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=("tp",))
@@ -95,4 +94,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -27,13 +27,14 @@ BACKENDS = ("backends.nvidia", "backends.amd", "backends.emulator")
 TOOLS = ("bench", "checker", "cli", "doctor", "testing", "tune", "profile", "aot")
 # room: what of the package it may import beside itself. The package's own face, triton_dist, may import layers and below.
 MAY_IMPORT = {
-    "language": (),
-    "runtime": ("language",),
-    "ops": ("runtime", "language"),
-    "layers": ("ops", "runtime", "language"),
-    "integrations": ("layers", "ops", "runtime", "language"),
-    "cores": ("runtime", "language"),
-    "backends": ("cores", "runtime", "language"),
+    "compat": (),
+    "language": ("compat",),
+    "runtime": ("language", "compat"),
+    "ops": ("runtime", "language", "compat"),
+    "layers": ("ops", "runtime", "language", "compat"),
+    "integrations": ("layers", "ops", "runtime", "language", "compat"),
+    "cores": ("runtime", "language", "compat"),
+    "backends": ("cores", "runtime", "language", "compat"),
 }
 # The rooms of the emulator, from the bottom up: each may import those before it. "" is its face, the files outside of a room.
 EMULATOR = "triton_dist.backends.emulator"

@@ -8,6 +8,7 @@ current stream has done, while what it writes counts as written by the host.
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triton_dist.checker import sites
@@ -28,6 +29,10 @@ class HostOperations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not all(map(_has_memory, types)):
+            if any(issubclass(kind, FakeTensor) for kind in types):
+                return func(*args, **kwargs)                     # shapes are worked out, without memory
+            return NotImplemented            # a DTensor and the like: what it does with the tensors inside comes here again
         name, arguments, makes = _known.get(func) or _read_schema(func)
         for place, argument, write in arguments:
             value = args[place] if place < len(args) else kwargs.get(argument)
@@ -78,7 +83,12 @@ def _read_schema(func: Any) -> tuple:
     return found
 
 
+def _has_memory(kind: type) -> bool:
+    """Whether tensors of this type are memory. DTensor and the like have other tensors inside, to which they dispatch."""
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
 def _tensors(value: Any) -> list:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for t in value if isinstance(t, torch.Tensor)] if isinstance(value, (tuple, list)) else []
+    """The tensors with memory of their own that an argument or a result is or holds."""
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [t for t in values if isinstance(t, torch.Tensor) and _has_memory(type(t))]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 from triton_dist.checker.faults import Faults
+from triton_dist.checker.rank_environment import rank_environment
 from triton_dist.checker.report import Report
 from triton_dist.checker.run import few_collections, run_schedule
 from triton_dist.checker.schedules import Schedule
-from triton_dist.checker.torch_world import virtual_torch
 
 
 def check_script(path: Path, args: Sequence[str], schedules: Iterable[Schedule], keep_going: bool = False,
@@ -43,7 +43,7 @@ def check_script(path: Path, args: Sequence[str], schedules: Iterable[Schedule],
     sys.argv = [str(path), *args]
     sys.path.insert(0, str(path.parent))
     try:
-        with few_collections(), virtual_torch(), contextlib.redirect_stdout(output or io.StringIO()):
+        with few_collections(), rank_environment(), contextlib.redirect_stdout(output or io.StringIO()):
             for schedule in schedules:
                 run_schedule(run, schedule, faults, report, detector=detector, heap=False)
                 advance()

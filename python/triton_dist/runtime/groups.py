@@ -209,6 +209,11 @@ class TorchGroup(Group):
         backend().blocking(lambda: self._dist.all_to_all_single(out, x, out_splits, in_splits, group=self._pg))
 
 
+def of_torch(process_group: Any) -> Group:
+    """The Group of a torch ProcessGroup: of virtual ranks its own. Raises KeyError or ValueError for one that is destroyed."""
+    return getattr(process_group, "virtual", None) or TorchGroup(process_group)
+
+
 def resolve(group: Any = None) -> Group:
     """The Group behind what a user passes as `group=`.
 
@@ -246,7 +251,7 @@ def resolve(group: Any = None) -> Group:
         return _present(known[1], world)
     _sweep()
     try:
-        resolved = TorchGroup(process_group)
+        resolved = of_torch(process_group)
     except (KeyError, ValueError) as error:
         raise InvalidArgument(f"group: found a ProcessGroup that torch.distributed does not know ({error}), maybe one that has "
                               "been destroyed; make it again") from error

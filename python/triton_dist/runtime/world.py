@@ -33,8 +33,8 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
 
     Binds this process to its device, makes the default process group unless there is one, and reserves the symmetric
     heap, unless `initialize_shmem` is False: then a later call does. Idempotent. `seed` seeds torch with seed + rank.
-    Returns torch's default process group where there is one, otherwise a HeldGroup of this (emulated or lone) world: both
-    have `rank()` and `size()`, and work as `group=`.
+    Returns torch's default process group where there is one, otherwise a HeldGroup of this world of one rank: both have
+    `rank()` and `size()`, and work as `group=`.
     Raises InvalidArgument where ranks ask for different heaps or nodes, for nodes that do not fit the world, and for more
     than 64 ranks; NotInitialized in a fork of a process that has joined a world.
     """

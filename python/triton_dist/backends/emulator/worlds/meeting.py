@@ -2,15 +2,30 @@
 # SPDX-License-Identifier: MIT
 """Groups of virtual ranks: collectives of host scripts in one process."""
 import collections
+import os
 import pickle
-from typing import Any, Optional, Sequence
+import sys
+from pathlib import Path
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
 from triton_dist.backends.emulator.engine.actors import Waiting
+from triton_dist.backends.emulator.engine.registry import place_of
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.state import state
+
+
+_LIBRARIES = os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[3]) + os.sep
+
+
+def script_line() -> str:
+    """Where the running host script called torch or triton_dist: 'file.py:line (function)'."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return "" if frame is None else place_of(frame)
 
 
 class _Round:
@@ -21,6 +36,7 @@ class _Round:
         self.values: list = [None] * size
         self.arrived: dict = {}                  # index -> the host that waits
         self.left = 0
+        self.number = 0                          # which of its group's collectives it is
 
 
 class _Meeting:
@@ -29,6 +45,15 @@ class _Meeting:
     def __init__(self, size: int):
         self.counts = [0] * size
         self.rounds: dict = {}
+        self.letters: collections.defaultdict = collections.defaultdict(_Letters)    # (source, destination, tag) -> _Letters
+
+
+class _Letters:
+    """What one member has sent to another, in order."""
+
+    def __init__(self) -> None:
+        self.sent: list = []                     # a _Round each, None once it has been taken
+        self.asked = 0                           # how many have been asked for, in this order
 
 
 class Meetings:
@@ -44,8 +69,9 @@ class Meetings:
         self._made[ranks, rank] += 1
         return self._made[ranks, rank] - 1
 
-    def place(self, ranks: tuple) -> _Meeting:
-        return self._places.setdefault(ranks, _Meeting(len(ranks)))
+    def place(self, ranks: tuple, ordinal: int) -> _Meeting:
+        """Where the members of the group meet that was the `ordinal`-th of these ranks."""
+        return self._places.setdefault((ranks, ordinal), _Meeting(len(ranks)))
 
 
 class VirtualGroup(Group):
@@ -54,11 +80,13 @@ class VirtualGroup(Group):
     def __init__(self, meetings: Meetings, world_ranks: tuple, world_rank: int):
         self._meetings, self.world_ranks = meetings, world_ranks
         self.size, self.rank = len(world_ranks), world_ranks.index(world_rank)
-        self._place = meetings.place(world_ranks)
         self.ordinal = meetings.ordinal(world_ranks, world_rank)
+        self._place = meetings.place(world_ranks, self.ordinal)
+        self.destroyed = False                   # by torch.distributed
+        self.torch: Any = None                   # of the world: what torch.distributed knows on this rank
 
     def usable_in(self, world: Group) -> bool:
-        return isinstance(world, VirtualGroup) and world._meetings is self._meetings
+        return isinstance(world, VirtualGroup) and world._meetings is self._meetings and not self.destroyed
 
     def new_group(self, ranks: Sequence[int]) -> Optional["VirtualGroup"]:
         """The group of these world ranks, in this order; None where the caller is not among them."""
@@ -71,6 +99,14 @@ class VirtualGroup(Group):
         made.name = f"ranks {list(ranks)}, {made.ordinal}"
         state().named[made.name] = made
         return made
+
+    @property
+    def held(self) -> Any:
+        """torch's ProcessGroup of the world, made now if there is none yet; of a part of a world what stands for it."""
+        if self.torch is None:
+            return super().held
+        self.torch.join()
+        return self.torch.default_pg
 
     def share(self, what: str, obj: Any) -> list:
         """Every member's object itself, by index."""
@@ -119,6 +155,13 @@ class VirtualGroup(Group):
 
     def _meet(self, what: str, value: Any, root: Optional[int] = None) -> list:
         """Every member's value. Members then know what all did before, or with a `root` what that one did."""
+        return self.await_all(self.arrive(what, value, root))
+
+    def arrive(self, what: str, value: Any, root: Optional[int] = None) -> _Round:
+        """This member's part in the next collective: what it gives. Never waits.
+
+        Raises CollectiveMismatch where another member has come with another collective.
+        """
         place, scheduler = self._place, self._meetings.scheduler
         number = place.counts[self.rank]
         place.counts[self.rank] += 1
@@ -130,23 +173,69 @@ class VirtualGroup(Group):
             meeting.what, meeting.first = what, me
         if meeting.what != what:
             raise CollectiveMismatch(f"collective {number} of ranks {list(self.world_ranks)}: rank {meeting.first} called "
-                                  f"{meeting.what}, rank {me} called {what}; all members must call the same")
+                                     f"{meeting.what}, rank {me} called {what}; all members must call the same")
+        meeting.number = number
         meeting.values[self.rank] = value
         meeting.arrived[self.rank] = scheduler.current
         scheduler.observer.arrived(meeting, root in (None, self.rank))
         scheduler.wake(meeting)
+        return meeting
+
+    def await_all(self, meeting: _Round, learns: bool = True) -> list:
+        """What every member gave, by index, once all have come. `learns`: this member then knows what the others did before."""
+        scheduler = self._meetings.scheduler
+        line = script_line() if len(meeting.arrived) < self.size else ""
         try:
-            scheduler.block(meeting, lambda: len(meeting.arrived) == self.size,
-                            Waiting("collective", text=lambda: self._missing(meeting), lacks=lambda: self._lacks(meeting)))
+            scheduler.block(meeting, lambda: len(meeting.arrived) == self.size, Waiting(
+                "collective", site=line, text=lambda: self._missing(meeting), lacks=lambda: self._lacks(meeting)))
         except BaseException:
             if len(meeting.arrived) < self.size and meeting.arrived.get(self.rank) is scheduler.current:
                 self._withdraw(meeting, self.rank)
             raise
-        scheduler.observer.left(meeting)
+        if learns:
+            scheduler.observer.left(meeting)
         meeting.left += 1
         if meeting.left == self.size:
-            del place.rounds[number]
+            del self._place.rounds[meeting.number]
         return meeting.values
+
+    # -- between two members ---------------------------------------------------------------------------------
+    def post(self, value: Any, to: int, tag: int) -> None:
+        """Sends `value` to the member of index `to`, without waiting for it."""
+        scheduler, letters = self._meetings.scheduler, self._place.letters[self.rank, to, tag]
+        letter = _Round(1, "send", self.world_ranks[self.rank])
+        letter.values[0] = value
+        scheduler.observer.arrived(letter, True)
+        letters.sent.append(letter)
+        scheduler.wake((id(self._place), to))
+
+    def ticket(self, source: int, tag: int) -> int:
+        """Asks for the next value from the member of index `source`: its number, for `take`."""
+        letters = self._place.letters[source, self.rank, tag]
+        letters.asked += 1
+        return letters.asked - 1
+
+    def take(self, source: int, tag: int, ticket: int) -> Any:
+        """The value of that number, once it has been sent."""
+        letters = self._place.letters[source, self.rank, tag]
+        self._await_letter(lambda: len(letters.sent) > ticket, [self.world_ranks[source]])
+        letter, letters.sent[ticket] = letters.sent[ticket], None
+        self._meetings.scheduler.observer.left(letter)
+        return letter.values[0]
+
+    def take_any(self, tag: int) -> tuple:
+        """(source, value) of the first value that has been sent to this member and that nobody has asked for."""
+        def ready() -> list:
+            known = {source: self._place.letters[source, self.rank, tag] for source in range(self.size)}
+            return [source for source, letters in known.items() if len(letters.sent) > letters.asked]
+        self._await_letter(lambda: bool(ready()), [rank for rank in self.world_ranks if rank != self.world_ranks[self.rank]])
+        source = ready()[0]
+        return source, self.take(source, tag, self.ticket(source, tag))
+
+    def _await_letter(self, predicate: Callable[[], bool], sources: list) -> None:
+        text = f"recv, for which rank{'s' * (len(sources) > 1)} {', '.join(map(str, sources))} did not call send"
+        self._meetings.scheduler.block((id(self._place), self.rank), predicate,
+                                       Waiting("collective", site=script_line(), text=text, lacks=lambda: sources))
 
     def _withdraw(self, meeting: _Round, index: int) -> None:
         """As if that member had never come."""

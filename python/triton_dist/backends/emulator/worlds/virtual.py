@@ -10,7 +10,7 @@ import threading
 from typing import Any, Callable, Optional, Sequence
 
 import torch
-from torch.distributed import GroupMember
+from torch.distributed import GroupMember, HashStore
 
 from triton_dist.backends.emulator.engine.actors import Actor, Waiting
 from triton_dist.backends.emulator.engine.observer import Observer
@@ -18,6 +18,7 @@ from triton_dist.backends.emulator.engine.scheduler import Scheduler, activated
 from triton_dist.backends.emulator.worlds import ledger
 from triton_dist.backends.emulator.worlds.machine import Machine, default_sms
 from triton_dist.backends.emulator.worlds.meeting import Meetings, VirtualGroup
+from triton_dist.backends.emulator.worlds.process_group import RankTorch, become, installed
 from triton_dist.runtime import state as rank_state
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -129,7 +130,8 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
         num_sms: programs that can be resident at a time, per rank. Default TRITON_DIST_EMULATOR_SMS, or 8.
         groups: disjoint or overlapping lists of ranks; fn then gets `group=`, the first of them that holds its rank, or
             torch's GroupMember.NON_GROUP_MEMBER.
-        heap: whether each rank has joined the world, symmetric heap included, before fn starts.
+        heap: whether each rank has joined the world before fn starts: the symmetric heap, and torch.distributed by the
+            backend "emulator". Else fn calls triton_dist.initialize_distributed() or init_process_group() itself.
         nodes: into how many nodes of equal size the ranks are cut, between which only SHMEM calls pass. Default
             TRITON_DIST_NODES, or 1.
         observer: hears who starts whom, and every edge of order.
@@ -148,22 +150,27 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
     if observer is not None:
         observer.watch(world)
     lists = [tuple(ranks) for ranks in groups or ()]
+    store = HashStore()
 
     def script(rank: int) -> Any:
-        mine = machine.states[rank] = rank_state.RankState(
-            world=VirtualGroup(meetings, tuple(range(world_size)), rank), nodes_asked=nodes)
+        virtual = VirtualGroup(meetings, tuple(range(world_size)), rank)
+        virtual.torch = RankTorch(virtual, store)
+        become(virtual.torch)
+        mine = machine.states[rank] = rank_state.RankState(world=virtual, nodes_asked=nodes)
         token = rank_state.enter(mine)
         try:
             if heap:
                 from triton_dist.runtime.world import attach_heap
                 attach_heap(mine)
+                virtual.torch.join()
             own = [mine.world.new_group(ranks) for ranks in lists]
             extra = {"group": next((g for g in own if g is not None), GroupMember.NON_GROUP_MEMBER)} if lists else {}
             return fn(*args, **extra, **kwargs)
         finally:
+            virtual.torch.leave()
             rank_state.leave(token)
 
-    with activated(world), torch.random.fork_rng(devices=[]):
+    with activated(world), installed(), torch.random.fork_rng(devices=[]):
         for rank in range(world_size):
             world.start(rank, lambda rank=rank: script(rank))
         try:

@@ -1,0 +1,10 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Private names of torch.distributed."""
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d as c10d
+
+World = c10d._World                                                     # a process's table of groups; c10d._world is in use
+resolve_process_group = c10d._resolve_process_group                     # the ProcessGroup of a name
+default_store = c10d._get_default_store
+isolate_threads = _distributed_c10d._set_thread_isolation_mode          # whether each thread has names of groups of its own
