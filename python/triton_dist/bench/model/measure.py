@@ -91,7 +91,7 @@ def _reference(case: Case, group: Group) -> tuple[list[Layer], torch.Tensor, tor
     for layer in shards:
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down):
             weight.requires_grad_(train)
-    return shards, h, upstream, want
+    return shards, h, upstream, [t.detach() for t in want]
 
 
 def _step(forward: Callable, h: torch.Tensor, upstream: torch.Tensor, layers: list[Layer], train: bool) -> Callable[[], list]:
@@ -116,7 +116,7 @@ def _part(t: torch.Tensor, way: Any) -> torch.Tensor:
 
 
 def _error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got.float() - want).norm() / want.norm())
+    return float((got.detach().float() - want).norm() / want.norm())
 
 
 def _bound(case: Case) -> float:
@@ -135,7 +135,10 @@ def _captured(run: Callable) -> Callable:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         run()
-    return graph.replay
+
+    def replay(keeps: Any = run) -> None:           # what the graph reads and writes lives as long as it
+        graph.replay()
+    return replay
 
 
 def _agreed(group: Group, work: Callable) -> str | None:
