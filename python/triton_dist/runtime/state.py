@@ -4,10 +4,11 @@
 
 A process is one rank, except in an emulated virtual world, where each rank's host script runs in a context of its own.
 """
+import atexit
 import os
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 from triton_dist.runtime.environment import debug
 
@@ -70,3 +71,17 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def at_exit(call: Callable[[], None]) -> Callable[[], None]:
+    """Like atexit.register, but not in children of fork: they lack the threads, and have the locks as they were.
+
+    Returns what takes it back.
+    """
+    process = os.getpid()
+
+    def here() -> None:
+        if os.getpid() == process:
+            call()
+    atexit.register(here)
+    return lambda: atexit.unregister(here)

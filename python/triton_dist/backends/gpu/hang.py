@@ -7,7 +7,6 @@ memory when a wait expires. The first that finds one opens a window of some seco
 posts its rows to the key-value store of the process group; then one of them prints all. The device lingers that long
 before it traps (common.ll), so nothing needs it any more when its context is lost.
 """
-import atexit
 import functools
 import json
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from triton_dist.runtime.hang_table import Row, last_words, merge, table
-from triton_dist.runtime.state import state
+from triton_dist.runtime.state import at_exit, state
 
 _KEY = "triton_dist/hang/"
 _POLL = 0.1         # seconds between two looks
@@ -42,11 +41,12 @@ class HangWatch:
         self._store, self._rows, self._window, self._end = store, rows, window, end
         self._stop, self._told, self._raised = threading.Event(), threading.Event(), threading.Event()
         self._text = ""
+        self._forget_exit: Callable = lambda: None
         self._thread = threading.Thread(target=self._run, name="triton_dist hang watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-        atexit.register(self._at_exit)
+        self._forget_exit = at_exit(self._at_exit)
         self._hook, sys.excepthook = sys.excepthook, self._excepthook
 
     def stop(self) -> None:
@@ -54,7 +54,7 @@ class HangWatch:
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(self._window + 2 * _GRACE)
-        atexit.unregister(self._at_exit)
+        self._forget_exit()
         if sys.excepthook == self._excepthook:
             sys.excepthook = self._hook
 

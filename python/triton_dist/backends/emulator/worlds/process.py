@@ -5,7 +5,6 @@
 Flags change by the hand of other processes, so blocked predicates are polled when nothing is runnable, less often the
 longer that lasts. Each rank publishes its state in a control block; when all are stuck, each ends with the same report.
 """
-import atexit
 import contextlib
 import fcntl
 import functools
@@ -29,6 +28,7 @@ from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import HangError, InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.hang_table import Row, last_words
+from triton_dist.runtime.state import at_exit
 
 _HOST = "(host)"
 _HOST_PATIENCE = 8               # times longer before ranks that are all in collectives are taken to hang
@@ -334,7 +334,7 @@ def start() -> Machine:
                                      os.environ.get("TRITON_DIST_EMULATOR_MODE") or "random", default_sms(), rank)
         _machine = Machine(scheduler)
         scheduling._stack.insert(0, scheduler)
-        atexit.register(_at_exit, _machine)
+        at_exit(functools.partial(_at_exit, _machine))
         os.register_at_fork(after_in_child=_machine.scheduler.forget_world)
         sys.excepthook = functools.partial(_excepthook, scheduler, sys.excepthook)
     return _machine
