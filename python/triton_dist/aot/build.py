@@ -51,7 +51,7 @@ class Built:
 def build(kernel: Any, variant: Variant, target: Target) -> Built:
     """Compiles `variant` of `kernel`. Raises what Triton's compiler raises."""
     import triton
-    from triton.compiler.compiler import make_backend
+    from triton_dist.compat.compiler import make_backend
 
     source_class = _source_class(kernel)
     names = list(kernel.arg_names)
@@ -68,10 +68,10 @@ def build(kernel: Any, variant: Variant, target: Target) -> Built:
 
 def _source_class(kernel: Any) -> type:
     if kernel.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource
+        from triton_dist.compat.gluon import GluonASTSource
 
         return GluonASTSource
-    from triton.compiler import ASTSource
+    from triton_dist.compat.compiler import ASTSource
 
     return ASTSource
 

@@ -26,7 +26,7 @@ class Target:
     @property
     def triton(self) -> Any:
         """Triton's target."""
-        from triton.backends.compiler import GPUTarget
+        from triton_dist.compat.compiler import GPUTarget
 
         lanes = 32 if self.vendor == "cuda" or str(self.arch).startswith(("gfx10", "gfx11", "gfx12")) else 64
         return GPUTarget(self.vendor, self.arch, lanes)

@@ -13,6 +13,7 @@ from typing import Any, Callable
 
 import torch
 
+from triton_dist.compat.torch import cuda_sleep
 from triton_dist.runtime.streams import current_stream, device
 
 Call = Callable[[int], Any]
@@ -68,7 +69,7 @@ def pause_on(where: str) -> Callable[[float], None]:
     if where == "host" or device().type != "cuda":
         return _pause_host
     cycles = _cycles_per_ms()
-    return lambda ms: torch.cuda._sleep(int(ms * cycles))
+    return lambda ms: cuda_sleep(int(ms * cycles))
 
 
 def storm(call: Call, sets: int) -> Call:
@@ -90,9 +91,9 @@ def _pause_host(ms: float) -> None:
 
 def _cycles_per_ms() -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_CYCLES)                          # wakes the clocks
+    cuda_sleep(_CYCLES)                                 # wakes the clocks
     begin.record(current_stream())
-    torch.cuda._sleep(_CYCLES)
+    cuda_sleep(_CYCLES)
     end.record(current_stream())
     end.synchronize()
     return _CYCLES / begin.elapsed_time(end)

@@ -21,6 +21,7 @@ import torch
 from triton_dist.bench import late
 from triton_dist.bench.checks import Call, Checker
 from triton_dist.bench.problems import Problem
+from triton_dist.compat import distributed as private
 from triton_dist.runtime.streams import current_stream, device, synchronize
 
 PEERS = ("torch",)
@@ -177,7 +178,7 @@ def torch_group() -> tuple[str, str | None]:
         return "", "no torch process group"
     name = dist.group.WORLD.group_name
     try:                                                # some versions want it said beforehand
-        import torch.distributed._symmetric_memory as symmetric
+        symmetric = private.symmetric_memory()
         if not symmetric.is_symm_mem_enabled_for_group(name):
             symmetric.enable_symm_mem_for_group(name)
     except (ImportError, AttributeError, RuntimeError, TypeError):

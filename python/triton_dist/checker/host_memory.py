@@ -8,11 +8,11 @@ current stream has done, while what it writes counts as written by the host.
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triton_dist.checker import sites
 from triton_dist.checker.global_memory import CheckedMemory
+from triton_dist.compat.torch import FakeTensor, schema_of
 
 _EMPTY = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted")
 _READ_NOTHING = ("_like", "detach", "alias")
@@ -69,7 +69,7 @@ _known: dict = {}        # operation -> what _read_schema says of it
 
 def _read_schema(func: Any) -> tuple:
     """(name, [(place, name, is written) of the arguments whose data it touches], whether the result is new memory)."""
-    schema = func._schema
+    schema = schema_of(func)
     name, arguments = schema.name.split("::")[-1], []
     for place, argument in enumerate(schema.arguments):
         alias = argument.alias_info

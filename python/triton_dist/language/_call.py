@@ -14,8 +14,8 @@ import functools
 import re
 
 from triton.language import core
-from triton.runtime.jit import JITFunction
 
+from triton_dist.compat.triton import JITFunction, unwrap_constexpr
 from triton_dist.language import abi
 from triton_dist.language.abi import ROWS
 
@@ -79,8 +79,8 @@ def primitive(choose, require=require_runtime, where="triton_dist.language"):
         if _semantic is None:
             raise RuntimeError(f"{name} can only be called inside a kernel")
         require(name, _semantic)
-        args = [core._unwrap_if_constexpr(arg) for arg in args]
-        kwargs = {key: core._unwrap_if_constexpr(arg) for key, arg in kwargs.items()}
+        args = [unwrap_constexpr(arg) for arg in args]
+        kwargs = {key: unwrap_constexpr(arg) for key, arg in kwargs.items()}
         symbol, call_args = select(*args, **kwargs)
         row = ROWS[symbol]
         signature = tuple(core.dtype(ty) for ty in row.args)

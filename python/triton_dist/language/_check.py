@@ -3,7 +3,7 @@
 """Trace-time checks of what kernels pass to the primitives. All raise TypeError or ValueError; Triton adds the line.
 
 All are constexpr functions, so that Triton hashes them with the helpers that call them."""
-from triton.runtime.jit import constexpr_function
+from triton_dist.compat.triton import constexpr_function
 
 from triton_dist.language.abi import SIGNAL_OPS
 

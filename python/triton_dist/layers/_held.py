@@ -63,9 +63,9 @@ class _Name:
 
     def find(self) -> Any:
         """The group. Raises NotInitialized where there is none of this name."""
-        from torch.distributed.distributed_c10d import _resolve_process_group
+        from triton_dist.compat.distributed import resolve_process_group
         try:
-            return _resolve_process_group(self.name)
+            return resolve_process_group(self.name)         # pyright: ignore[reportArgumentType]
         except (RuntimeError, ValueError, KeyError) as error:
             raise NotInitialized(f"group: the layer was saved with the process group {self.name!r}, which there is none of here; "
                                  "make it first, or set layer.group") from error

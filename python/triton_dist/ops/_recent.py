@@ -10,20 +10,14 @@ from threading import get_ident
 from typing import Any, Callable, Sequence
 
 import torch
-from torch._C import _len_torch_dispatch_stack as _modes
-from torch.autograd import forward_ad
 
+from triton_dist.compat.torch import TensorGuards, dispatch_modes as _modes, dual_level, neg_view
 from triton_dist.ops import _plan
 from triton_dist.ops.calls import checks
 from triton_dist.runtime import ambient, threads
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.state import state
-
-try:                                                        # types, dispatch keys, dtypes, devices, sizes, strides, grad
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:
-    TensorGuards = None
 
 
 def _guards_of(tensors: Sequence) -> Any:
@@ -38,7 +32,7 @@ def _trusted() -> bool:
         like, *other = (torch.empty(*size, dtype=dtype, device="cpu") for size, dtype in (
             ((2, 3), torch.float), ((3, 3), torch.float), ((3, 2), torch.float), ((2, 3), torch.half)))
         same = _guards_of([like])
-        different = [*other, other[1].t(), torch._neg_view(like), like.detach().requires_grad_()]
+        different = [*other, other[1].t(), neg_view(like), like.detach().requires_grad_()]
         return same(torch.empty_like(like)) and not any(same(t) for t in different)
     except Exception:                                       # of an interface that has changed anything may come
         return False
@@ -137,7 +131,7 @@ class Calls:
         if state().thread != get_ident():
             threads.take_turn()
         key, given = None, ()
-        if _modes() or forward_ad._current_level >= 0:          # which guards do not see
+        if _modes() or dual_level() >= 0:          # which guards do not see
             return self._looked_at(key, given, asked, group, dict(
                 x=x, weight=weight, out=out, bias=bias, residual=residual, second=second))
         try:

@@ -8,20 +8,20 @@ Two rules hold for it, and this is the one place for both:
    same whatever the first call was wrapped in.
 2. What a call cannot honour is refused by `refuse()` before anything is sent, on each rank that is in such a state.
 
-Of torch's private names this needs some, since the public ones tell less. All are thread-local, so a check is cheap.
+It asks torch by private names, since the public ones tell less. All are thread-local, so a check is cheap.
 """
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Iterable, Iterator
 
 import torch
-from torch._C import _len_torch_dispatch_stack as dispatch_modes
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from triton_dist.compat import torch as private
+from triton_dist.compat.torch import dispatch_modes
 from triton_dist.runtime.errors import InvalidArgument
 
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-_INFRA = torch._C._TorchDispatchModeKey
+_AUTOGRAD = private.DispatchKey.AutogradFunctionality
+_INFRA = private.ModeKey
 _TRACERS = (
     (_INFRA.FAKE, "under FakeTensorMode, where tensors have no memory"),
     (_INFRA.PROXY, "while make_fx or export records operators"),
@@ -53,10 +53,10 @@ class _NoGrad:
 
     def __enter__(self) -> None:
         self._before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        private.set_grad_enabled(False)
 
     def __exit__(self, *_: Any) -> None:
-        torch._C._set_grad_enabled(self._before)
+        private.set_grad_enabled(self._before)
 
 
 def plain() -> Any:
@@ -64,22 +64,22 @@ def plain() -> Any:
     if is_plain():
         return nullcontext()
     stack = ExitStack()
-    stack.enter_context(torch._C.DisableTorchFunction())
-    if torch._C._is_any_autocast_enabled():
-        stack.enter_context(torch._C._DisableAutocast())
+    stack.enter_context(private.DisableTorchFunction())
+    if private.any_autocast():
+        stack.enter_context(private.DisableAutocast())
     if dispatch_modes():
-        stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        stack.enter_context(private.disable_modes())
     return stack
 
 
 def is_plain() -> bool:
     """Whether `plain()` would change nothing."""
-    return not (torch._C._len_torch_function_stack() or is_marked())
+    return not (private.function_modes() or is_marked())
 
 
 def is_marked() -> bool:
     """Whether there is autocast or a dispatch mode: then guards on tensors fail that were made without."""
-    return torch._C._is_any_autocast_enabled() or dispatch_modes() > 0
+    return private.any_autocast() or dispatch_modes() > 0
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -96,34 +96,34 @@ def cast(t: Any, dtype: torch.dtype) -> Any:
 
 def below_autograd() -> Any:
     """The state in which an operator's own code runs: without gradients and autocast, which have been seen to before it."""
-    if torch._C._is_any_autocast_enabled():
+    if private.any_autocast():
         return _below_autocast()
     return _NoGrad()
 
 
 @contextmanager
 def _below_autocast() -> Iterator[None]:
-    with _NoGrad(), torch._C._DisableAutocast():
+    with _NoGrad(), private.DisableAutocast():
         yield
 
 
 def is_recorded(tensors: Iterable[Any]) -> bool:
     """Whether operators are being recorded, or their shapes worked out, and `tensors` are what that can be done with."""
-    if any(torch._C._get_dispatch_mode(key) is not None for key in (_INFRA.PROXY, _INFRA.FUNCTIONAL)):
+    if any(private.dispatch_mode(key) is not None for key in (_INFRA.PROXY, _INFRA.FUNCTIONAL)):
         return True
-    fake = torch._C._get_dispatch_mode(_INFRA.FAKE)
+    fake = private.dispatch_mode(_INFRA.FAKE)
     return fake is not None and (fake.allow_non_fake_inputs or all(
-        isinstance(t, FakeTensor) or not isinstance(t, torch.Tensor) for t in tensors))
+        isinstance(t, private.FakeTensor) or not isinstance(t, torch.Tensor) for t in tensors))
 
 
 def refuse(what: str, tensors: Iterable[Any] = ()) -> None:
     """Raises InvalidArgument where `what`, called with `tensors`, cannot do what the state around it asks for."""
-    if torch._C._get_tracing_state() is not None:
+    if private.tracing_state() is not None:
         raise _refused(what, "inside torch.jit.trace, which cannot record it", "trace the parts before and after it")
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if private.transforms() is not None:
         raise _refused(what, "inside a transform of torch.func (vmap, grad, jvp, ...)", "call it outside of that")
     for key, where in _TRACERS:
-        if torch._C._get_dispatch_mode(key) is not None:
+        if private.dispatch_mode(key) is not None:
             raise _refused(what, where, "call it outside, with tensors that have memory")
     refuse_tangents(what, tensors)
 
@@ -131,7 +131,7 @@ def refuse(what: str, tensors: Iterable[Any] = ()) -> None:
 def refuse_tangents(what: str, tensors: Iterable[Any]) -> None:
     """Raises InvalidArgument where one of `tensors` carries a tangent of forward-mode AD."""
     # Below autograd, where an operator's own code runs, a tensor has no tangent, and torch may not be asked for it.
-    if forward_ad._current_level >= 0 and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD):
+    if private.dual_level() >= 0 and not private.key_is_excluded(_AUTOGRAD):
         for t in tensors:
             if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
                 raise _refused(what, "with a tensor that carries a tangent of forward-mode AD, which it would drop",

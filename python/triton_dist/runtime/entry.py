@@ -8,26 +8,21 @@ more.
 """
 from typing import Any, Callable
 
+from triton_dist.compat import torch as private
 from triton_dist.runtime import threads
-
-try:
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-except ImportError:                         # names of torch's own: then a call costs a look of the compiler at each frame
-    set_code_exec_strategy = None
 
 _WHY = "this function of triton_dist runs as it is, between compiled graphs"
 
 
 def entry(op: Callable[..., Any]) -> Callable[..., Any]:
     """Marks `op`, a plain function, and returns it."""
-    op._torchdynamo_disable = True                                          # as torch.compiler.disable does: not inlined
-    op._torchdynamo_disable_msg = _WHY
-    if set_code_exec_strategy is not None:                                  # nor compiled, with all that it calls
-        set_code_exec_strategy(op.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    private.mark_not_compiled(op, _WHY)
+    if private.set_code_exec_strategy is not None:          # nor what it calls; without this the compiler looks at each frame
+        private.set_code_exec_strategy(op.__code__, private.SKIP)
     threads.entries.add(op.__code__)
     return op
 
 
 def seen_by_compile_as(op: Callable[..., Any], traced: Callable[..., Any]) -> None:
     """Has torch.compile look into `traced` where a model calls `op`. To a torch that does not know the mark the graph breaks."""
-    op._torchdynamo_inline = traced                                         # the mark that torch.jit.script sets
+    private.mark_compiled_as(op, traced)

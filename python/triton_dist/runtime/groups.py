@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 import torch
 
+from triton_dist.compat.torch import mark_constant
 from triton_dist.runtime import ambient, threads
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized
@@ -287,7 +288,7 @@ def _size_of(name: str) -> int:
     return resolve(name).size
 
 
-_size_of._dynamo_marked_constant = True         # as torch.compiler.assume_constant_result does, without importing the compiler
+mark_constant(_size_of)
 
 
 def _of_name(name: str) -> Any:
@@ -299,9 +300,9 @@ def _of_name(name: str) -> Any:
     elif name in me.named:
         group = me.named[name]
     else:
-        from torch.distributed.distributed_c10d import _resolve_process_group
+        from triton_dist.compat.distributed import resolve_process_group
         try:
-            group = _resolve_process_group(name)        # pyright: ignore[reportArgumentType]
+            group = resolve_process_group(name)         # pyright: ignore[reportArgumentType]
         except (RuntimeError, ValueError, KeyError) as error:
             raise InvalidArgument(f"group: found the name {name!r}, which no process group has here; make the group "
                                   "first") from error

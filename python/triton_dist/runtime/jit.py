@@ -5,9 +5,7 @@ import functools
 import inspect
 from typing import Callable, Iterable, Optional
 
-from triton.compiler.errors import CompilationError
-from triton.runtime.jit import JITFunction
-
+from triton_dist.compat.triton import CompilationError, JITFunction
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -51,7 +49,7 @@ class DistJITFunction(BackendLaunch, JITFunction):
 
 @functools.cache
 def _gluon_class() -> type:
-    from triton.experimental.gluon._runtime import GluonJITFunction
+    from triton_dist.compat.gluon import GluonJITFunction
 
     class DistGluonJITFunction(BackendLaunch, GluonJITFunction):
         """The same over a Gluon kernel."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from triton import runtime
 
+from triton_dist.compat.triton import has_driver
 from triton_dist.runtime.backend import backend, detect, device_nodes
 
 
@@ -21,5 +22,5 @@ class _OnFirstUse:
 
 def offer() -> None:
     """Called at import: costs nothing, and changes nothing where there is a GPU or a driver has been chosen already."""
-    if not device_nodes() and runtime.driver._active is None and detect() == "emulator":
+    if not device_nodes() and not has_driver() and detect() == "emulator":
         runtime.driver.set_active(_OnFirstUse())       # pyright: ignore[reportArgumentType]

@@ -21,9 +21,9 @@ class HipDriver(GpuDriver):
 
     def _load(self) -> ctypes.CDLL:
         # Two copies of the runtime in one process do not know each other's modules, so ask for the one Triton uses.
-        from triton.backends.amd.driver import _get_path_to_hip_runtime_dylib
+        from triton_dist.compat.amd import hip_runtime
         try:
-            return ctypes.CDLL(_get_path_to_hip_runtime_dylib())
+            return ctypes.CDLL(hip_runtime())
         except RuntimeError as error:
             raise OSError(str(error)) from error
 

@@ -11,10 +11,9 @@ from typing import Any, Callable, Optional, Sequence
 
 import torch
 from triton import runtime
-from triton.backends import Backend, backends
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
-from triton.backends.nvidia.compiler import CUDABackend
+
+from triton_dist.compat.compiler import Backend, DriverBase, GPUTarget, backends
+from triton_dist.compat.nvidia import CUDABackend
 
 from triton_dist.backends.emulator import device_interface, frontend
 from triton_dist.backends.emulator.backend import machine

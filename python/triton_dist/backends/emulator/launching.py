@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from triton import knobs
-from triton.compiler.compiler import LazyDict
+from triton_dist.compat.compiler import LazyDict
 
 from triton_dist.backends.emulator import frontend
 from triton_dist.backends.emulator.engine.streams import Device

@@ -13,6 +13,8 @@ from triton_dist.backends.gpu.driver import GpuDriver
 from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
+from triton_dist.compat.torch import cuda_device as _device, cuda_empty as _empty, cuda_raw_stream as _raw_stream
+from triton_dist.compat.triton import load
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
@@ -22,12 +24,6 @@ from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
 from triton_dist.runtime.state import state
 
-# A torch for the CPU has neither.
-_device, _raw_stream = (getattr(torch._C, name, None) for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"))
-try:                                                        # what torch's compiled code allocates by, past the dispatcher
-    from torch._C._dynamo.guards import _empty_strided_cuda as _empty
-except ImportError:
-    _empty = None
 
 
 class PreparedLaunch:
@@ -181,7 +177,7 @@ class GpuBackend(Backend):
     def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
         compiled = self.compile(kernel, grid, args, kwargs)
         constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
-        compiled._init_handles()                    # loads the module now, hooks included
+        load(compiled)
         varying = len(args) if varying is None else varying
         return PreparedLaunch(compiled, torch.cuda.current_device(), grid, descriptors(args[:varying]),
                               args[varying:] + constants, self._bind(compiled, grid, args, varying))

@@ -162,6 +162,7 @@ def store_of_world() -> Any:
     if not dist.is_initialized():
         return None
     try:
-        return dist.distributed_c10d._get_default_store().clone()
+        from triton_dist.compat.distributed import default_store
+        return default_store().clone()
     except (AttributeError, RuntimeError, NotImplementedError):
         return None

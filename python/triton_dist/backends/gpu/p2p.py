@@ -64,9 +64,11 @@ class P2PArena(_OwnStorages):
 
     def __init__(self, nbytes: int, device: torch.device, rank: int):
         import torch.distributed as dist
+
+        from triton_dist.compat import distributed as private
         self.nbytes = nbytes
         try:
-            import torch.distributed._symmetric_memory as symmetric_memory
+            symmetric_memory = private.symmetric_memory()
             self.local = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
             self._handle = symmetric_memory.rendezvous(self.local, dist.group.WORLD.group_name)
         except (ImportError, AttributeError, RuntimeError) as error:

@@ -106,8 +106,7 @@ def slim(bitcode: str, capability: int) -> tuple[str, str]:
     """(text, version): the library of all rows over a file of NVSHMEM's device bitcode, and that file's version.
 
     Raises UnsupportedFeature where Triton's LLVM cannot read the file or the file lacks a row's function."""
-    from triton._C.libtriton import ir, llvm, nvidia
-    from triton.backends.nvidia import compiler
+    from triton_dist.compat.nvidia import compiler, ir, llvm, nvidia
     context = ir.context()
     ir.load_dialects(context)
     nvidia.load_dialects(context)

@@ -6,6 +6,7 @@ import torch
 from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
+from triton_dist.compat import distributed as private
 from triton_dist.ops import explain, gemm_ar
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
@@ -58,7 +59,7 @@ class GemmAr:
                 self.group.all_reduce_tensor(self.out[s])
                 return self.out[s]
             return Candidate(library)
-        import torch.distributed._symmetric_memory as symmetric
+        symmetric = private.symmetric_memory()
         product = symmetric.empty(self.shape.m * self.shape.n, dtype=self.dtype, device=device())
         symmetric.rendezvous(product, group_name)
         op = getattr(torch.ops.symm_mem, {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name])

@@ -9,6 +9,7 @@ from triton_dist.bench.collective.norm_words import COMMAND
 from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
+from triton_dist.compat import distributed as private
 from triton_dist.ops import all_reduce, all_reduce_rmsnorm
 from triton_dist.ops.exchange.sizes import by_size
 from triton_dist.runtime.backend import backend
@@ -77,7 +78,7 @@ class Norm:
                 backend().before_torch()
                 return total
         else:
-            import torch.distributed._symmetric_memory as symmetric
+            symmetric = private.symmetric_memory()
             reduced = symmetric.empty(self.x[0].numel(), dtype=self.dtype, device=device())
             symmetric.rendezvous(reduced, group_name)
             kind = {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name]

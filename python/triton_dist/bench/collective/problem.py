@@ -8,6 +8,7 @@ import torch
 
 from triton_dist import ops
 from triton_dist.bench.collective.sizes import COMMANDS
+from triton_dist.compat import distributed as private
 from triton_dist.ops.exchange.sizes import choose
 from triton_dist.ops.all_reduce.reference import all_reduce_reference
 from triton_dist.runtime.groups import Group
@@ -71,7 +72,7 @@ class Problem:
         """Other means: the group's own collective, or torch's ops on a symmetric tensor, which it knows as `group_name`."""
         if name == "nccl":
             return self._library()
-        import torch.distributed._symmetric_memory as symmetric
+        symmetric = private.symmetric_memory()
         x = symmetric.empty(self.count, dtype=self.dtype, device=device())
         symmetric.rendezvous(x, group_name)
         op = getattr(torch.ops.symm_mem, {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name])

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from triton_dist import ops
 from triton_dist.bench.measure import torch_group
 from triton_dist.bench.model.decoder import EPS
+from triton_dist.compat import distributed as private
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
 
@@ -159,8 +160,7 @@ class FunctionalWhole(Way):
 
 
 def _functional(name: str) -> Callable:
-    import torch.distributed._functional_collectives as functional
-    return getattr(functional, name)
+    return getattr(private.functional_collectives(), name)
 
 
 class SymmetricMemory(Way):
@@ -187,7 +187,7 @@ class SymmetricMemoryWhole(Way):
         self.name, self.kind, self.buffer = _symmetric_group(), kind, None
 
     def row(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        import torch.distributed._symmetric_memory as symmetric
+        symmetric = private.symmetric_memory()
         count = x.shape[0] * weight.shape[0]
         if self.buffer is None or self.buffer.numel() != count:
             self.buffer = symmetric.empty(count, dtype=x.dtype, device=device())

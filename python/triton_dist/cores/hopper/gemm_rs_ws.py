@@ -4,7 +4,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.language.core import _aggregate as aggregate
+from triton_dist.compat.triton import aggregate
 
 import triton_dist.language as dl
 from triton_dist.cores.hopper.counting import count_call, this_epoch

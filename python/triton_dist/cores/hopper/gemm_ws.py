@@ -17,7 +17,7 @@ Hand-overs, each one mbarrier with one waiter that waits in every lap (protocol 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from triton.language.core import _aggregate as aggregate
+from triton_dist.compat.triton import aggregate
 
 from triton_dist.cores.hopper.hopper_prims import tma_load
 

@@ -8,11 +8,12 @@ through the dispatcher twice. A compiled graph makes this call for every op, so 
 from typing import Any, Callable
 
 import torch
-from torch._C import DispatchKey
 
+from triton_dist.compat import torch as private
+from triton_dist.compat.torch import DispatchKey
 from triton_dist.runtime import ambient
 
-_REST = torch._C._after_autograd_keyset
+_REST = private.after_autograd_keyset
 
 
 def autograd_kernel(name: str, operator: Any, run: Callable, gradient: Any) -> Callable:
@@ -25,7 +26,7 @@ def autograd_kernel(name: str, operator: Any, run: Callable, gradient: Any) -> C
         gradient: a Gradient, or None for an operator that has none.
     """
     def onward(keys: Any, args: tuple) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with private.BelowAutograd():
             if keys.has(DispatchKey.Python) or keys.has(DispatchKey.Functionalize) or keys.has(DispatchKey.Meta):
                 return operator.redispatch(keys & _REST, *args)         # somebody records it, or works out its shapes
             return run(*args)
@@ -45,7 +46,7 @@ def autograd_kernel(name: str, operator: Any, run: Callable, gradient: Any) -> C
 
     def entry(keys: Any, *args: Any) -> Any:
         ambient.refuse_tangents(name, args)
-        if gradient is not None and torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if gradient is not None and torch.is_grad_enabled() and private.any_requires_grad(*args):
             return differentiable.apply(*args, keys)
         return onward(keys, args)
     return entry

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Aggregates (@triton.language.core._aggregate): classes of kernel values whose methods are jit functions.
+"""Aggregates (compat.triton.aggregate): classes of kernel values whose methods are jit functions.
 
 Triton 3.6 has them with a constructor that the class defines; 3.9 also makes one from the fields, with defaults, and
 freezes what it has made. Fields are checked against their annotations, as Triton does while it traces.
@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 from triton.language import core
-from triton.runtime.jit import ConstexprFunction
+from triton_dist.compat.triton import ConstexprFunction
 
 from triton_dist.backends.emulator.engine.registry import invalid, site
 from triton_dist.backends.emulator.memory.descriptors import Descriptor

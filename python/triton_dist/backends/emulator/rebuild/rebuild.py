@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from triton import knobs
 from triton.language import core
-from triton.runtime.jit import ConstexprFunction, JITCallable
+from triton_dist.compat.triton import ConstexprFunction, JITCallable
 
 from triton_dist.backends.emulator.engine.registry import MARK, TWINS, twin, unsupported
 from triton_dist.backends.emulator.rebuild import primitives, sources, statements

@@ -9,7 +9,7 @@ emulator.
 import builtins
 from typing import Any, Iterator
 
-from triton.compiler.code_generator import CodeGenerator
+from triton_dist.compat.compiler import CodeGenerator
 from triton.language import core
 
 from triton_dist.backends.emulator.engine import scheduler
@@ -225,7 +225,7 @@ def static_assert(test: Any, message: str = "", **_: Any) -> None:
     if not isinstance(test, bool):
         raise invalid(f"static_assert of {test!r}: it must be known at compile time")
     if not test:
-        from triton.compiler.errors import CompileTimeAssertionFailure
+        from triton_dist.compat.compiler import CompileTimeAssertionFailure
         raise CompileTimeAssertionFailure(site(), None, str(message))
 
 
