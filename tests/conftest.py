@@ -6,15 +6,21 @@ A test that is repeated over the delivery modes, or over sizes of the world, is 
 other parameters. Each time one mode of a family runs, and two sizes of the world. A hash of the family's name picks them, so
 that all modes and sizes meet all other parameters somewhere in the suite, and a run repeats. The rest is marked `full`.
 Tests of mutants are left alone: they choose their schedules by themselves.
+
+Of what is only compiled, each test takes each kernel with TWO combinations of target, dtype and so on for each vendor. They are
+other ones for another Triton.
 """
 import re
 import zlib
 
 import pytest
+import triton
 
 from triton_dist.backends.emulator.engine.order import MODES
 
 LARGEST = 8                     # ranks: only under --full
+TWO = 2
+KERNELS = ("kernel", "name", "which", "hops", "hop")           # parameters by which a test of tests/compile names a kernel
 
 
 @pytest.hookimpl(tryfirst=True)         # before pytest looks at -m
@@ -25,6 +31,20 @@ def pytest_collection_modifyitems(items):
     for items_alike, values in families(items, "world").values():
         small = [value for value in values if value != LARGEST] or values
         keep(items_alike, "world", {picked(items_alike[0], "world", small), *({2} & set(small))})
+    for items_alike in compiled(items).values():
+        for item in sorted(items_alike, key=lambda item: zlib.crc32(f"{item.nodeid} {triton.__version__}".encode()))[TWO:]:
+            item.add_marker(pytest.mark.full)
+
+
+def compiled(items: list) -> dict:
+    """{(test, kernel, vendor): items} of tests/compile."""
+    found: dict = {}
+    for item in items:
+        if item.path.parent.name == "compile" and hasattr(item, "callspec") and not item.get_closest_marker("full"):
+            kernel = [words(item, key) for key in KERNELS if key in item.callspec.params]
+            vendor = str(item.callspec.params.get("target", ""))[:2]
+            found.setdefault((item.path.name, item.originalname, *kernel, vendor), []).append(item)
+    return found
 
 
 def families(items: list, name: str) -> dict:

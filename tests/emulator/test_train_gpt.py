@@ -30,18 +30,18 @@ def test_thirty_steps(world, alone):
     near(found[0], alone)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_with_checkpoints(world, reentrant, alone):
-    steps = STEPS if world == 2 and not reentrant else FEW
+@pytest.mark.parametrize("world, reentrant, steps", [(2, False, FEW), (2, True, FEW), *(
+    pytest.param(*case, marks=pytest.mark.full) for case in (
+        (1, False, STEPS), (2, False, STEPS), (4, False, STEPS), (4, True, FEW)))])
+def test_with_checkpoints(world, reentrant, steps, alone):
     near(run_ranks(lambda: trained(ParallelGPT(GPT(), reentrant), steps), world)[0], alone[:steps])
 
 
-@pytest.mark.parametrize("world, checkpointed", [(1, None), (2, None), *(
-    pytest.param(*case, marks=pytest.mark.full) for case in ((1, False), (2, False), (4, None), (4, False)))])
-def test_compiled(world, checkpointed, alone):
+@pytest.mark.parametrize("world, checkpointed, steps", [(2, None, FEW), *(
+    pytest.param(*case, marks=pytest.mark.full) for case in (
+        (1, None, STEPS), (2, None, STEPS), (4, None, STEPS), (1, False, FEW), (2, False, STEPS), (4, False, FEW)))])
+def test_compiled(world, checkpointed, steps, alone):
     torch._dynamo.reset()
-    steps = STEPS if world == 2 else FEW
 
     def ranks():
         model = ParallelGPT(GPT(), checkpointed)
