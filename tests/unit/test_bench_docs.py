@@ -35,7 +35,8 @@ def test_the_committed_pictures_show_the_rows_of_the_page():
 def test_the_page_is_written_twice_alike_and_follows_the_results(tmp_path):
     pytest.importorskip("matplotlib")
     folder, page = tmp_path / "results", tmp_path / "page.md"
-    shutil.copytree(RESULTS, folder)
+    measured = next(RESULTS.glob("*-4xH100-80GB"))
+    shutil.copytree(measured, folder / measured.name)
     (folder / "notes_gemm_rs.md").write_text("**Learned.** Nothing yet.\n")
     say = ["docs", "--results", str(folder), "--out", str(page)]
     assert main(say) == 0
