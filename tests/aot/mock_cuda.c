@@ -94,7 +94,7 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, 
     }
     return wanted("cuDeviceGetAttribute");
 }
-CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
+CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     memset(uuid, 0, sizeof *uuid);
     uuid->bytes[15] = (char)(device + 1);
     return CUDA_SUCCESS;

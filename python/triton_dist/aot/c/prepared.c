@@ -154,6 +154,8 @@ int tdist_launch_run_with(tdist_launch *launch, tdist_stream stream, const int64
     return status == TDIST_OK ? tdist_launch_run(launch, stream) : status;
 }
 
+const char *tdist_launch_key(const tdist_launch *launch) { return launch == NULL ? NULL : launch->variant->key; }
+
 void tdist_launch_destroy(tdist_launch *launch) {
     if (launch == NULL)
         return;

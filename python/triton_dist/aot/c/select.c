@@ -67,13 +67,14 @@ static int same_option(const tdist_option *have, const tdist_option *want) {
     return have->text == NULL ? have->value == want->value : strcmp(have->text, want->text) == 0;
 }
 
-static int options_fit(const tdist_variant *variant, const tdist_option *options, size_t count, const char **wrong) {
+/* wrong: the first option that no variant has beside all those before it. */
+static int options_fit(const tdist_variant *variant, const tdist_option *options, size_t count, size_t *wrong) {
     for (size_t i = 0; i < count; i++) {
         size_t at = 0;
         while (at < variant->option_count && strcmp(variant->options[at].name, options[i].name) != 0)
             at++;
         if (at == variant->option_count || !same_option(&variant->options[at], &options[i])) {
-            *wrong = options[i].name;
+            *wrong = i > *wrong ? i : *wrong;
             return 0;
         }
     }
@@ -93,11 +94,10 @@ int tdist_select(const tdist_kernel *kernel, const tdist_value *values, size_t c
                  size_t option_count, const tdist_variant **found) {
     const tdist_driver *driver = NULL;
     const tdist_variant *best = NULL;
-    const char *no_option = NULL;
     void *context = NULL;
     int device = 0, on_arch = 0, stage = 0;
     uint32_t arch = 0;
-    size_t wrong = 0, no_hint = 0, no_type = 0;
+    size_t wrong = 0, no_hint = 0, no_type = 0, no_option = 0;
     if (kernel == NULL || found == NULL || (values == NULL && count > 0) || (options == NULL && option_count > 0))
         return tdist_fail(TDIST_ERR_ARGUMENT, "tdist_select: a null pointer");
     if (count != kernel->parameter_count)
@@ -135,7 +135,8 @@ int tdist_select(const tdist_kernel *kernel, const tdist_value *values, size_t c
         return tdist_fail(TDIST_ERR_NOT_BUILT, "%s: no variant has %s of type %#x", kernel->name, kernel->parameters[no_type],
                           values[no_type].type);
     if (stage == 1)
-        return tdist_fail(TDIST_ERR_NOT_BUILT, "%s: no variant of these types has %s as asked", kernel->name, no_option);
+        return tdist_fail(TDIST_ERR_NOT_BUILT, "%s: no variant of these types has %s as asked", kernel->name,
+                          options[no_option].name);
     return tdist_fail(TDIST_ERR_NOT_BUILT, "%s: all variants need another alignment or value of %s", kernel->name,
                       kernel->parameters[no_hint]);
 }

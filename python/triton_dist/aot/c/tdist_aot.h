@@ -131,6 +131,8 @@ TDIST_API int tdist_launch_set(tdist_launch *launch, size_t index, int64_t value
 TDIST_API int tdist_launch_run(tdist_launch *launch, tdist_stream stream);
 /* The same for the first `count` parameters at once; floating-point ones and constexprs keep what they have. */
 TDIST_API int tdist_launch_run_with(tdist_launch *launch, tdist_stream stream, const int64_t *values, size_t count);
+/* The key of its variant. */
+TDIST_API const char *tdist_launch_key(const tdist_launch *launch);
 TDIST_API void tdist_launch_destroy(tdist_launch *launch);
 
 /* -- modules ------------------------------------------------------------------------------------------------------------- */

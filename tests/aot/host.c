@@ -1,0 +1,219 @@
+/* SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+   SPDX-License-Identifier: MIT
+
+   host SCENARIO RANKS: forks ranks, each of which plays the scenario and prints what it got. On the mock driver, where copies and
+   flags are real and kernels are not. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tdist_world.h"
+
+enum { M = 200, N = 256, K = 64 };
+
+static int rank, ranks;
+static tdist_unique_id id;
+static tdist_world *world;
+
+static int told(const char *what, int status) {
+    printf("rank %d: %s: %s%s%s\n", rank, what, tdist_status_name(status), status ? ": " : "", status ? tdist_last_error() : "");
+    fflush(stdout);
+    return status;
+}
+
+#define EXPECT(condition) do { if (!(condition)) { printf("rank %d: line %d: not %s: %s\n", rank, __LINE__, #condition, \
+    tdist_last_error()); exit(3); } } while (0)
+
+static int join(int as, int size, int device, uint64_t heap) {
+    tdist_world_options options = {.struct_size = sizeof options, .timeout_ms = 1500, .heap_bytes = heap};
+    return tdist_world_create(&world, &id, as, size, device, &options);
+}
+
+static tdist_gemm gemm(int comm_sms) {
+    return (tdist_gemm){.struct_size = sizeof(tdist_gemm), .dtype = TDIST_BF16, .m = M, .n = N, .k = K, .has_bias = 1, .comm_sms = comm_sms};
+}
+
+static void *memory(size_t bytes) {
+    tdist_cu_address found = 0;
+    EXPECT(world->cuda->allocate(&found, bytes) == 0);
+    memset((void *)(uintptr_t)found, 0, bytes);
+    return (void *)(uintptr_t)found;
+}
+
+static void release(void *address) { world->cuda->release((tdist_cu_address)(uintptr_t)address); }
+
+static void heap_objects(void) {
+    int32_t *a = NULL, *b = NULL, *again = NULL;
+    EXPECT(tdist_alloc(world, 1000, (void **)&a) == TDIST_OK && tdist_alloc(world, 4, (void **)&b) == TDIST_OK);
+    for (int i = 0; i < 250; i++)
+        EXPECT(a[i] == 0);
+    EXPECT(tdist_world_barrier(world) == TDIST_OK);
+    for (int r = 0; r < ranks; r++)
+        ((int32_t *)tdist_peer(world, a, r))[rank] = 100 * rank + r;
+    EXPECT(tdist_world_barrier(world) == TDIST_OK);
+    for (int r = 0; r < ranks; r++)
+        EXPECT(a[r] == 100 * r + rank);
+    EXPECT(tdist_peer(world, &rank, 0) == NULL && tdist_peer(world, a, ranks) == NULL);
+    EXPECT(tdist_free(world, a) == TDIST_OK);
+    EXPECT(tdist_alloc(world, 1024, (void **)&again) == TDIST_OK && again == a && again[rank] == 0);
+    EXPECT(tdist_free(world, again) == TDIST_OK && tdist_free(world, b) == TDIST_OK && tdist_free(world, b) == TDIST_ERR_ARGUMENT);
+}
+
+/* After the push of call `epoch` every chunk but the own one has arrived, and a flag for each of its pieces. */
+static void gathered(const tdist_plan *plan, int epoch) {
+    const tdist_space *space = &world->spaces[TDIST_BY_COPIES];
+    const unsigned char *half = space->data + (epoch & 1) * space->half_bytes;
+    EXPECT(space->epoch == epoch && plan->pieces == 1 && plan->pitch == 256);
+    for (int r = 0; r < ranks; r++) {
+        if (r == rank)
+            continue;
+        const unsigned char *chunk = half + r * plan->pitch * K * 2;
+        for (int i = 0; i < M * K * 2; i++)
+            EXPECT(chunk[i] == (unsigned char)(r + 16 * epoch));
+        EXPECT(chunk[M * K * 2] == 0 && space->flags[r] == epoch);
+    }
+    EXPECT(tdist_world_barrier(world) == TDIST_OK);     /* before a peer's next call sets the flag again */
+}
+
+static void ops(void) {
+    tdist_plan *copies = NULL, *sms = NULL, *larger = NULL, *ring = NULL, *one = NULL, *two = NULL, *push = NULL;
+    void *stream = NULL;
+    tdist_gemm shape = gemm(0);
+    EXPECT(told("world", join(rank, ranks, rank, 64 << 20)) == TDIST_OK);
+    void *before = NULL;
+    EXPECT(world->host->context_set(world->context) == 0 && tdist_enter(world, &before) == TDIST_OK);
+    heap_objects();
+    unsigned char *x = memory(ranks * M * K * 2), *w = memory(N * K * 2), *bias = memory(N * 2), *out = memory(ranks * M * N * 2);
+    EXPECT(world->cuda->stream_create(&stream, 1, 0) == 0);
+    EXPECT(told("ag_gemm plan", tdist_ag_gemm_plan(world, &shape, &copies)) == TDIST_OK);
+    printf("rank %d: variant: %s\n", rank, tdist_launch_key(copies->main));
+    for (int call = 1; call <= 3; call++) {
+        memset(x, rank + 16 * call, M * K * 2);
+        EXPECT(tdist_ag_gemm(copies, call == 2 ? NULL : stream, x, w, bias, out) == TDIST_OK);
+        EXPECT(tdist_world_barrier(world) == TDIST_OK);
+        gathered(copies, call);
+    }
+    EXPECT(told("without a bias", tdist_ag_gemm(copies, stream, x, w, NULL, out)) == TDIST_ERR_ARGUMENT);
+    EXPECT(told("off by two bytes", tdist_ag_gemm(copies, stream, x + 2, w, bias, out)) == TDIST_ERR_TENSOR);
+    shape.m = 3 * M;                                    /* moves the buffers of the plan before */
+    EXPECT(tdist_ag_gemm_plan(world, &shape, &larger) == TDIST_OK && copies->generation != larger->generation);
+    memset(x, rank + 16 * 4, M * K * 2);
+    EXPECT(tdist_ag_gemm(copies, stream, x, w, bias, out) == TDIST_OK && copies->generation == larger->generation);
+    EXPECT(tdist_world_barrier(world) == TDIST_OK);
+    gathered(copies, 4);
+    shape = gemm(4);
+    EXPECT(told("ag_gemm by SMs", tdist_ag_gemm_plan(world, &shape, &sms)) == TDIST_OK);
+    EXPECT(tdist_ag_gemm(sms, stream, x, w, bias, out) == TDIST_OK);
+    shape.has_bias = 0;
+    shape.m = M;
+    EXPECT(told("gemm_rs plan", tdist_gemm_rs_plan(world, &shape, &ring)) == TDIST_OK);
+    EXPECT(tdist_gemm_rs(ring, stream, x, w, NULL, out) == TDIST_OK);
+    EXPECT(told("one shot", tdist_all_reduce_plan(world, TDIST_BF16, 4096, TDIST_AUTO, &one)) == TDIST_OK);
+    EXPECT(told("two shot", tdist_all_reduce_plan(world, TDIST_BF16, 4096, TDIST_TWO_SHOT, &two)) == TDIST_OK);
+    EXPECT(told("push", tdist_all_reduce_plan(world, TDIST_BF16, 4096, TDIST_PUSH, &push)) == TDIST_OK);
+    EXPECT(tdist_all_reduce(one, stream, x, x) == TDIST_OK && tdist_all_reduce(two, stream, x, out) == TDIST_OK);
+    EXPECT(tdist_all_reduce(push, stream, x, out) == TDIST_OK);
+    extern int cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **);
+    void *graph = NULL;
+    EXPECT(cuStreamBeginCapture_v2(stream, 0) == 0);
+    EXPECT(told("captured copies", tdist_ag_gemm(copies, stream, x, w, bias, out)) == TDIST_ERR_CAPTURE);
+    EXPECT(tdist_ag_gemm(sms, stream, x, w, bias, out) == TDIST_OK && world->spaces[TDIST_BY_SMS].captured);
+    EXPECT(cuStreamEndCapture(stream, &graph) == 0);
+    EXPECT(tdist_ag_gemm(copies, stream, x, w, bias, out) == TDIST_OK);
+    tdist_plan *all[] = {copies, sms, larger, ring, one, two, push};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        tdist_plan_destroy(all[i]);
+    release(x), release(w), release(bias), release(out);
+    world->cuda->stream_destroy(stream);
+    EXPECT(tdist_unload() == TDIST_OK);
+    told("left", tdist_world_destroy(world));
+}
+
+static void failing_launch(void) {
+    tdist_plan *plan = NULL;
+    tdist_gemm shape = gemm(0);
+    EXPECT(told("world", join(rank, ranks, rank, 64 << 20)) == TDIST_OK && tdist_ag_gemm_plan(world, &shape, &plan) == TDIST_OK);
+    unsigned char *x = memory(M * K * 2);
+    told("call", tdist_ag_gemm(plan, NULL, x, x, x, x));
+    told("call", tdist_ag_gemm(plan, NULL, x, x, x, x));
+}
+
+static void play(const char *scenario) {
+    tdist_gemm shape = gemm(0);
+    tdist_plan *plan = NULL;
+    void *found = NULL;
+    uint64_t heap = 16 << 20;
+    if (strcmp(scenario, "ops") == 0) {
+        ops();
+    } else if (strcmp(scenario, "launch") == 0) {
+        failing_launch();
+    } else if (strcmp(scenario, "late") == 0) {
+        if (rank != 1)
+            told("world", join(rank, ranks, rank, heap));
+    } else if (strcmp(scenario, "first is late") == 0) {
+        if (rank != 0)
+            told("world", join(rank, ranks, rank, heap));
+    } else if (strcmp(scenario, "sizes") == 0) {
+        told("world", join(rank, rank == 1 ? ranks + 1 : ranks, rank, heap));
+    } else if (strcmp(scenario, "twice") == 0) {
+        told("world", join(rank == 2 ? 1 : rank, ranks, rank, heap));
+    } else if (strcmp(scenario, "heaps") == 0) {
+        told("world", join(rank, ranks, rank, heap << rank));
+    } else if (strcmp(scenario, "device") == 0) {
+        told("world", join(rank, ranks, 0, heap));
+    } else if (strcmp(scenario, "driver") == 0) {
+        if (rank == 1)
+            setenv("TDIST_MOCK_FAIL", getenv("TDIST_RANK_1_FAILS"), 1);
+        told("world", join(rank, ranks, rank, heap));
+    } else if (told("world", join(rank, ranks, rank, heap)) != TDIST_OK) {
+        return;
+    } else if (strcmp(scenario, "die") == 0) {
+        if (rank == 1)
+            _exit(0);
+        told("barrier", tdist_world_barrier(world));
+        told("barrier", tdist_world_barrier(world));
+        told("left", tdist_world_destroy(world));
+    } else if (strcmp(scenario, "sleep") == 0) {
+        struct timespec long_time = {4, 500000000};
+        if (rank == 1)
+            nanosleep(&long_time, NULL);
+        told("barrier", tdist_world_barrier(world));
+    } else if (strcmp(scenario, "alloc") == 0) {
+        told("alloc", tdist_alloc(world, 100u << rank, &found));
+    } else if (strcmp(scenario, "full") == 0) {
+        told("alloc", tdist_alloc(world, 15 << 20, &found));
+        told("alloc", tdist_alloc(world, 2 << 20, &found));
+        told("alloc", tdist_alloc(world, 1 << 10, &found));
+    } else if (strcmp(scenario, "confused") == 0) {
+        told("call", rank == 0 ? tdist_world_barrier(world) : tdist_alloc(world, 100, &found));
+    } else if (strcmp(scenario, "variant") == 0) {
+        shape.group_m = rank == 1 ? 5 : 8;
+        told("plan", tdist_ag_gemm_plan(world, &shape, &plan));
+        told("barrier", tdist_world_barrier(world));
+    } else if (strcmp(scenario, "shape") == 0) {
+        shape.m += rank;
+        told("plan", tdist_ag_gemm_plan(world, &shape, &plan));
+    } else if (strcmp(scenario, "odd") == 0) {
+        shape.k = 63;
+        told("plan", tdist_ag_gemm_plan(world, &shape, &plan));
+        shape.struct_size = 4;
+        told("plan", tdist_ag_gemm_plan(world, &shape, &plan));
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3 || (ranks = atoi(argv[2])) < 1 || ranks > 8 || tdist_unique_id_create(&id) != TDIST_OK)
+        return 2;
+    for (rank = 0; rank < ranks; rank++)
+        if (fork() == 0) {
+            play(argv[1]);
+            exit(0);
+        }
+    int failed = 0, status = 0;
+    while (wait(&status) > 0)
+        failed |= status;
+    return failed != 0;
+}
