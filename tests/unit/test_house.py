@@ -198,6 +198,32 @@ def test_every_module_says_what_it_is_for():
     assert not [name for name, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text()))]
 
 
+# -- the device language -----------------------------------------------------------------------------------------------
+RETURN_NOTHING = {"barrier_all", "fence", "gdc_launch_dependents", "gdc_wait", "ll_store", "ll_store_pair", "notify",
+                  "notify_each", "notify_warp", "sf_store"}
+
+
+def test_device_functions_say_what_they_take_and_return():
+    """As Triton's own do: Args with each parameter, and Returns."""
+    import triton_dist.language as dl
+    assert set(dl.__all__) >= RETURN_NOTHING
+    for name in dl.__all__:
+        function = getattr(getattr(dl, name), "fn", getattr(dl, name))
+        function = getattr(function, "__tdist_select__", function)
+        text, parameters = docstring(function), inspect.signature(function).parameters
+        assert ("Returns:" in text) == (name not in RETURN_NOTHING), name
+        missing = [parameter for parameter in parameters if not re.search(rf"^ +{parameter}: ", text, re.M)]
+        assert not missing and ("Args:" in text) == bool(parameters), (name, missing)
+
+
+def test_shmem_functions_say_what_they_take_and_return():
+    from triton_dist.language.extra import libshmem_device
+    from triton_dist.language.shmem_abi import FUNCTIONS, PARAMETERS
+    for name, function in FUNCTIONS.items():
+        text = docstring(getattr(libshmem_device, name))
+        assert all(f"    {parameter}: {PARAMETERS[parameter][2]}." in text for parameter in function.params), name
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 def test_every_file_has_its_header():
     wrong = []

@@ -7,7 +7,7 @@
 Signals: wait, notify, notify_each, notify_warp, barrier_all, fence. Addresses and data: symm_at, consume_token,
 ll_store, ll_load, ll_store_pair, ll_load_pair, sf_store, sf_take, sf_filled, sf_plain. Overlapping launches: gdc_wait,
 gdc_launch_dependents.
-Who am I: rank, num_ranks, team_size, team_rank, team_world_rank. All work in kernels decorated with @triton_dist.jit,
+Ranks: rank, num_ranks, team_size, team_rank, team_world_rank. All work in kernels decorated with @triton_dist.jit,
 compiled or emulated, and wait, notify_warp, symm_at and fence inside Gluon kernels too.
 """
 from triton_dist.language.gdc import gdc_launch_dependents, gdc_wait

@@ -59,7 +59,7 @@ def _integers(name: str, args: tuple) -> None:
         ty = getattr(arg, "dtype", None)
         if isinstance(arg, float) or (ty is not None and ty.is_floating()):
             raise TypeError(f"{name} takes integers and pointers, found {arg if ty is None else ty}; "
-                            "convert it with .to(tl.int32) if the fraction may go")
+                            "convert it with .to(tl.int32) if its fraction may be dropped")
 
 
 def primitive(choose, require=require_runtime, where="triton_dist.language"):

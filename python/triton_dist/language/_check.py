@@ -44,7 +44,7 @@ def scalar(function: str, name: str, value) -> None:
 
 @constexpr_function
 def word(function: str, name: str, value, bits: int) -> None:
-    """Refuses what a flag of `bits` bits cannot hold, lest the rest is lost without a word."""
+    """Refuses a value that does not fit a flag of `bits` bits."""
     scalar(function, name, value)
     dtype = getattr(value, "dtype", None)
     if isinstance(value, float) or dtype is not None and not dtype.is_int():

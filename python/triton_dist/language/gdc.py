@@ -2,23 +2,24 @@
 # SPDX-License-Identifier: MIT
 """Kernels of one stream that overlap: programmatic dependent launch, named as in triton.language.extra.cuda.
 
-A kernel that begins by gdc_wait may be launched while the one ahead of it still runs, which hides its launch, a good part of
-the time of a short kernel. Ask for it at its launch, kernel[grid](..., launch_pdl=True); the ops of this package do so
-themselves. And let the kernel ahead call gdc_launch_dependents, else its end is awaited all the same. Both do nothing on GPUs
-that have no such launches (before sm_90, and AMD's), and there the option is left out.
+A kernel that begins with gdc_wait may be launched while the kernel before it on the stream still runs. That hides its launch,
+which is a good part of the time of a short kernel. Ask for it at the launch, kernel[grid](..., launch_pdl=True), as the ops of
+this package do. The kernel before it must call gdc_launch_dependents; otherwise the launch waits for its end. Both functions
+do nothing on GPUs without such launches (before sm_90, and AMD's); there, leave the option out.
 """
 from triton_dist.language._call import primitive
 
 
 @primitive
 def gdc_wait():
-    """Waits until all kernels ahead on the stream have ended; what they have stored is visible then.
+    """Waits until all kernels before this one on the stream have ended. What they have stored is then visible.
 
-    Every thread of the program calls it, before it touches anything that a kernel ahead may read or write."""
+    Every thread of the program must call it before it touches anything that such a kernel may read or write.
+    """
     return "tdist_gdc_wait", ()
 
 
 @primitive
 def gdc_launch_dependents():
-    """Lets the next kernel on the stream be launched as soon as every program has called this or ended. It orders nothing."""
+    """Lets the next kernel on the stream start once every program of this one has called it or ended. It orders nothing."""
     return "tdist_gdc_launch_dependents", ()

@@ -46,10 +46,15 @@ def _ll_load_pair(ptr, flag, mask):
 
 @primitive
 def fence(semantic="acq_rel", scope="sys"):
-    """Memory fence of the calling threads, no barrier: each thread orders its own accesses.
+    """Memory fence: each calling thread orders its own accesses. It is no barrier.
 
-    `semantic` "acquire", "release" or "acq_rel"; `scope` "gpu" (this device) or "sys" (peers and host too). Any program
-    or Gluon partition may call it, in uniform or divergent control flow. It does not order the async proxy (TMA)."""
+    Any program or Gluon partition may call it, in uniform or divergent control flow. It does not order the async proxy
+    (TMA).
+
+    Args:
+        semantic: "acquire", "release" or "acq_rel".
+        scope: "gpu" for this device, "sys" for peers and the host as well.
+    """
     choice("fence", "semantic", semantic, FENCE_SEMANTICS)
     choice("fence", "scope", scope, SCOPES)
     return f"tdist_fence_{semantic}_{scope}", ()
@@ -64,11 +69,18 @@ def _check_data(function: str, value, bits: int) -> None:
 
 @helper
 def symm_at(ptr, rank):
-    """`ptr`, into this rank's symmetric heap, as an address of the same object on world rank `rank`.
+    """Gives the address of the same symmetric object on another rank.
 
-    `ptr` is a pointer or a tensor of pointers of any element type, `rank` an int32 scalar (or a tensor that broadcasts
-    with `ptr`). Alignment survives, so wide loads and stores stay wide. One add; no communication. A rank that loads
-    and stores cannot reach (base 0) gives an address that faults when used."""
+    It costs one addition and communicates nothing. Alignment is kept, so wide loads and stores stay wide. For a rank on
+    another node, which loads and stores cannot reach, the address faults when it is used.
+
+    Args:
+        ptr: pointer into this rank's symmetric heap, or a tensor of such pointers, of any element type.
+        rank: world rank, an int32 scalar or a tensor that broadcasts with `ptr`.
+
+    Returns:
+        The address on `rank`, of the type of `ptr`.
+    """
     shift: tl.constexpr = element_shift(ptr)
     delta = _symm_delta(rank)
     if shift > 0:                             # a shift by 0 is dropped, and the hint with it
@@ -80,16 +92,23 @@ def symm_at(ptr, rank):
 
 @helper
 def consume_token(value, token):
-    """`value`, unchanged, but data dependent on `token` (the result of `wait`).
+    """Makes a value depend on a token, so that the compiler cannot move loads by that value before the wait.
 
-    The compiler's pipeliner hoists loads by data dependence alone, so a load that must follow a wait in a loop has to
-    use something that went through here: its pointer, a tensor of pointers, a block pointer, an integer coordinate, or a
-    tensor descriptor. Floating-point values of 16 bits or more work too. The result has the type of `value`.
-    Free at run time but for an add; alignment and contiguity of `value` are kept.
+    The compiler's pipeliner moves loads unless data dependences forbid it. So in a loop, a load that must come after a wait
+    has to use something that has passed through here. It costs one addition, and keeps alignment and contiguity.
 
-    A tensor descriptor holds nothing that could depend on a token. There it is a CTA barrier that keeps later loads
-    after the wait, and the loop that holds it is not pipelined. In a pipelined loop tie a coordinate instead:
-    `descriptor.load([dl.consume_token(row, token), column])`. Gluon has no pipeliner, and there nothing is done."""
+    A tensor descriptor has no part that could depend on a token. For a descriptor this is a CTA barrier that keeps later
+    loads after the wait, and a loop that contains it is not pipelined. In a pipelined loop pass a coordinate instead:
+    `descriptor.load([dl.consume_token(row, token), column])`. Gluon has no pipeliner, and nothing is done there.
+
+    Args:
+        value: a pointer, a tensor of pointers, a block pointer, an integer coordinate, a tensor descriptor, or
+            floating-point values of at least 16 bits.
+        token: int32 token of `wait`.
+
+    Returns:
+        `value`, unchanged.
+    """
     how: tl.constexpr = kind(value)
     zero = _zero_after(token)
     if can_hint(token):
@@ -113,21 +132,33 @@ def consume_token(value, token):
 
 @helper
 def ll_store(ptr, data, flag, mask=None):
-    """Low-latency packets: stores {data, flag} as one 8-byte relaxed system-scope store per element.
+    """Stores low-latency packets: {data, flag} in one 8-byte relaxed store of system scope per element.
 
-    `ptr`: tensor of pointers to 64-bit packets, 8-byte aligned, local or a peer's (symm_at). `data`: int32 of the same
-    shape. `flag`: int32, scalar or tensor, by convention the call's epoch and never 0, the content of fresh memory.
-    `mask`: only elements where it holds are stored. No barrier or fence is needed between data and flag: they travel
-    together. It orders nothing else."""
+    Data and flag travel together, so no barrier or fence is needed between them. It orders nothing else.
+
+    Args:
+        ptr: tensor of pointers to 64-bit packets, 8-byte aligned, local or a peer's (`symm_at`).
+        data: int32 of the same shape.
+        flag: int32, a scalar or of the same shape: usually the epoch of the call. Not 0, which fresh memory holds.
+        mask: bool of the same shape. Elements where it is false are not stored. Default: all are.
+    """
     _ll_store(ptr, data, flag, mask)
 
 
 @helper
 def ll_load(ptr, flag, mask=None):
-    """Low-latency packets: polls each packet until its flag equals `flag` and returns the data, int32.
+    """Polls low-latency packets until their flags have arrived. The thread of each element spins on its own packet.
 
-    Arguments as in `ll_store`; elements where `mask` is false return 0 without polling. Every element's thread spins on
-    its own packet. Relaxed: it orders nothing but the packet itself."""
+    The loads are relaxed: nothing but the packet itself is ordered.
+
+    Args:
+        ptr: tensor of pointers to 64-bit packets, 8-byte aligned.
+        flag: int32 that each packet's flag must equal, a scalar or of the same shape.
+        mask: bool of the same shape. Elements where it is false give 0 without polling. Default: all are polled.
+
+    Returns:
+        The data, int32 of the shape of `ptr`.
+    """
     return _ll_load(ptr, flag, mask)
 
 
@@ -135,14 +166,28 @@ def ll_load(ptr, flag, mask=None):
 def ll_store_pair(ptr, data, flag, mask=None):
     """Stores two adjacent packets per element in one 16-byte access: {low half of data, flag, high half, flag}.
 
-    `ptr`: tensor of pointers to the first of two 64-bit packets, 16-byte aligned. `data`: int64 of the same shape. The rest is
-    as in `ll_store`. Only each packet is whole: what reads them checks both flags, as ll_load_pair does."""
+    Each packet arrives whole, but the two may arrive one after the other. A reader must check both flags, as `ll_load_pair`
+    does.
+
+    Args:
+        ptr: tensor of pointers to the first of two 64-bit packets, 16-byte aligned, local or a peer's (`symm_at`).
+        data: int64 of the same shape.
+        flag: int32, as in `ll_store`.
+        mask: bool of the same shape. Elements where it is false are not stored. Default: all are.
+    """
     _ll_store_pair(ptr, data, flag, mask)
 
 
 @helper
 def ll_load_pair(ptr, flag, mask=None):
-    """Polls two adjacent packets per element, 16 bytes at a time, until both flags equal `flag`; returns the data, int64.
+    """Polls two adjacent packets per element, 16 bytes at a time, until both flags have arrived. Relaxed, as `ll_load`.
 
-    Arguments as in `ll_store_pair`; the rest is as in `ll_load`."""
+    Args:
+        ptr: tensor of pointers to the first of two 64-bit packets, 16-byte aligned.
+        flag: int32 that both flags must equal, a scalar or of the same shape.
+        mask: bool of the same shape. Elements where it is false give 0 without polling. Default: all are polled.
+
+    Returns:
+        The data, int64 of the shape of `ptr`.
+    """
     return _ll_load_pair(ptr, flag, mask)

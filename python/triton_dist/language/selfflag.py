@@ -8,8 +8,8 @@ no fence. The rules that make this right are in docs/protocol.md:
 
 1. A sender never stores a word of 0, and only into a slot that is empty.
 2. Each slot has one sender a call, and one taker, which empties it in the same call.
-3. Slots alternate between two buffers from call to call, and every rank takes something from every peer in each call. So who
-   sends into a slot again knows that its taker has finished the call in which it emptied it.
+3. Slots alternate between two buffers from call to call, and every rank takes something from every peer in each call. So
+   when a rank sends into a slot again, it knows that the taker has finished the call in which it emptied the slot.
 """
 import triton.language as tl
 from triton.language import core
@@ -47,7 +47,7 @@ def _sf_take_pair(ptr, mask):
 
 @helper
 def split_words(words):
-    """The four columns of int32 `words` [N, 4], as a tuple of int32 [N]. Registers only where a thread holds whole rows."""
+    """The four columns of int32 `words` [N, 4], as a tuple of int32 [N]. Moves nothing where a thread holds whole rows."""
     even, odd = tl.split(tl.reshape(words, (words.shape[0], 2, 2)))
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -62,44 +62,63 @@ def join_words(a, b, c, d):
 
 @helper
 def sf_filled(words):
-    """int32 `words` of fp32, or of two fp16 or bf16 each, in which no word is 0, the mark of an empty one.
+    """Replaces words of 0, which mark an empty slot, so that floating-point data can be sent by `sf_store`.
 
     A word of zeros becomes -0.0 in its upper element, which adds and compares as 0. The bits of all other words stay. Data
-    whose bits must arrive unchanged cannot travel like this: send it in packets (`ll_store`)."""
+    whose bits must arrive unchanged cannot be sent like this: use packets (`ll_store`).
+
+    Args:
+        words: int32, each the bits of one fp32, or of two fp16 or bf16.
+
+    Returns:
+        int32 of the same shape, with no word 0.
+    """
     return tl.where(words == 0, _EMPTY_TO, words)
 
 
 @helper
 def sf_plain(words):
-    """Words as they were before sf_filled, but that a lower +0.0 beside an upper -0.0 becomes two +0.0.
+    """Undoes `sf_filled`. The only difference: a lower +0.0 beside an upper -0.0 becomes two +0.0.
 
-    Whoever sends a sum keeps sf_plain of it for itself, so that all ranks have the same bits."""
+    A rank that sends a sum keeps `sf_plain` of what it sent, so that all ranks have the same bits.
+
+    Args:
+        words: int32 of `sf_filled` or `sf_take`.
+
+    Returns:
+        int32 of the same shape.
+    """
     return tl.where(words == _EMPTY_TO, 0, words)
 
 
 @helper
 def sf_store(ptr, words, mask):
-    """Stores four self-flagged words an element in one 16-byte relaxed system-scope store.
+    """Stores four self-flagged words per element in one 16-byte relaxed store of system scope.
+
+    It needs no barrier or fence, and orders nothing else.
 
     Args:
         ptr: tensor [N] of pointers to int32, each 16-byte aligned: empty slots, local or a peer's (symm_at).
         words: int32 [N, 4], none of them 0: `sf_filled` of the data.
-        mask: bool [N], elements to store.
-
-    It needs no barrier or fence, and orders nothing else."""
+        mask: bool [N]. Elements where it is false are not stored.
+    """
     a, b, c, d = split_words(words)
     _sf_store(ptr, a, b, c, d, mask)
 
 
 @helper
 def sf_take(ptr, mask):
-    """Polls slots of four words until no word is 0, and empties them. Every element's thread spins on its own slot.
+    """Polls slots of four words until no word is 0, and empties them. The thread of each element spins on its own slot.
+
+    The accesses are relaxed: nothing but the slot itself is ordered.
 
     Args:
         ptr: tensor [N] of pointers to int32, each 16-byte aligned, into this rank's symmetric memory.
         mask: bool [N]. Elements where it is false give 0 and touch nothing.
 
-    Returns int32 [N, 4]: what `sf_store` stored. Relaxed: it orders nothing but the slot itself."""
+    Returns:
+        int32 [N, 4]: what `sf_store` stored.
+    """
     a = tl.zeros(ptr.shape, tl.int32)
     b, c, d = a, a, a
     once = _true()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The SHMEM device API as a table: every published function once, with the ABI row and the library functions behind it.
+"""The SHMEM device API as a table: every published function once, with its ABI row and the library functions that do it.
 
 `extra/libshmem_device.py` makes the builtins, `backends/nvidia/nvshmem_library.py` the bodies over NVSHMEM's bitcode,
 `backends/emulator/twins/shmem.py` the twins, `docs/write_shmem_table.py` the page that says what works where.
@@ -18,15 +18,31 @@ SCOPES = {"": "thread", "_warp": "warp", "_block": "block"}
 SAME_AS = {"_wave": "_warp", "_wg": "_block"}      # rocSHMEM's words
 _ROC = {"": "", "_warp": "_wave", "_block": "_wg"}
 
-# Parameter -> (kind, ABI type). The kind says what is checked when a kernel is traced (`_shmem_check.py`).
+# Parameter -> (kind, ABI type, what docstrings say). The kind says what is checked when a kernel is traced (`_shmem_check.py`).
 PARAMETERS = {
-    "dest": ("pointer", "int64"), "source": ("pointer", "int64"), "local_ptr": ("pointer", "int64"),
-    "ptr": ("pointer", "int64"), "sig_addr": ("flag", "int64"), "addr": ("flag", "int64"), "ctx": ("word", "int64"),
-    "bytes": ("count", "int64"), "nelems": ("count", "int64"), "size": ("count", "int64"), "pe": ("index", "int32"),
-    "pe_root": ("index", "int32"), "team": ("index", "int32"), "src_team": ("index", "int32"),
-    "pe_in_src_team": ("index", "int32"), "dest_team": ("index", "int32"), "value": ("word32", "int32"),
-    "signal": ("word", "int64"), "cmp_val": ("word", "int64"), "val": ("word", "int64"), "sig_op": ("signal_op", "int32"),
-    "cmp_": ("comparison", "int32"), "qp_id": ("queue_pair", ""),
+    "dest": ("pointer", "int64", "pointer to where the data go"),
+    "source": ("pointer", "int64", "pointer to where the data are"),
+    "local_ptr": ("pointer", "int64", "pointer into this rank's symmetric heap"),
+    "ptr": ("pointer", "int64", "pointer into this rank's symmetric heap"),
+    "sig_addr": ("flag", "int64", "pointer to a 64-bit flag in the symmetric heap"),
+    "addr": ("flag", "int64", "pointer to a 64-bit flag in the symmetric heap"),
+    "ctx": ("word", "int64", "rocSHMEM's context, an integer"),
+    "bytes": ("count", "int64", "number of bytes"),
+    "nelems": ("count", "int64", "how many to copy"),
+    "size": ("count", "int64", "bytes of an element"),
+    "pe": ("index", "int32", "world rank of the other PE, int32"),
+    "pe_root": ("index", "int32", "index of the root in `team`, int32"),
+    "team": ("index", "int32", "the team's number, int32"),
+    "src_team": ("index", "int32", "a team's number, int32"),
+    "pe_in_src_team": ("index", "int32", "index of a PE in `src_team`, int32"),
+    "dest_team": ("index", "int32", "a team's number, int32"),
+    "value": ("word32", "int32", "int32 to store"),
+    "signal": ("word", "int64", "integer of at most 64 bits"),
+    "cmp_val": ("word", "int64", "integer to compare with, unsigned"),
+    "val": ("word", "int64", "integer to compare with, unsigned"),
+    "sig_op": ("signal_op", "int32", "NVSHMEM_SIGNAL_SET or NVSHMEM_SIGNAL_ADD, a constexpr"),
+    "cmp_": ("comparison", "int32", "one of NVSHMEM_CMP_EQ, NE, GT, LE, LT, GE, a constexpr"),
+    "qp_id": ("queue_pair", "", "must be 0: kernels cannot choose a queue pair"),
 }
 
 
@@ -36,7 +52,7 @@ class ShmemRow(Row):
     library: str = LIBRARY
     params: tuple = ()        # names of `args`; "size" multiplies the count before it
     caller: str = "all"
-    nvshmem: str = ""         # the functions behind it; "" where the library has none
+    nvshmem: str = ""         # the library's function; "" where it has none
     rocshmem: str = ""
     c_result: str = ""        # "int32", "int64", "pointer", or "" for void
 
@@ -99,7 +115,7 @@ def _family(stem: str, params: str, doc: str, *, nvshmem: str = "", rocshmem: st
                 _function(stem + alias, params, symbol, doc, call)
 
 
-# -- who am I ----------------------------------------------------------------------------------------------------------
+# -- ranks -------------------------------------------------------------------------------------------------------------
 _simple("set_rocshmem_ctx", "ctx", "all", "", "", "Sets rocSHMEM's context, which the runtime does itself; does nothing.")
 _simple("my_pe", "", "all", "nvshmem_my_pe", "rocshmem_my_pe", "World rank of this PE, int32.", "int32", pure=True)
 _simple("n_pes", "", "all", "nvshmem_n_pes", "rocshmem_n_pes", "Number of PEs of the world, int32.", "int32", pure=True)
@@ -138,7 +154,7 @@ _simple("fence", "", "thread", "nvshmem_fence", "rocshmem_fence",
 _GET = ("Copies `bytes` bytes from `source` on PE `pe`, a local symmetric address, to `dest`; ", "dest is there on return.",
         "dest is there after quiet.")
 _PUT = ("Copies `bytes` bytes from `source` to `dest` on PE `pe`, a local symmetric address; ",
-        "source may be reused on return, dest is complete after quiet or a signal behind it.",
+        "source may be reused on return, dest is complete after quiet or a later signal.",
         "source must stay as it is, and dest is incomplete, until quiet or a barrier.")
 _SIGNAL = " Then `sig_addr` on that PE, a 64-bit flag, is set to `signal` or has it added, once all data are there."
 _family("getmem", "dest source bytes pe", _GET[0] + _GET[1], aliases=True)
@@ -173,9 +189,9 @@ _function("uint64_wait_until_equals", "addr val", f"{LIBRARY}_signal_wait_until"
 # -- collectives -------------------------------------------------------------------------------------------------------
 _family("broadcastmem", "team dest source nelems pe_root",
         "Copies `nelems` bytes from `source` on member `pe_root` of `team` to `dest` on every member. All members call it; "
-        "dest is there on return. Nobody may still use dest on any member when the root calls.",
+        "dest is there on return. No member may still use dest when the root calls.",
         c_result="int32", typed="broadcast")
 _family("fcollectmem", "team dest source nelems",
         "Copies `nelems` bytes from `source` on every member of `team` to `dest` on all of them, in order of index. All "
-        "members call it; dest is there on return. Nobody may still use dest on any member when the first one calls.",
+        "members call it; dest is there on return. No member may still use dest when the first one calls.",
         c_result="int32", typed="fcollect")

@@ -15,7 +15,7 @@ from triton_dist.language.memory import fence, symm_at
 from triton_dist.language.team import num_ranks, rank as world_rank
 
 _PAD_RANKS = tl.constexpr(64)     # runtime.context.MAX_WORLD: flag words in the world-barrier pad
-_PAD_FLAGS = tl.constexpr(16)     # word of the pad at which the flags begin, behind the epoch
+_PAD_FLAGS = tl.constexpr(16)     # word of the pad at which the flags begin, after the epoch
 _PLAIN_RELEASE = tl.constexpr(hasattr(tl, "atomic_store"))     # Triton 3.9: barrier, fence and one store, no round trip
 # Defaults of constexpr parameters: Triton wants them wrapped when they are strings.
 _EQ, _SET, _INTER_NODE = tl.constexpr("eq"), tl.constexpr("set"), tl.constexpr("inter_node")
@@ -45,7 +45,7 @@ def _barrier_pad():
 
 @core.builtin
 def _barrier_is_not_enough(_semantic=None):
-    """Whether a program's barrier leaves stores of other threads under way, so that a release after it misses them."""
+    """Whether stores of other threads may still be under way after a program's barrier, so that a release misses them."""
     return core.constexpr(provides(_semantic, DRAIN))
 
 
@@ -61,12 +61,18 @@ def _signal(flag, value, sig_op, scope):
 
 @primitive
 def notify_warp(ptr, value, sig_op="set", scope="sys"):
-    """Release of one flag by the calling warp: a warp barrier, then lane 0 stores `value` to `ptr` or adds it.
+    """Sends one signal from the calling warp: a warp barrier, then lane 0 releases `value` to the flag.
 
-    For Gluon partitions of one warp, where `notify` (a CTA barrier) would deadlock. A partition of several warps sends
-    one signal per warp, each releasing that warp's stores only. `ptr`: pointer to one 32- or 64-bit integer, already
-    the peer's address (symm_at). `sig_op` "set" or "add"; `scope` "gpu" or "sys". After TMA stores, wait for their
-    completion and fence the async proxy first."""
+    Use it in Gluon partitions of one warp, where `notify` would deadlock in its CTA barrier. A partition of several warps
+    sends one signal per warp, and each signal releases the stores of its own warp only. After TMA stores, first wait for
+    their completion and fence the async proxy.
+
+    Args:
+        ptr: pointer to a 32- or 64-bit integer, which is already the peer's address (`symm_at`).
+        value: integer to store or to add.
+        sig_op: "set" or "add".
+        scope: "gpu" if the waiter is on this device, else "sys".
+    """
     bits = pointee_bits("notify_warp", ptr, BITS)
     scalar("notify_warp", "ptr", ptr)
     word("notify_warp", "value", value, bits)
@@ -77,13 +83,23 @@ def notify_warp(ptr, value, sig_op="set", scope="sys"):
 
 @helper
 def wait(barrierPtrs, numBarriers, scope: tl.constexpr, semantic: tl.constexpr, waitValue=1, cmp: tl.constexpr = _EQ):
-    """Spins until `numBarriers` consecutive flags at `barrierPtrs` have reached `waitValue`; returns an int32 token.
+    """Spins until consecutive flags have reached a value.
 
-    `barrierPtrs`: pointer to 32- or 64-bit integers. `scope`: "gpu" if only this device writes the flags, else "sys".
-    `semantic`: "acquire" orders later loads of the program after the writer's release; "relaxed" does not. `cmp`: "eq",
-    or "ge" by signed difference, so that epochs may wrap. Every warp polls for itself, without a CTA barrier: it may
-    be called in uniform control flow by any program, in a pipelined loop, and in any Gluon partition. Loads that must
-    follow it in a loop need `consume_token`."""
+    Every warp polls for itself, and there is no CTA barrier. So any program may call it in uniform control flow, in a
+    pipelined loop, and in any Gluon partition. In a loop, pass the addresses of loads that must come after it through
+    `consume_token`.
+
+    Args:
+        barrierPtrs: pointer to the first flag, a 32- or 64-bit integer.
+        numBarriers: number of consecutive flags.
+        scope: "gpu" if only this device writes the flags, else "sys".
+        semantic: "acquire" orders later loads of the program after the writer's release. "relaxed" does not.
+        waitValue: integer that each flag must reach.
+        cmp: "eq" for equal, or "ge" for at least, by signed difference, so that epochs may wrap.
+
+    Returns:
+        An int32 token for `consume_token`.
+    """
     # The branch lets Triton 3.6 predicate the call when it pipelines the loop around it; it is gone in the binary.
     token = 0
     if _true() != 0:
@@ -93,12 +109,19 @@ def wait(barrierPtrs, numBarriers, scope: tl.constexpr, semantic: tl.constexpr, 
 
 @helper
 def notify(ptr, rank, signal=1, sig_op: tl.constexpr = _SET, comm_scope: tl.constexpr = _INTER_NODE):
-    """Tells world rank `rank` that everything this program has stored is there: a CTA barrier, then one release.
+    """Signals a rank that everything this program has stored is there: a CTA barrier, then one release.
 
-    `ptr`: pointer to a 32- or 64-bit flag in this rank's symmetric heap; the flag written is `rank`'s. `signal`: int,
-    stored ("set") or added ("add"). `comm_scope`: "gpu" if the waiter is on this device, else "intra_node" or
-    "inter_node" (both release to the system). Called by a whole program in uniform control flow; not inside a Gluon
-    partition (`notify_warp`). Stores of other programs are covered only if this one acquired them."""
+    The whole program calls it in uniform control flow. In a Gluon partition use `notify_warp`. The release covers stores of
+    other programs only where this program has acquired them.
+
+    Args:
+        ptr: pointer to a 32- or 64-bit flag in this rank's symmetric heap. The same flag of `rank` is written.
+        rank: world rank to signal, int32.
+        signal: integer to store or to add.
+        sig_op: "set" or "add".
+        comm_scope: "gpu" if the waiter is on this device, else "intra_node" or "inter_node". These two are the same: both
+            release to the system.
+    """
     scope: tl.constexpr = notify_scope(ptr, signal, sig_op, comm_scope)
     flag = symm_at(ptr, rank)
     if _barrier_is_not_enough():
@@ -124,14 +147,15 @@ def _set_flags(flags, values, mask):
 
 @helper
 def notify_each(flags, signal, mask):
-    """Tells several waiters that everything this program has stored is there: a CTA barrier, then one release for all.
+    """Signals several ranks that everything this program has stored is there: a CTA barrier, then one release for all.
+
+    It releases to the system. The whole program calls it in uniform control flow, not inside a Gluon partition.
 
     Args:
         flags: tensor of pointers to 32-bit flags, already the peers' addresses (symm_at).
-        signal: int32, scalar or of the same shape: what is stored to each flag.
-        mask: bool of the same shape: only flags where it holds are written.
-
-    Released to the system. Called as `notify` is: by a whole program in uniform control flow, not inside a Gluon partition."""
+        signal: int32 to store to each flag, a scalar or of the same shape.
+        mask: bool of the same shape. Flags where it is false are not written.
+    """
     values = tl.zeros_like(mask).to(tl.int32) + signal
     if _barrier_is_not_enough():
         _drain()
@@ -145,13 +169,16 @@ def notify_each(flags, signal, mask):
 
 @helper
 def barrier_all():
-    """Barrier of one program per rank over the whole world; stores before it are visible after it, on every rank.
+    """Barrier over all ranks of the world, by one program of each. Stores before it are visible after it, on every rank.
 
-    Algorithm: the pad holds this rank's epoch and one flag word per world rank. The program advances the epoch,
+    The whole program calls it in uniform control flow, not inside a Gluon partition. Only one program of a rank may be
+    inside it at a time, successive callers on one rank must be ordered, and every rank must be able to load from and store
+    to every other.
+
+    Algorithm: the pad holds this rank's epoch and one flag word for each world rank. The program advances the epoch,
     releases it (system scope) into its own word on every rank, and acquires its own row until each word has reached the
-    epoch by signed difference. Nothing is reset, so the barrier is re-entrant and graph safe. At most one program a rank
-    may be inside it at a time, successive callers on one rank must be ordered, and all ranks must be load/store
-    reachable. In uniform control flow of a whole program; not inside a Gluon partition."""
+    epoch by signed difference. Nothing is reset, so the barrier may be called again, and in CUDA graphs.
+    """
     pad = _barrier_pad().to(tl.pointer_type(tl.int32))
     epoch = tl.load(pad, volatile=True) + 1
     ranks = tl.arange(0, _PAD_RANKS)

@@ -22,7 +22,7 @@ import sys
 from triton_dist.language._call import STAND_IN, helper, libraries, primitive, require_runtime
 from triton_dist.language._shmem_check import arguments
 from triton_dist.language.abi import ROWS
-from triton_dist.language.shmem_abi import FUNCTIONS, LACKING, LIBRARY, Function
+from triton_dist.language.shmem_abi import FUNCTIONS, LACKING, LIBRARY, PARAMETERS, Function
 
 # -- constants ---------------------------------------------------------------------------------------------------------
 NVSHMEM_CMP_EQ, NVSHMEM_CMP_NE, NVSHMEM_CMP_GT, NVSHMEM_CMP_LE, NVSHMEM_CMP_LT, NVSHMEM_CMP_GE = range(6)
@@ -102,6 +102,23 @@ def _require(function: Function, name: str, semantic) -> None:
         raise NotImplementedError(f"{name} cannot be compiled by the {backend} backend: {why}")
 
 
+_DONE_BY = {"thread": " Done by one thread.", "warp": " Done by the first warp.", "block": " Done by all threads together."}
+
+
+def docstring(function: Function) -> str:
+    """What help() shows: the function's sentence, who does the work, its arguments and its result."""
+    row, text = ROWS[function.symbol], function.doc
+    text += _DONE_BY.get(row.caller, "")
+    if function.params:
+        text += "\n\nArgs:\n" + "\n".join(f"    {name}: {PARAMETERS[name][2]}." for name in function.params)
+    if row.c_result:
+        text += f"\n\nReturns:\n    {_RESULTS[row.c_result]}."
+    return text
+
+
+_RESULTS = {"int32": "int32", "int64": "int64", "pointer": "a pointer of the type of the one given"}
+
+
 def _builtin(function: Function):
     """The Triton builtin of a function."""
     count = len(function.params) - len(function.defaults)
@@ -120,9 +137,7 @@ def _builtin(function: Function):
 
     choose.__name__ = choose.__qualname__ = function.name
     choose.__module__, choose.__signature__ = __name__, signature
-    caller = ROWS[function.symbol].caller
-    who = {"thread": "Done by one thread.", "warp": "Done by the first warp.", "block": "Done by all threads together."}
-    choose.__doc__ = " ".join(filter(None, (function.doc, who.get(caller))))
+    choose.__doc__ = docstring(function)
     return primitive(choose, functools.partial(_require, function), "libshmem_device")
 
 
