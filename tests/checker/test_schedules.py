@@ -126,7 +126,7 @@ def test_the_cycle_of_a_ring_deadlock_is_shown():
 
 def test_a_signal_that_nobody_sends_is_said_so():
     report = check_kernel(around("silent"), world_size=3)
-    assert report.faults[0].kind == "deadlock" and "nobody would store this flag" in report.faults[0].text
+    assert report.faults[0].kind == "deadlock" and "no program would store this flag" in report.faults[0].text
     assert "cycle" not in report.faults[0].text
 
 
@@ -151,7 +151,7 @@ def test_who_answers_behind_a_block_of_packets_is_found():
     text = check_kernel(host, world_size=2).faults[0].text
     zero, one = (f"rank {rank} read_and_answer(0, 0, 0)" for rank in (0, 1))
     assert f"{zero} waits for {one}, which stores this flag at test_schedules.py" in text
-    assert f"{one}: nobody would store this flag" in text
+    assert f"{one}: no program would store this flag" in text
 
 
 @triton_dist.jit

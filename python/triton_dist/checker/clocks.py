@@ -7,8 +7,8 @@
     SHARED   the same for shared memory
     SEEN     what it has heard of by signals of any kind: the difference to KNOWS explains a report
 
-The block-wide accesses of a program and its scalar ones (one thread's) have an identity each: a release by that one thread
-publishes its own accesses, and those of the block up to the last CTA barrier (protocol rule 1).
+A program has two identities: one for accesses of the whole block, one for scalar accesses, which a single thread makes. A
+release by that single thread publishes its own accesses, and those of the block up to the last CTA barrier (protocol rule 1).
 """
 from typing import Any, Callable, Optional
 
@@ -50,10 +50,11 @@ class Token:
 
 
 class Thread:
-    """One thread of execution: identity `tid` and moment `clk` of its (block-wide) accesses, `head`, `head_clk` of scalar ones.
+    """One thread of execution.
 
-    fenced: the moment up to which a release by one thread publishes the block's accesses. For a copy, reads happen at `clk`
-    and writes at `clk + 1`.
+    Block-wide accesses have the identity `tid` and happen at moment `clk`; scalar accesses have `head` and `head_clk`. A copy
+    reads at `clk` and writes at `clk + 1`. `fenced` is the moment up to which a release by a single thread publishes the
+    accesses of the block.
     """
 
     def __init__(self, name: str, rank: int, kind: str, tid: int, head: int, clk: int, head_clk: int,
@@ -65,18 +66,18 @@ class Thread:
         self.home: Optional[Thread] = None           # the stream that launched it
         self.ids: list = []                          # (tid, clk) of its finished copies, which it may use again
         self.events: dict = {}                       # of the present moment, by kind and statement
-        self.fences: dict = {}                       # scope level -> [KNOWS, SEEN] as the last release fence left them
+        self.fences: dict = {}                       # scope level -> [KNOWS, SEEN] at the last release fence
         self.relaxed: dict = {}                      # scope level -> what an acquire fence of this scope would add to KNOWS
         self.loops = 0
         self.tokens: list = []                       # [Token] of waits in the loops it is in
         self.given: dict = {}                        # id -> token, of all its waits
-        self.loads: Optional[np.ndarray] = None      # KNOWS of loads while there are such
-        self.weak: list = []                         # (clock, why, stack) of signals seen that gave no edge, latest last
-        self.passed: list = []                       # waits that are over, latest last
-        self.failed: dict = {}                       # address -> stack of its last compare-and-swap, where that has failed
+        self.loads: Optional[np.ndarray] = None      # KNOWS of loads, while `tokens` has entries
+        self.weak: list = []                         # (clock, why, stack) of signals that it saw and that gave no edge, in order
+        self.passed: list = []                       # waits that are over, in order
+        self.failed: dict = {}                       # address -> stack of the last compare-and-swap there, if that failed
         self.orders: list = []                       # ("fence" or "quiet", its moment, its stack) of SHMEM calls
-        # Of an asynchronous operation: who has issued it, (identity, moment) of that one after that, and of a transfer of
-        # SHMEM the number of fences before it (None for a get), its PE, and what quiet() calls its rank has made.
+        # Of an asynchronous operation: the thread that issued it, and the (identity, moment) of that thread afterwards. Of a
+        # SHMEM transfer also the number of fences before it (None for a get), its PE, and the quiet() calls of its rank.
         self.issuer: Optional[Thread] = None
         self.after_issue: tuple = ()
         self.phase: Any = False
@@ -84,10 +85,10 @@ class Thread:
         self.quiets: list = []
         self.stack: tuple = ()                       # of what it does, where no kernel frame runs
         self.what = ""
-        self.together = False                        # its next release is made by the last of its warps: all have released
+        self.together = False                        # the last of its warps makes the next release: the others have made theirs
         self.stale: list = []                        # (start, end, name) of freed heap ranges that its arguments point to
-        self.ahead: Optional[np.ndarray] = None      # what it knows behind gdc_wait, until it has called that
-        # Of a stream, what a kernel knows that overlaps its last operation, and its present one.
+        self.ahead: Optional[np.ndarray] = None      # what it will know after gdc_wait, until it calls that
+        # Of a stream: what a kernel knows that overlaps the stream's last operation, and one that overlaps the present one.
         self.beside: Optional[np.ndarray] = None
         self.early: Optional[np.ndarray] = None
         self._set_own()
@@ -142,11 +143,11 @@ class Thread:
     # -- loops that the compiler may pipeline ------------------------------------------------------------------
     def enter_loop(self, entered: bool) -> None:
         self.loops += 1 if entered else -1
-        if not entered:                      # behind the loop program order holds again
+        if not entered:                      # after the loop program order holds again
             self._keep([t for t in self.tokens if t.depth <= self.loops])
 
     def acquire_in_loop(self, known: np.ndarray) -> None:
-        """An edge that loads of the loop may use only behind a consume_token; `waited` gives the token."""
+        """An edge that loads of the loop may use only after a consume_token; `waited` gives the token."""
         if self.loads is None:
             self.loads = self.C[KNOWS].copy()
         self.learn(known, loads=False)
@@ -160,9 +161,9 @@ class Thread:
                 entry.value = token
 
     def consume(self, token: Any, derived: Callable[[], bool]) -> None:
-        """Some value is tied to a token. One that no wait gave may have been computed from some: `derived()` says whether."""
+        """A value is tied to a token. If it is of no wait, `derived()` says whether it was computed from such."""
         if id(token) in self.given:
-            found = [t for t in self.tokens if t.value is token]     # none: of a wait before this loop, or of an earlier turn
+            found = [t for t in self.tokens if t.value is token]     # none: a wait before this loop, or in an earlier turn
         else:
             found = self.tokens if self.tokens and derived() else []
         for entry in found:
@@ -197,14 +198,14 @@ class Thread:
         self._set_own()
 
     def advance(self) -> None:
-        """A new moment of the block and of its one thread: what comes from now on is after what has been handed to another."""
+        """A new moment of the block and of its single thread: later accesses come after what another thread has been told."""
         self.step()
         if self.split:
             self.head_clk += 1
             self._set_own()
 
     def begin(self) -> None:
-        """A program starts behind a kernel boundary, which is a fence of all scopes, and the proxies may rely on all."""
+        """A program starts after a kernel boundary, which is a fence of all scopes, and the proxies may rely on all."""
         self.trust()
         known = self.C[KNOWS:SEEN + 1:SEEN].copy()
         self.fences = {2: known, 3: known}
@@ -248,11 +249,11 @@ class Clocks:
         return widened(base, self._width) if base.shape[1] < self._width else base.copy()
 
     def fitted(self, clocks: np.ndarray) -> np.ndarray:
-        """The same four rows, copied only where an identity has been added since that they have no room for."""
+        """The same four rows, copied only if identities have been added for which they have no room."""
         return widened(clocks, self._width) if clocks.shape[1] < self._width else clocks
 
     def identity(self, rank: int, knows: np.ndarray, own: Any = None) -> tuple:
-        """(tid, first moment): one whose last user is over as far as `knows`, a [rows, width] array, can tell, or a new one."""
+        """(tid, first moment) for a new thread: an identity whose last user `knows` [rows, width] to have ended, or a new one."""
         for pool in (own or [], self._free.get(rank, [])):
             for i, (tid, clk) in enumerate(pool[:_LOOKED]):
                 if tid < knows.shape[1] and (knows[:, tid] >= clk).all():
@@ -265,7 +266,7 @@ class Clocks:
         return tid, 1
 
     def free(self, thread: Thread) -> None:
-        """The identities of a thread that is over may be used again by who knows of its end."""
+        """The identities of a thread that has ended may be used again by threads that know of its end."""
         pool = self._free.setdefault(thread.rank, [])
         pool.append((thread.tid, thread.clk))
         if thread.split:

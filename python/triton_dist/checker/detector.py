@@ -64,7 +64,7 @@ class Detector(Observer):
         self._compare_groups(group, call)
 
     def _compare_groups(self, group: Any, call: Any) -> None:
-        """Groups of the same ranks share flags and buffers: their calls meet in order, whichever of the groups they are on."""
+        """Groups of the same ranks share flags and buffers, so their calls must come in one order on all ranks."""
         me, made = group.world_ranks[group.rank], (getattr(group, "ordinal", 0), call.get("op"))
         calls, number = self.calls[group.key], self.counts[group.key, me]
         self.counts[group.key, me] += 1
@@ -118,9 +118,9 @@ class Detector(Observer):
             made.stack, made.stale = parent.stack, self._stale(actor)
 
     def _start(self, program: Any, hand: Thread) -> tuple:
-        """(what a program knows as it starts, what it knows behind its gdc_wait; None where that is the same)."""
+        """(what a program knows when it starts, what it knows after its gdc_wait). The second is None if both are the same."""
         if hand.beside is None:
-            hand.beside = hand.C.copy()              # let in behind gdc_wait, the next kernel knows what is ahead of this one
+            hand.beside = hand.C.copy()              # a kernel that is let in after gdc_wait knows what came before this one
         if hand.early is None or not program.launch.overlaps:
             return hand.C, None
         return hand.early, hand.C.copy()
@@ -273,7 +273,7 @@ class Detector(Observer):
         stream.follows.append((other, ticket))
 
     def follow_current_stream(self) -> None:
-        """The acting host may rely on what is over on its current stream, and on other streams that this one waits for."""
+        """The acting host may rely on all that has ended on its current stream, and on streams that this one waits for."""
         stream = self.scheduler.machine.device().current
         self.synchronized(stream, stream.finished)
         for other, ticket in stream.follows:                        # nothing has been put on it since
@@ -312,13 +312,13 @@ class Detector(Observer):
             "  mend: poll with dl.wait or an atomic, and check who stores what the loop waits for"), last=True)
 
     def report(self, kind: str, where: list, text: str, last: bool = False) -> None:
-        """A fault, unless a stuck world is only run on to look into it. `last`: the run cannot go on."""
+        """Adds a fault, unless a stuck world only runs on so that its cause can be found. `last`: the run cannot go on."""
         if self.inquest is None or last:
             self.faults.add(kind, where, text)
         if last:
             raise Found(text)
 
-    # -- for who draws a timeline ------------------------------------------------------------------------------
+    # -- for timelines ------------------------------------------------------------------------------
     def stored(self, release: Any) -> None:
         """A signal has been stored."""
 
@@ -334,7 +334,7 @@ class Detector(Observer):
         return event.tid < clock.shape[0] and clock[event.tid] >= event.clk
 
     def remember(self, thread: Thread, seen: np.ndarray, why: str, *stacks: tuple) -> None:
-        """A signal was seen that gives no edge, because of what the first of `stacks` does: it will explain a race."""
+        """A thread saw a signal that gives no edge, because of the statement at the first of `stacks`. It may explain a race."""
         thread.weak.append((seen, why, stacks))
         del thread.weak[:-_WEAK]
 

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""All orders of a small kernel with at most so many preemptions, one after another.
+"""All orders of a small kernel with a limited number of preemptions, one after another.
 
-At each point where several actors could go on there is a choice; the first is to let the running one go on. A run follows the
-choices it is given and takes the first ones behind them; the next run changes the last choice that can still be changed.
+Wherever several actors could continue there is a choice. The first option is to let the running actor continue. A run follows
+the choices that it is given, and then takes the first option. The next run changes the last choice that can still be changed.
 """
 from typing import Any, Iterator, Optional, Sequence
 
@@ -47,7 +47,7 @@ def guide(scheduler: Any, schedule: Schedule) -> None:
 
 
 def following(trail: Sequence[tuple], preemptions: int) -> Optional[tuple]:
-    """The choices of the next run; None behind the last."""
+    """The choices of the next run; None after the last."""
     for at in range(len(trail) - 1, -1, -1):
         options, chosen, preempts = trail[at]
         spent = sum(1 for _, taken, could in trail[:at] if could and taken)
@@ -57,7 +57,7 @@ def following(trail: Sequence[tuple], preemptions: int) -> Optional[tuple]:
 
 
 def exhaustive(count: int, world_size: int, num_sms: int, preemptions: int = PREEMPTIONS) -> Iterator[Schedule]:
-    """All schedules with at most so many preemptions, or the first `count`. Each must be run before the next is asked for."""
+    """All schedules with at most `preemptions`, or the first `count`. Each must be run before the next is asked for."""
     choices: Optional[tuple] = ()
     while choices is not None and count > 0:
         schedule = Schedule(EXHAUSTIVE, 0, world_size, num_sms, choices)

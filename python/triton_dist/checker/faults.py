@@ -9,7 +9,7 @@ KINDS = ("race", "deadlock", "livelock", "out-of-bounds", "use-after-free", "uni
          "collective-mismatch", "barrier-misuse", "residency", "error")
 
 
-_SOFT = ("left-signal",)      # a later schedule may show what is behind it
+_SOFT = ("left-signal",)      # a later schedule may show its cause
 
 
 class Found(TritonDistError):

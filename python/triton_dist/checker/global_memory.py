@@ -23,7 +23,7 @@ class CheckedMemory(Memory):
     def __init__(self, detector: Detector):
         super().__init__()
         self.detector = detector
-        self.unwritten: set = set()          # storages that a host script made and nobody has written
+        self.unwritten: set = set()          # storages that a host script made and that have not been written
         self.signals = detector.signals
         self.waits = Waits(detector, self.expected, self.peek)
 
@@ -51,7 +51,7 @@ class CheckedMemory(Memory):
 
         self._touch(thread, event, segment, shadow, address, block, index)
         if sem == "emptied":
-            return                           # it tells nobody anything
+            return                           # it gives no edge
         if level:
             self.signals.access(thread, kind, segment, address.tolist() if shape is None else (address, ), sem, level, event)
         elif segment.__dict__.get("signalled"):
@@ -132,7 +132,7 @@ class CheckedMemory(Memory):
                 self.detector.report("use-after-free", sites.sites(event.stack), (
                     f"{words.verb(event)} through an argument that was freed before the launch, {name!r}, into what is now part "
                     f"of {words.place(segment)}\n  by {words.who(event)}\n  at {words.at(event.stack)}\n"
-                    "  mend: free a symmetric tensor behind its last use"))
+                    "  mend: free a symmetric tensor after its last use"))
 
     def _outside(self, address: int, nbytes: int, what: str) -> Exception:
         error = super()._outside(address, nbytes, what)
@@ -187,7 +187,7 @@ class CheckedMemory(Memory):
         return any(token.consumed for token in waits) and tied(event.stack) is not False
 
     def poke(self, address: int, value: int) -> None:
-        """Sets a 32-bit flag, seen by nobody."""
+        """Sets a 32-bit flag without an access that the checker sees."""
         ctypes.c_int32.from_address(address).value = value
 
     def _insert(self, segment: Segment) -> None:

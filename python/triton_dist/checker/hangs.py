@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """A world that is stuck: what it is called, who waits for whom, and which cycle that makes.
 
-A flag does not say who would have written it. So the stuck world is run on as if every wait were over: whoever then writes
-a flag is the one its waiter waits for; a flag that even then nobody writes lacks its signal; and where it is enough to give
-the waiting programs an SM, residency is what was missing.
+A flag does not say which program would have written it. So the stuck world runs on as if every wait were over. The program that
+then writes a flag is the one for which the flag's waiter waits. If no program writes it even then, its signal is missing. And
+if it is enough to give the waiting programs an SM, then residency was missing.
 """
 import sys
 from typing import Any
@@ -14,7 +14,7 @@ from triton_dist.checker import sites, words
 
 _TURNS = 4000            # of a world that runs on
 _STATEMENTS = 8          # waiting statements that a fault names
-_NOBODY = ("nobody would store this flag, even if every other wait were over: a notify is missing, or goes to another flag "
+_NOBODY = ("no program would store this flag, even if every other wait were over: a notify is missing, or goes to another flag "
            "or rank")
 
 
@@ -109,7 +109,7 @@ class Inquest:
                      and actor.waiting.kind in ("flag", "mbarrier")]
 
     def _why_not(self, key: Any) -> str:
-        """Why nobody stores the flag that is waited for; '' where nothing is known of it."""
+        """Why no program stores the flag that is waited for; '' where nothing is known of it."""
         signals = self.scheduler.observer.signals
         if key in signals.host_set:
             release, stack = signals.host_set[key]

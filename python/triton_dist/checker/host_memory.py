@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What host scripts do with tensors that kernels use: torch operations as accesses of the host, and memory nobody has written.
+"""What host scripts do with tensors that kernels use: torch operations are accesses of the host; unwritten memory is noted.
 
 On a GPU a torch operation runs on the current stream; here it runs at once, on the host. So it may rely on all that the
 current stream has done, while what it writes counts as written by the host.

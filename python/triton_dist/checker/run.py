@@ -88,7 +88,7 @@ def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: i
         world_size: ranks. num_sms: programs resident at a time on a rank.
         schedules: runs, each with an order of its own. seed: of the first. modes: some of order.MODES, in turn; all by default.
         nodes: of equal size, into which the ranks are cut; by default TRITON_DIST_NODES, or 1.
-        keep_going: go on behind a fault, to list all; else the first fault ends the check.
+        keep_going: go on after a fault, to list all. Otherwise the first fault ends the check.
         replay: the token of a report ("eager.s0.w4.m8"): runs that one schedule, with the ranks and SMs of the token.
         detector: makes the detector of a schedule from its Faults, such as a subclass of checker.detector.Detector with
             rules of your own.

@@ -21,7 +21,7 @@ def check_script(path: Path, args: Sequence[str], schedules: Iterable[Schedule],
                  detector: Optional[Callable] = None) -> Report:
     """Checks a script over `schedules`, up to the first fault unless `keep_going`. Its ranks share one process.
 
-    output: where what the script prints goes; nowhere by default. advance: called behind each schedule. detector: makes the
+    output: where what the script prints goes; nowhere by default. advance: called after each schedule. detector: makes the
     detector of a schedule. The script's module is executed as __main__ once a rank and schedule; the modules that it imports
     are shared by all.
     """

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-FRESH, UNWRITTEN = 0, 1          # states of memory that was there before, and of memory that nobody has written
+FRESH, UNWRITTEN = 0, 1          # states of memory that was there before, and of memory that has not been written
 _GRAIN = 4
 
 

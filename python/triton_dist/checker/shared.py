@@ -45,7 +45,7 @@ class CheckedSharedMemory(SharedMemory):
         def after(state: int) -> int:
             if state == UNWRITTEN and not write:
                 detector.report("uninitialized-read", sites.sites(event.stack), (
-                    f"{words.verb(event)} of shared memory {view}, which nobody has written\n"
+                    f"{words.verb(event)} of shared memory {view}, which has not been written\n"
                     f"  by {words.who(event)}\n  at {words.at(event.stack)}"))
             return detector.states.after(state, event, lambda e, new: self._conflict(thread, e, new, view),
                                          lambda e: detector.covered(thread, e, KNOWS))
@@ -89,9 +89,9 @@ class CheckedSharedMemory(SharedMemory):
         if thread.kind == "async":
             if not covers(thread.C[SHARED], *known.maker):
                 self.detector.report("barrier-misuse", sites.sites(known.stack) + sites.sites(thread.stack), (
-                    f"TMA uses mbarrier {barrier.name} with no proxy fence behind its mbarrier.init\n"
+                    f"TMA uses mbarrier {barrier.name} with no proxy fence after its mbarrier.init\n"
                     f"  init at {words.at(known.stack)}\n  TMA at {words.at(thread.stack)}\n"
-                    "  mend: put fence_async_shared() behind the inits"))
+                    "  mend: put fence_async_shared() after the inits"))
             clocks = thread.C
         else:
             clocks = thread.published()

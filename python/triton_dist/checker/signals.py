@@ -3,7 +3,7 @@
 """Signals: words of global memory that are accessed with an order and a scope, and the edges that they give.
 
 A signal remembers what its last release published; an acquire of sufficient scope learns that. Scopes below 'sys' reach no
-other rank. A relaxed store publishes what a fence before it published, and the edge of a relaxed load counts behind an
+other rank. A relaxed store publishes what a fence before it published, and the edge of a relaxed load counts after an
 acquire fence (protocol rule 5).
 """
 import copy
@@ -69,14 +69,14 @@ class Signals:
 
     def __init__(self, detector: Any):
         self.detector = detector
-        self._last: dict = {}                # address -> [Release] of the last store and of the updates behind it
+        self._last: dict = {}                # address -> [Release] of the last store and of later updates
         self._before: dict = {}              # address -> (value, such a list) of the states before, latest last
         self._met: Optional[tuple] = None    # (address, predicate) of a wait that passes now
         self.failed: dict = {}               # address -> (thread, stack) of a compare-and-swap that has failed last
         self.host_set: dict = {}             # address -> (the last release there, stack of the host code that has set it)
-        self._heard: set = set()             # addresses that somebody has read since their last release
-        self._taken: set = set()             # addresses that somebody takes or counts by atomics: locks, tickets
-        self._left: list = []                # releases that nobody had read when their memory went
+        self._heard: set = set()             # addresses that have been read since their last release
+        self._taken: set = set()             # addresses that atomics take or count: locks, tickets
+        self._left: list = []                # releases that had not been read when their memory was freed
 
     def fence(self, thread: Thread, sem: str, scope: str) -> None:
         """A memory fence of a thread."""
@@ -164,7 +164,7 @@ class Signals:
             self._left.append((address, release))
 
     def report_left(self) -> None:
-        """At the end of a run: signals that nobody has ever waited for or read, and no later one of their writer tells of."""
+        """At the end of a run: signals that were never waited for or read, unless a later one of the same writer was."""
         heard: dict = {}                     # (thread, segment) -> latest moment of a signal that was read
         for address, chain in self._last.items():
             if address in self._heard:
@@ -248,7 +248,7 @@ class Signals:
             thread.hear(known[1])
             near = 2 if release.rank == thread.rank else 3
             thread.relaxed[near] = joined(thread.relaxed.get(near), known)
-            detector.remember(thread, known[1], "it is read relaxed, with no acquire fence of sufficient scope behind it",
+            detector.remember(thread, known[1], "it is read relaxed, with no acquire fence of sufficient scope after it",
                               event.stack)
 
     @staticmethod

@@ -10,7 +10,7 @@ from triton_dist.runtime.errors import CollectiveMismatch, DeviceFault, HangErro
 
 
 def note_error(faults: Faults, error: BaseException) -> None:
-    """Adds the fault behind an exception that has ended a run."""
+    """Adds the fault that an exception which has ended a run stands for."""
     if isinstance(error, DeviceFault):
         kind = error.kind or "error"
     elif isinstance(error, CollectiveMismatch):

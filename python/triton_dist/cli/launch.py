@@ -86,12 +86,12 @@ def parse(argv: list, environ: dict) -> Command:
 
 
 def misplaced(command: Command) -> str | None:
-    """What to say where an option of the launcher stands behind a script that does not mention it."""
+    """What to say where an option of the launcher stands after a script that does not mention it."""
     words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in command.script_args if word.startswith("--")}
     text = command.script.read_text()
     for name in sorted(words & {*_OWN, "check"}):
         if name not in text:
-            return (f"--{name} stands behind {command.script.name}, so it goes to the script, which does not mention it; "
+            return (f"--{name} stands after {command.script.name}, so it goes to the script, which does not mention it; "
                     "options of the launcher come before the script")
     return None
 
@@ -106,7 +106,7 @@ TRITON_DIST_BACKEND=emulator (or TRITON_INTERPRET=1) runs emulated ranks on a ma
 
 
 def find_script(word: str, vendor: str) -> Path | None:
-    """The file behind a path or a bare name; with several of one name, the vendor's own."""
+    """The file of a path or a bare name; with several of one name, the vendor's own."""
     names = [word] if word.endswith(".py") else [word, word + ".py"]
     for name in names:
         for base in (_here(), ROOT):

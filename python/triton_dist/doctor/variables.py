@@ -33,7 +33,7 @@ def _number(kind: Callable, least: float = -math.inf) -> Callable:
 def _mode(text: str) -> str:
     try:
         from triton_dist.backends.emulator.engine.order import MODES
-    except ImportError:             # greenlet is missing, of which the versions tell
+    except ImportError:             # greenlet is missing, which the versions report
         return ""
     return _one_of(*MODES)(text)
 
@@ -78,12 +78,12 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "NCCL_NVLS_ENABLE": _nothing, "NVSHMEM_HOME": _folder, "TMPDIR": _folder,
     "RANK": _number(int, 0), "WORLD_SIZE": _number(int, 1), "LOCAL_RANK": _number(int, 0),
 }
-# Set under a launcher only; a wrong one makes this process wait for a world that nobody started.
+# Set under a launcher only; a wrong one makes this process wait for a world that was never started.
 _LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def examine(environ: Mapping[str, str]) -> list[Finding]:
-    """A line for each variable that is set, and one for each of ours that nobody reads."""
+    """A line for each variable that is set, and one for each of ours that is not read."""
     found = []
     for name, check in CHECKS.items():
         text = environ.get(name, "").strip()

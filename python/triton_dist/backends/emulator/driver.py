@@ -31,7 +31,7 @@ _GDC_WAITS = ('"tdist_gdc_wait"', "griddepcontrol.wait")
 
 
 class EmulatorCompiler(CUDABackend):
-    """The options and the front end of a Hopper GPU, and nothing behind them."""
+    """The options and the front end of a Hopper GPU, and no code generator."""
 
     def __init__(self, target: GPUTarget):
         super().__init__(target)

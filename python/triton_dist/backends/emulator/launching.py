@@ -24,7 +24,7 @@ def launch(device: Device, kernel: Any, grid: Any, args: tuple, kwargs: dict) ->
     bound.overlaps |= getattr(getattr(traced, "metadata", None), "waits_its_turn", False)
     programs, most = math.prod(bound.grid), device.scheduler.num_sms
     if bound.cooperative and programs > most:
-        raise InvalidArgument(f"{bound.name}: a cooperative launch of {programs} programs, of which {most} can be resident at a "
+        raise InvalidArgument(f"{bound.name}: a cooperative launch of {programs} programs, but only {most} can be resident at a "
                               "time; launch at most backend().num_sms()")
     metadata = LazyDict({"name": bound.name, "function": None, "stream": device.current})
     describe = getattr(kernel, "launch_metadata", None)

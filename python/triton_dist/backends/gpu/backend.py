@@ -29,8 +29,8 @@ from triton_dist.runtime.state import state
 class PreparedLaunch:
     """A compiled kernel with its grid and the arguments that stay, trailing constexprs among them.
 
-    A call costs Triton's launcher and little more, or less: `bound` is a vendor's own launcher, passed by while somebody
-    listens to Triton's launch hooks. `like`: the descriptors among the arguments of a call.
+    A call costs Triton's launcher and little more, or less: `bound` is a vendor's own launcher. It is not used while
+    Triton's launch hooks are set. `like`: the descriptors among the arguments of a call.
     """
 
     def __init__(self, compiled: Any, device: int, grid: tuple, like: dict, fixed: tuple, bound: Callable | None):
@@ -216,7 +216,7 @@ class GpuBackend(Backend):
         arena = self._arena(heap_provider(self.heap_providers, world), nbytes, world)
         arena.local.zero_()
         torch.cuda.synchronize()
-        world.barrier()             # nobody stores into a slab that its owner has yet to clear
+        world.barrier()             # no peer stores into a slab before its owner has cleared it
         return arena
 
     def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:

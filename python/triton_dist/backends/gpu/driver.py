@@ -108,7 +108,7 @@ class GpuDriver(ABC):
         self.check(self.copy_async, self._retried(self._copy, dst, src, nbytes, stream))
 
     def write_value32(self, address: int, value: int, stream: int) -> None:
-        """Enqueues a 4-byte store behind everything on `stream`, with a system-scope fence before it."""
+        """Enqueues a 4-byte store after everything on `stream`, with a system-scope fence before it."""
         self.check(self.stream_write_value32, self._retried(self._write, stream, address, value & 0xFFFFFFFF, 0))
 
     def push(self, base: int, transfers: Sequence[Transfer], value: int, stream: int) -> None:

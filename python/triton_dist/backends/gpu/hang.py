@@ -69,7 +69,7 @@ class HangWatch:
         while not self._stop.wait(_POLL):
             if self._rows() or self._call("check", [_KEY + "open"]):
                 self._report()
-                # The device traps when it has lingered; whoever waits for it then ends by itself.
+                # The device traps after a pause; a host that waits for it then ends by itself.
                 if not self._raised.wait(_LINGER - self._window + _GRACE):
                     last_words(f"rank {self.rank} is ended after this hang")
                     self._leave()

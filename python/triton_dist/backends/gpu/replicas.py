@@ -26,7 +26,7 @@ def refuse_replicas(name: str, ttgir: str) -> None:
             found = _TYPE.search(line, line.rindex(" : "))
             if found is not None and _replicates(int(found[1]), layouts.get(found[2], found[2]), layouts):
                 raise UnsupportedFeature(
-                    f"{name}: sf_store and sf_take of {found[1]} elements, some of which several threads hold; give the block "
+                    f"{name}: sf_store and sf_take of {found[1]} elements, some held by several threads; give the block "
                     "at least as many elements as the kernel has threads (num_warps times 32, or 64 on AMD)")
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Launches with bound arguments: cuLaunchKernelEx on a parameter block that stays, of which a call rewrites what changed.
+"""Launches with bound arguments: cuLaunchKernelEx on a parameter block that is kept; a call rewrites what changed.
 
 Triton's launcher encodes a tensor map for each descriptor, and asks the driver about each pointer, at every call. Here a
 tensor map is encoded once for an address. What a parameter block holds is read off the compiled kernel's signature.
@@ -60,9 +60,9 @@ class TensorMaps(dict):
 class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
-    A call takes the first `varying` of the kernel's positional arguments, of which tensors and descriptors may have other
-    addresses and integers other values; the others stay as they are. In place of a descriptor it takes the tensor under it as
-    well. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
+    A call takes the first `varying` of the kernel's positional arguments. Tensors and descriptors among them may have other
+    addresses, and integers other values. All other arguments stay as they are. It takes the
+    tensor in place of its descriptor as well. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
     def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, varying: int):

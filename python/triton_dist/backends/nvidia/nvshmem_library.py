@@ -165,7 +165,7 @@ def _with_multicast(text: str) -> set:
 def find_bitcode(capability: int) -> Path:
     """NVSHMEM's device bitcode for GPUs of `capability` (90 = sm_90): under NVSHMEM_HOME, or in the pip wheel.
 
-    One file for all up to 3.6; from 3.7 one for each architecture, of which the newest that the GPU can run is taken.
+    One file for all up to 3.6; from 3.7 one for each architecture; the newest that the GPU can run is taken.
     Raises UnsupportedFeature where there is none."""
     folders = [Path(os.environ["NVSHMEM_HOME"])] if os.environ.get("NVSHMEM_HOME") else _wheels()
     for folder in folders:

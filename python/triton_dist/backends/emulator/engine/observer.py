@@ -96,4 +96,4 @@ class Observer:
         """The scheduler has been given up `most_pauses` turns. Raises, in the acting actor, or sets `pauses` back."""
 
     def stuck(self, scheduler: Any) -> None:
-        """Nothing can run and somebody waits. The scheduler raises a HangError next."""
+        """Nothing can run, and some actor waits. The scheduler raises a HangError next."""

@@ -4,7 +4,7 @@
 
     eager     copies land when issued, rare preemption
     random    any ready actor may be next
-    late      streams and copies move only when somebody waits for them, or when nothing else can run
+    late      streams and copies move only when an actor waits for them, or when nothing else can run
     skew      late, and one rank runs ahead of the others
     priority  the ready actor of the highest priority runs; priorities are random and change at random moments, so that
               single programs and copies are left far behind
@@ -23,7 +23,7 @@ PREEMPT = {"eager": 64, "random": 8, "late": 8, "skew": 8, "priority": 8, "pct":
 _ESCAPE = 0.005      # late modes: how often any actor may run, so that a spinning program cannot starve a copy
 _AHEAD = 0.9         # skew: how often the leading rank goes first
 _DEMOTE = 0.01       # priority: how often the leading actor becomes the last
-_CHANGES, _HORIZON = 3, 1000      # pct: how often the leading actor becomes the last, within the first so many turns
+_CHANGES, _HORIZON = 3, 1000      # pct: how often the leading actor becomes the last, within how many turns
 
 
 class Ready:
@@ -53,7 +53,7 @@ class Ready:
         return bool(self._awake or self._asleep)
 
     def take(self, waited: Collection) -> Optional[Actor]:
-        """Removes and returns the next actor; None where there is none. `waited`: the keys somebody waits for."""
+        """Removes and returns the next actor; None where there is none. `waited`: the keys that actors wait for."""
         awake, asleep, rng = self._awake, self._asleep, self._rng
         if self._mode in ("priority", "pct"):
             return self._take_first()

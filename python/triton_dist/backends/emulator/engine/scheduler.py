@@ -109,7 +109,7 @@ class Scheduler:
         if actor.greenlet is None or actor.killed:
             return
         if not (self._ready or self.polls or self.wait_timeout):
-            return                           # nobody else can run, and the hub has nothing to look at
+            return                           # no other actor can run, and the hub has nothing to look at
         self._ready.add(actor)
         actor.leave(self._hub)
 

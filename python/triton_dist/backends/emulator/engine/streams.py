@@ -4,7 +4,7 @@
 
 A stream with work is an actor that performs its operations in order: kernel launches, copies, flag writes, waits. A
 copy lands in pieces, in any order, with other actors running in between. A tensor that is freed before its copy has run
-is a DeviceFault: on a GPU its memory would belong to somebody else by then.
+is a DeviceFault: on a GPU its memory would belong to another tensor by then.
 """
 import itertools
 import weakref
@@ -122,7 +122,7 @@ class Stream:
         return True
 
     def wait_host(self, ticket: int, told: bool = False) -> None:
-        """The calling host waits until the operation behind `ticket` has run. A failed wait ends what it waited for.
+        """The calling host waits until the operation of `ticket` has run. A failed wait ends what it waited for.
 
         `told`: the host script asked for it, so that it may rely on it.
         """
@@ -265,7 +265,7 @@ class Device:
             stream.wait_host(stream.issued, told=True)
 
     def settle(self, issuing: bool = False) -> None:
-        """In a process of its own: lets side streams go as far as they can, since nobody runs them during host code.
+        """In a process of its own: lets side streams go as far as they can, since they do not run during host code.
 
         The late modes do so at waits and launches only, not when work is issued.
         """

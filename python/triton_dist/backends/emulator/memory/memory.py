@@ -28,7 +28,7 @@ class Memory(Segments):
 
     def __init__(self) -> None:
         super().__init__()
-        self.watched: dict = {}              # address of a flag somebody waits on -> how many wait
+        self.watched: dict = {}              # address of a flag that is waited for -> how many wait
         self.expected: dict = {}             # address of a flag -> waits for one exact value that have passed; a checker's
 
     # -- accesses ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 """Between hosts: what emulated ranks that share no memory send each other goes over TCP.
 
 A thread of each rank serves its peers on other hosts: it writes what they put into its slab, sets flags, and reads what they
-get. A request is answered once it is done, so whoever has an answer knows that the data are there. In the address space of a
+get. A request is answered once it is done, so a rank that has the answer knows that the data are there. In the address space of a
 rank the slabs of such peers are ranges that nothing has; `copy`, `store` and `flag` take addresses of either kind.
 """
 import ctypes
@@ -106,7 +106,7 @@ class Wire:
                 connection = self._listener.accept()
             except OSError:                  # closed
                 return
-            except Exception:                # somebody without the key
+            except Exception:                # a peer without the key
                 continue
             if self._closed:
                 connection.close()

@@ -61,7 +61,7 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _fields_of(kind: Any) -> dict:
-    """Names and annotations of the fields; 3.6 leaves them on the class as written, behind a closure."""
+    """Names and annotations of the fields; 3.6 keeps them in a closure, as written on the class."""
     if hasattr(kind, "__aggregate_fields__"):
         return dict(kind.__annotations__)
     return dict(inspect.getclosurevars(kind.__setattr__).nonlocals["cls"].__annotations__)

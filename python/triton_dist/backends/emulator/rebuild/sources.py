@@ -67,7 +67,7 @@ def _shape(code: types.CodeType) -> tuple:
 
 
 def keep(code: types.CodeType, definition: ast.FunctionDef) -> None:
-    """Remembers the definition behind a rebuilt function for as long as its code lives."""
+    """Remembers the definition of a rebuilt function for as long as its code lives."""
     key = id(code)
     _definitions[key] = weakref.ref(code, lambda _: _definitions.pop(key, None)), definition
 

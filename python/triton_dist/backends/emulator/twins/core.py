@@ -221,7 +221,7 @@ def debug_barrier(*_: Any, **__: Any) -> None:
 @twin("core.inline_asm_elementwise")
 def inline_asm_elementwise(asm: Any, *_: Any, **__: Any) -> None:
     raise unsupported(
-        f"inline assembly cannot be emulated: {str(asm).strip()[:60]!r}; put it behind a triton_dist primitive, "
+        f"inline assembly cannot be emulated: {str(asm).strip()[:60]!r}; make it a triton_dist primitive, "
         "which has a CPU twin")
 
 

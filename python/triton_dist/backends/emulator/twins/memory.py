@@ -22,7 +22,7 @@ SCOPES = ("cta", "gpu", "sys")
 
 
 def element(pointer: Any) -> Any:
-    """The element type behind a pointer or a tensor of pointers."""
+    """The element type of a pointer or a tensor of pointers."""
     if not isinstance(pointer, (Pointer, Tensor)) or not info(pointer.ty).pointer:
         raise invalid(f"expected a pointer, found {pointer!r}")
     return pointer.ty.element_ty

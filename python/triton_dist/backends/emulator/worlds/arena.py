@@ -25,7 +25,7 @@ from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFe
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import ALIGNMENT, SHMEM_PADS
 
-# A gap between two objects takes this part of a slab, and so many bytes at most: who runs out of one finds no neighbour.
+# A gap between two objects takes this part of a slab, and at most this many bytes: an overrun does not reach a neighbour.
 _GAPS, _MOST_GAP = 4096, 4096
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 

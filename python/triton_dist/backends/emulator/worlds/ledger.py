@@ -44,7 +44,7 @@ class Ledger:
         return [digest == 0 if head == (group, number) else None for *head, digest, _ in entries for head in [tuple(head)]]
 
     def conflict(self, rank: int) -> str | None:
-        """Words for a call in which `rank` differs from a peer and of which it has not been told; None where there is none."""
+        """Words for a call in which `rank` differs from a peer, if it has not been told yet; otherwise None."""
         for i in range(_SLOTS):
             slot = self._offset + i * _ENTRY
             group, number, _, words = mine = self._read(rank, slot)

@@ -79,10 +79,10 @@ class Machine:
             raise InvalidArgument(text)
 
     def conflict(self, rank: int) -> Optional[str]:
-        """Words for a call in which `rank` differs from a peer and of which it is told now; None where there is none."""
+        """Words for a call in which `rank` differs from a peer, which it is told now; otherwise None."""
         text = self.ledger.conflict(rank) if self.ledger is not None else None
         if text is not None and rank not in self.states:
-            state().apart = text             # processes have collectives of torch under way that nobody can call back
+            state().apart = text             # processes have collectives of torch under way that cannot be called back
         return text
 
     def all_refused(self, group: Group, call: int) -> Optional[bool]:

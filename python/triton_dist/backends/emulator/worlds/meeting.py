@@ -224,7 +224,7 @@ class VirtualGroup(Group):
         return letter.values[0]
 
     def take_any(self, tag: int) -> tuple:
-        """(source, value) of the first value that has been sent to this member and that nobody has asked for."""
+        """(source, value) of the first value that has been sent to this member and has not been asked for."""
         def ready() -> list:
             known = {source: self._place.letters[source, self.rank, tag] for source in range(self.size)}
             return [source for source, letters in known.items() if len(letters.sent) > letters.asked]

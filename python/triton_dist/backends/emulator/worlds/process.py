@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """The process executor: one process a rank, as torchrun starts them.
 
-Flags change by the hand of other processes, so blocked predicates are polled when nothing is runnable, less often the
-longer that lasts. Each rank publishes its state in a control block; when all are stuck, each ends with the same report.
+Other processes change flags, so a rank polls its blocked predicates when it has nothing to run, and polls less often the
+longer that lasts. Each rank publishes its state in a control block. When all are stuck, each ends with the same report.
 """
 import contextlib
 import fcntl
@@ -31,17 +31,17 @@ from triton_dist.runtime.hang_table import Row, last_words
 from triton_dist.runtime.state import at_exit
 
 _HOST = "(host)"
-_HOST_PATIENCE = 8               # times longer before ranks that are all in collectives are taken to hang
+_HOST_PATIENCE = 8               # how many times longer all ranks may sit in collectives before that counts as a hang
 _SPINS = 20                   # polls that only give up the CPU
 _PAUSE, _LONGEST = 50e-6, 2e-3
-_PUBLISH = 0.05               # seconds of idling after which a rank calls itself blocked
+_PUBLISH = 0.05               # seconds of idling after which a rank says that it is blocked
 _LOOK = 0.1                   # seconds between two looks at the others
-_TORCH = os.path.join("torch", "distributed", "")       # in the path of the code behind a collective of torch
+_TORCH = os.path.join("torch", "distributed", "")       # in the path of the code of a collective of torch
 _LAST_WORDS = 2.0             # seconds for which a rank that hangs waits for the others' last words
 
 
 class FileLock:
-    """Lock between processes that the kernel takes back from a process that dies."""
+    """Lock between processes. The kernel frees the lock of a process that dies."""
 
     def __init__(self, fd: int):
         self._fd = fd
@@ -66,7 +66,7 @@ class ProcessScheduler(Scheduler):
         self._mine = control.Record(os.getpid(), control.stat_of(os.getpid())[1])
         self._idling = 0                     # polls in a row that found nothing
         self._since = self._looked = 0.0     # when the idling began; when we looked at the others last
-        self._before: Any = None             # what the others' counts were, and since when they stand
+        self._before: Any = None             # what the others' counts were at the last look
         self._still = 0.0
         self._gone: set = set()              # ranks on other hosts that do not answer
         self._left = threading.Event()
@@ -83,7 +83,7 @@ class ProcessScheduler(Scheduler):
                 os.close(fd)
             self.lock = FileLock(self._fd)
             far = [rank for rank, block in enumerate(self._blocks) if block is None]
-            if far:                          # what others last said; asked for again at each look
+            if far:                          # copies of what they last published, renewed at each look
                 for rank in far:
                     self._blocks[rank] = bytearray(control.SIZE)
                 self.machine.wire = Wire(world, far, self._blocks[world.rank], FileLock(os.open(
@@ -98,7 +98,7 @@ class ProcessScheduler(Scheduler):
             self._host_watch.start()
 
     def leave(self) -> None:
-        """Tells the others that this rank has finished. Silent, idempotent."""
+        """Tells the others that this rank has finished. Never raises; may be called again."""
         self._left.set()
         if self._host_watch is not None:     # a thread that the interpreter ends at exit may abort the process
             self._host_watch.join()
@@ -120,14 +120,14 @@ class ProcessScheduler(Scheduler):
         self._write()
 
     def forget_world(self) -> None:
-        """In a child of fork: what this rank shares with others is the parent's, and nothing is to be told there."""
+        """In a child of fork: what the parent shares with other ranks is not the child's, which must publish nothing."""
         self._blocks, self._host_watch, self.writers, self._contexts = [], None, {}, {}
         self.lock = contextlib.nullcontext()
         self.machine.ledger = self.machine.wire = None
         self._thread = threading.get_ident()
 
     def _watch_host(self) -> None:
-        """Calls this rank blocked while its host script sits in a collective of torch, which the scheduler knows nothing of."""
+        """Publishes that this rank is blocked while its script is in a collective of torch, which the scheduler cannot see."""
         inside, mine = None, self._mine
         while not self._left.wait(_LOOK):
             frame = sys._current_frames().get(self._thread)
@@ -147,7 +147,7 @@ class ProcessScheduler(Scheduler):
 
     # -- idling --------------------------------------------------------------------------------------------
     def enter_host(self) -> None:
-        """The calling thread is about to use the device: the one that does so already, or another one in its place."""
+        """The calling thread is about to use the device. It may be another thread than before."""
         if threading.get_ident() == self._thread:
             return
         if self._hub is not None:
@@ -275,7 +275,7 @@ class ProcessScheduler(Scheduler):
     def tell(self, error: HangError) -> None:
         """Last words of a rank that ends by a hang: the table, where no rank has told it yet, then a line of its own.
 
-        In a world, ends the process once the others have had their say (or after two seconds), lest the launcher ends them
+        In a world, ends the process once the others have reported (or after two seconds), since the launcher would end them
         before; at once, because a thread that is stuck in a collective of torch aborts an orderly exit.
         """
         with self.lock:
