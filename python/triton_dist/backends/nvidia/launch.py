@@ -61,8 +61,8 @@ class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
     A call takes the first `varying` of the kernel's positional arguments. Tensors and descriptors among them may have other
-    addresses, and integers other values. All other arguments stay as they are. It takes the
-    tensor in place of its descriptor as well. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
+    addresses, and integers other values. All other arguments stay as they are. A call may pass the tensor in place of its
+    descriptor. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
     def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, varying: int):
