@@ -72,6 +72,7 @@ class Decoder:
         positions = torch.arange(rows, device=device()) if not cached else torch.full((rows,), cached - 1, device=device())
         self.cos, self.sin = (t.to(dtype)[:, None] for t in rotary(positions, arch.head_size))
         self.caches: list = []
+        self.last = torch.tensor([cached - 1], device=device())
         if cached:
             generator = torch.Generator(device=device()).manual_seed(99)
             shape = (2, rows, arch.kv_heads, cached, arch.head_size)
@@ -99,7 +100,8 @@ class Decoder:
         q, k = (self._turned(t) for t in (q, k))
         if self.cached:
             keys, values = self.caches[number]                              # [rows, kv heads, cached, size]
-            keys[:, :, -1], values[:, :, -1] = k, v
+            for cache, new in ((keys, k), (values, v)):                     # by an index tensor: torch.compile keeps it in place
+                cache[:, :, self.last] = new[:, :, None]
             found = F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=heads != kv)
             return found.reshape(self.rows, heads * size)
         q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
