@@ -51,19 +51,28 @@ class Built:
 def build(kernel: Any, variant: Variant, target: Target) -> Built:
     """Compiles `variant` of `kernel`. Raises what Triton's compiler raises."""
     import triton
-    from triton_dist.compat.compiler import make_backend
 
-    source_class = _source_class(kernel)
-    names = list(kernel.arg_names)
-    attrs = {(names.index(name),): [["tt.divisibility", 16]] for name, hint in variant.hints.items() if hint == 16}
-    constants = {(names.index(name),): value for name, value in variant.constants.items()}
-    options = _options(variant, target)
-    compiler = make_backend(target.triton)
+    options, constants, attrs = _options(variant, target), *_by_position(kernel, variant)
     with _lean():
-        source = source_class(kernel, signature=variant.signature, constexprs=constants, attrs=attrs)
+        source = _source_class(kernel)(kernel, signature=variant.signature, constexprs=constants, attrs=attrs)
         compiled = triton.compile(source, target=target.triton, options=dict(options))
-        key = identity(kernel, variant.signature, constants, attrs, compiler.parse_options(dict(options)), str(target))
-    return _built(variant, target, key, compiled)
+    return _built(variant, target, key_of(kernel, variant, target), compiled)
+
+
+def key_of(kernel: Any, variant: Variant, target: Target) -> str:
+    """The identity of what `build` compiles."""
+    from triton.compiler.compiler import make_backend
+
+    constants, attrs = _by_position(kernel, variant)
+    options = make_backend(target.triton).parse_options(dict(_options(variant, target)))
+    return identity(kernel, variant.signature, constants, attrs, options, str(target))
+
+
+def _by_position(kernel: Any, variant: Variant) -> tuple[dict, dict]:
+    """(constants, attributes) as Triton's compiler takes them."""
+    names = list(kernel.arg_names)
+    constants = {(names.index(name),): value for name, value in variant.constants.items()}
+    return constants, {(names.index(name),): [["tt.divisibility", 16]] for name, hint in variant.hints.items() if hint == 16}
 
 
 def _source_class(kernel: Any) -> type:

@@ -7,6 +7,7 @@
 """
 import copy
 import functools
+import logging
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Container, NamedTuple, Protocol, Sequence
 
@@ -193,6 +194,15 @@ class Device(ABC):
 
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         """Compiles `kernel` for these arguments without running it; None where there is nothing to compile."""
+
+    def use_prebuilt(self, folder: str, tells: bool) -> None:
+        """Kernels come from the library in `folder`, "" for its usual place, where it has them.
+
+        A device that runs kernels from their source says so in one line, and goes on. tells: whether to write to the log.
+        """
+        if tells:
+            logging.getLogger("triton_dist").warning("triton_dist: USE_TRITON_DISTRIBUTED_AOT: the %s runs kernels from their "
+                                                     "source, so it has no use for a library of compiled ones", self.name)
 
     @abstractmethod
     def set_context(self, context: Any) -> None:

@@ -83,6 +83,12 @@ def cache_dir() -> Path:
     return own_cache(os.environ)
 
 
+def prebuilt() -> str | None:
+    """USE_TRITON_DISTRIBUTED_AOT: the folder of a library of kernels, "" for its usual place, or None: none is used."""
+    text = os.environ.get("USE_TRITON_DISTRIBUTED_AOT", "").strip()
+    return None if text in ("", "0") else "" if text == "1" else text
+
+
 def autotune() -> str:
     """TRITON_DIST_AUTOTUNE: "0" (never measure), "1" (measure shapes that no table has) or "force" (measure all again)."""
     return _value("TRITON_DIST_AUTOTUNE", "0", parse_autotune)

@@ -17,7 +17,7 @@ from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.console import whole_lines
 from triton_dist.runtime.context import MAX_WORLD, Context
-from triton_dist.runtime.environment import heap_size, nodes, number, wait_timeout
+from triton_dist.runtime.environment import heap_size, nodes, number, prebuilt, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, describe
 from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, nodes_by_reach, require_agreement
 from triton_dist.runtime.hang_table import last_words
@@ -28,11 +28,13 @@ _TIMEOUT = timedelta(seconds=1800)
 _worlds = count()               # process groups that this process has made: as many on every rank
 
 
-def initialize_distributed(seed: int | None = None, initialize_shmem: bool = True) -> Any:
+def initialize_distributed(seed: int | None = None, initialize_shmem: bool = True, aot: bool | str | None = None) -> Any:
     """Joins the world that torchrun (or launch.sh) started, or makes a world of one.
 
     Binds this process to its device, makes the default process group unless there is one, and reserves the symmetric
     heap, unless `initialize_shmem` is False: then a later call does. Idempotent. `seed` seeds torch with seed + rank.
+    `aot`: whether ops launch kernels that were compiled ahead of time, True or the folder of a library; the binaries are those
+    that would be compiled here, and what the library lacks is compiled. None: as USE_TRITON_DISTRIBUTED_AOT says.
     Returns torch's default process group where there is one, otherwise a HeldGroup of this world of one rank: both have
     `rank()` and `size()`, and work as `group=`.
     Raises InvalidArgument where ranks ask for different heaps or nodes, for nodes that do not fit the world, and for more
@@ -43,10 +45,15 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
         raise InvalidArgument(f"seed: expected None or a whole number of 64 bits, found {seed!r}")
     if me.forked:
         raise NotInitialized(me.forked)
+    if aot is not None and not isinstance(aot, (bool, str)):
+        raise InvalidArgument(f"aot: expected None, a bool or the folder of a library, found {aot!r}")
     me.thread = me.thread or get_ident()
     with ambient.clean():
         if me.world is None:
             _join(me)
+            library = prebuilt() if aot is None else {True: "", False: None}.get(aot, aot)
+            if library is not None:
+                backend().use_prebuilt(library, me.world.world_ranks[me.world.rank] == 0)
         if initialize_shmem and me.heap is None:
             attach_heap(me)
     world: Any = state().world

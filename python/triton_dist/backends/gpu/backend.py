@@ -13,6 +13,7 @@ from triton_dist.backends.gpu.driver import GpuDriver
 from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
+from triton_dist.backends.gpu.prebuilt import Prebuilt
 from triton_dist.compat.torch import cuda_device as _device, cuda_empty as _empty, cuda_raw_stream as _raw_stream
 from triton_dist.compat.triton import load
 from triton_dist.language._call import LIBRARY
@@ -72,6 +73,7 @@ class GpuBackend(Backend):
         self._extern_libs = {LIBRARY: library(self.name, bounded)}
         self._contexts = ContextWriter(driver, bounded)
         self._watch: HangWatch | None = None
+        self._prebuilt: Prebuilt | None = None
         self._home: int | None = None                           # the device of this rank
         self._memory_ops: dict[int, bool] = {}
         self._raw, self._current = None, None                   # the current stream: handle and object
@@ -175,6 +177,12 @@ class GpuBackend(Backend):
 
     # -- kernels -------------------------------------------------------------------------------------------
     def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
+        if self._prebuilt is not None:
+            libraries = {**dict(kwargs.get("extern_libs") or ()), **self._extern_libs}
+            given = dict(self._possible(kwargs), extern_libs=libraries)
+            found = self._prebuilt.prepare(kernel, grid, args, given, len(args) if varying is None else varying)
+            if found is not None:
+                return found
         compiled = self.compile(kernel, grid, args, kwargs)
         constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
         load(compiled)
@@ -191,6 +199,9 @@ class GpuBackend(Backend):
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, self._possible(kwargs), grid, True, self._extern_libs)
 
+    def use_prebuilt(self, folder: str, tells: bool) -> None:
+        self._prebuilt = Prebuilt(folder, tells)
+
     def launches_overlap(self) -> bool:
         """Whether a kernel can start before the one ahead on its stream has ended."""
         return False
@@ -206,6 +217,8 @@ class GpuBackend(Backend):
 
     def set_context(self, context: Context) -> None:
         self._contexts.set(context)
+        if self._prebuilt is not None:
+            self._prebuilt.set_context(context.pack())
         if self._timeout:
             self.left_world()
             self._watch = HangWatch(context.rank, context.world_size, store_of_world(), self._waiting, self._timeout)
