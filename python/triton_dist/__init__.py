@@ -14,6 +14,7 @@ _check_versions()              # first: under a Triton that is too old the rest 
 from triton_dist.runtime.entry import entry as _entry
 from triton_dist.runtime.errors import (CollectiveMismatch, DeviceFault, HangError, InvalidArgument, NotInitialized, NotSymmetric,
                                         OutOfHeap, TritonDistError, UnsupportedFeature, WaitTimeout, WorkspacePoisoned)
+from triton_dist.runtime.graphs import prepare_graphs
 from triton_dist.runtime.heap import create_symm_tensor, free_symm_tensor, peer_tensor
 from triton_dist.runtime.jit import gluon_jit, jit
 from triton_dist.runtime.memory_summary import memory_summary
@@ -29,7 +30,7 @@ __all__ = [
     "CollectiveMismatch", "DeviceFault", "HangError", "InvalidArgument", "NotInitialized", "NotSymmetric", "OutOfHeap",
     "TritonDistError", "UnsupportedFeature", "WaitTimeout", "WorkspacePoisoned", "create_symm_tensor", "current_stream",
     "device", "finalize_distributed", "free_symm_tensor", "gluon_jit", "initialize_distributed", "jit", "memory_summary",
-    "new_stream", "peer_tensor", "reset", "shmem_team", "synchronize", "use_stream",
+    "new_stream", "peer_tensor", "prepare_graphs", "reset", "shmem_team", "synchronize", "use_stream",
 ]
 
 for _function in (create_symm_tensor, finalize_distributed, free_symm_tensor, initialize_distributed, memory_summary,

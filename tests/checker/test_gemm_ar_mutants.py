@@ -10,6 +10,7 @@ from checking import check_edited
 from scenarios import GAR, overtaking
 
 op = import_module("triton_dist.ops.gemm_ar.op")            # triton_dist.ops.gemm_ar is the function
+packets = import_module("triton_dist.ops.gemm_ar.packets")
 TERMS = "dl.ll_load_pair(inbox + 2 * (part * (piece * TERMS + term) + word), epoch, inside & (term < TERMS))"
 SUMS = "dl.ll_load_pair(sums + 2 * (part * (piece * WORLD + rank) + word), epoch, inside)"
 
@@ -33,7 +34,7 @@ def check(edits, folder, schedules=12):
     """With tiles in two pieces and two hops."""
     usual = op.tiling
     with mock.patch.object(op, "tiling", lambda *args: replace(usual(*args), split=2, two_shot=True)):
-        return check_edited(op, "gemm_ar_kernel", edits, calls, folder, schedules)
+        return check_edited(packets, "gemm_ar_kernel", edits, calls, folder, schedules)
 
 
 def test_unchanged_it_is_clean(tmp_path):

@@ -17,7 +17,7 @@ from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
 from triton_dist.ops.internode import op
 
 KERNELS, GEMM = "triton_dist.ops.internode.kernels", "triton_dist.ops.gemm_rs.nodes_kernel"
-PLACES = {KERNELS: ((op._AllGather, "all_gather_kernel"), (op._ReduceScatter, "reduce_scatter_kernel")),
+PLACES = {KERNELS: ((op.AllGather2d, "all_gather_kernel"), (op.ReduceScatter2d, "reduce_scatter_kernel")),
           GEMM: ((RingsOverNodes, "gemm_rs_nodes_kernel"),)}
 
 

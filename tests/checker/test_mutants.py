@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Every synchronisation statement of the ops is needed: with one deleted or weakened, the checker reports it."""
-from importlib import import_module
 from unittest import mock
 
 import pytest
@@ -13,10 +12,10 @@ from scenarios import back_to_back as portable_calls
 
 from triton_dist.checker import check_kernel
 from triton_dist.ops.ag_gemm import gather
+from triton_dist.ops.gemm_rs import fused
 
-rs_op = import_module("triton_dist.ops.gemm_rs.op")        # triton_dist.ops.gemm_rs is the function
 KERNELS = {"ag_gemm": "triton_dist.ops.ag_gemm.kernels", "gemm_rs": "triton_dist.ops.gemm_rs.kernels"}
-PLACES = {"ag_gemm": gather.Portable, "gemm_rs": rs_op._Portable}
+PLACES = {"ag_gemm": gather.Portable, "gemm_rs": fused.Portable}
 
 
 def overtaken(op):

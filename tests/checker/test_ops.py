@@ -11,7 +11,7 @@ from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.checker import check_kernel
 from triton_dist.checker.chiplets import ChipletDetector
 from triton_dist.checker.schedules import schedules
-from triton_dist.ops.traffic import sent
+from triton_dist.ops.op import sent
 
 
 class CoreAG(AG):
@@ -158,5 +158,5 @@ def test_twenty_schedules_take_less_than_half_a_minute():
 
 def test_an_op_without_a_formula_counts_nothing():
     group = SimpleNamespace(size=2, rank=0, world_ranks=(0, 1))
-    assert sent({"op": "somebody's own", "m": 4}, group) == {}
-    assert sent({}, group) == {}
+    assert sent(SimpleNamespace(op="somebody's own", m=4), group) == {}
+    assert sent("no call of an op", group) == {}

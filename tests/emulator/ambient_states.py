@@ -93,7 +93,7 @@ CASES: dict[str, Callable] = {
     "all_reduce": _collective(ops.all_reduce, lambda every, rank, world: every.sum(0)),
     "all_reduce two_shot": _collective(ops.all_reduce, lambda every, rank, world: every.sum(0), method="two_shot"),
     "all_reduce push": _collective(ops.all_reduce, lambda every, rank, world: every.sum(0), method="push"),
-    "all_reduce nccl": _collective(ops.all_reduce, lambda every, rank, world: every.sum(0), method="nccl"),
+    "all_reduce nccl": _collective(ops.all_reduce, lambda every, rank, world: every.sum(0), method="unfused"),
     "all_gather": _collective(ops.all_gather, lambda every, rank, world: every.flatten(0, 1)),
     "reduce_scatter": _collective(ops.reduce_scatter, lambda every, rank, world: every.sum(0).chunk(world)[rank]),
     "all_to_all_single": _collective(ops.all_to_all_single, lambda every, rank, world: torch.cat(

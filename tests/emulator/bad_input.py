@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: MIT
 """The harness of the bad-input tables: every rank gets the error at once, the message helps, and the world goes on.
 
+Where ranks differ, it does not: then every later call says so, with the first cause.
+
 A row is (id, call, what the message names, what it says was found, what it says to do), and the type of the error and the
 world size where they are not the usual ones. `call` runs on every rank of a virtual world.
 """
@@ -15,8 +17,8 @@ import triton.language as tl
 import triton_dist
 import triton_dist.language as dl
 from triton_dist.backends.emulator import run_ranks
-from triton_dist.ops import ag_gemm, gemm_rs
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.ops import ag_gemm, all_reduce, gemm_rs
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import resolve
 
 SECONDS = 10
@@ -70,6 +72,31 @@ def refused(row: Row, **options) -> int:
         assert time.monotonic() - begin < SECONDS
         return 1
     return sum(run_ranks(script, row.world, **options))
+
+
+def differs(row: Row, **options) -> int:
+    """Every rank of a virtual world raises the row's error, and in each later call one with its cause. The number of ranks."""
+    def script():
+        with pytest.raises(row.error) as caught:
+            row.call()
+            triton_dist.synchronize()
+            resolve().barrier()
+        check_message(row, words(caught.value))
+        over(row.names, row.found, row.todo)
+        return 1
+    return sum(run_ranks(script, row.world, **options))
+
+
+def over(*cause: str) -> None:
+    """No op can be called any more, and each call says why."""
+    begin, x = time.monotonic(), torch.ones(2 * resolve().size, 16)
+    for call in (lambda: ag_gemm(x, torch.eye(16)), lambda: all_reduce(x), lambda: gemm_rs(x, torch.eye(16), method="unfused")):
+        with pytest.raises(CollectiveMismatch, match="ranks have differed before|ranks disagree") as caught:
+            call()
+            triton_dist.synchronize()
+            resolve().barrier()
+        assert all(part in str(caught.value) for part in cause), caught.value
+    assert "ranks have differed before" in str(caught.value) and time.monotonic() - begin < SECONDS
 
 
 @triton_dist.jit

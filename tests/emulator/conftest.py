@@ -4,18 +4,18 @@
 import pytest
 
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.ops import _plan
+from triton_dist.ops.calls.pipeline import Calls
 
 
 @pytest.fixture
 def long_ways(monkeypatch):
     """Counts the calls, of all ranks, that were looked at in full."""
-    taken, real = [], _plan.planned
+    taken, real = [], Calls._planned
 
-    def planned(*args):
-        taken.append(args[0])
-        return real(*args)
-    monkeypatch.setattr(_plan, "planned", planned)
+    def planned(op, *args):
+        taken.append(op.name)
+        return real(op, *args)
+    monkeypatch.setattr(Calls, "_planned", planned)
     return taken
 
 
@@ -23,5 +23,4 @@ def long_ways(monkeypatch):
 def compares_nothing(monkeypatch):
     """As on a GPU: the device does not compare the calls of ranks by itself, so that known ones are not asked about."""
     monkeypatch.setattr(EmulatorBackend, "compares_calls", False)
-    monkeypatch.setattr(EmulatorBackend, "note_call", lambda self, group, number, what, refused: None)
-    monkeypatch.setattr(EmulatorBackend, "all_refused", lambda self, group, number: None)
+    monkeypatch.setattr(EmulatorBackend, "note_call", lambda self, group, number, what, refused: False)

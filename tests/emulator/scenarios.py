@@ -88,7 +88,7 @@ class AR:
 
         def verify():
             expected = sum((of(index).double() for index in range(group.size)), torch.zeros(self.n, dtype=torch.float64))
-            assert_matches(out, expected, k=group.size, roundings=group.size if self.method == "nccl" else 1)
+            assert_matches(out, expected, k=group.size, roundings=group.size if self.method == "unfused" else 1)
             return out
         return verify
 
@@ -121,7 +121,7 @@ class Moves:
         def verify():
             if self.op == "reduce_scatter":
                 expected = sum(part[group.rank].double() for part in every)
-                assert_matches(out, expected, k=group.size, roundings=group.size if self.method == "nccl" else 1)
+                assert_matches(out, expected, k=group.size, roundings=group.size if self.method == "unfused" else 1)
             else:
                 assert torch.equal(out, torch.cat([part[-1 if self.op == "all_gather" else group.rank] for part in every]))
             return out

@@ -13,6 +13,7 @@ from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.layers import AllReduceRMSNorm
 from triton_dist.ops import all_reduce_rmsnorm
+from triton_dist.ops import OPS
 from triton_dist.ops.exchange.sizes import by_size
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -199,7 +200,7 @@ def test_capture_of_what_has_not_run_is_unfused_or_an_error():
 # -- choice ------------------------------------------------------------------------------------------------------------
 def test_auto_takes_one_hop_then_two_then_the_parts():
     def taken(world, *sizes):
-        return [by_size("all_reduce_rmsnorm", world, nbytes, "unfused") for nbytes in sizes]
+        return [by_size(OPS["all_reduce_rmsnorm"].steps, world, nbytes)[0] for nbytes in sizes]
     assert taken(2, 1, 16 << 20, (16 << 20) + 1) == ["one_shot", "one_shot", "unfused"]
     assert taken(4, 1, 64 << 10, 1 << 20, 9 << 20) == ["one_shot", "one_shot", "two_shot", "unfused"]
 

@@ -20,7 +20,7 @@ from triton_dist.runtime.workspace import CountedWorkspace, workspace
 from triton_dist.testing import random_tensor
 
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
-METHODS = ["push", "nccl", "auto"]
+METHODS = ["push", "unfused", "auto"]
 SHAPES = [(1, 64), (9, 41), (30, 16), (5, 700)]
 
 
@@ -48,7 +48,7 @@ def test_ragged_shapes_back_to_back(world, method):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("method", ["push", "nccl"])
+@pytest.mark.parametrize("method", ["push", "unfused"])
 @pytest.mark.parametrize("splits", [all_to_one, none_at_all, one_sender, wrong])
 def test_uneven_splits(splits, method, world):
     calls = [V(16, 33, method, splits=splits), V(16, 33, method), V(16, 33, method, splits=splits)]
@@ -56,7 +56,7 @@ def test_uneven_splits(splits, method, world):
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 13, 40])
-@pytest.mark.parametrize("method", ["push", "nccl"])
+@pytest.mark.parametrize("method", ["push", "unfused"])
 def test_what_does_not_fit_is_cut_off_and_told(method, capacity):
     calls = [V(16, 33, method, capacity=capacity, splits=splits) for splits in (None, all_to_one, one_sender)]
     run_ranks(lambda: back_to_back(calls, repeat=2), 3)
@@ -171,7 +171,7 @@ def test_debug_mode_tells_of_what_was_cut_off(splits, capacity, says, monkeypatc
 def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():
     def script():
         back_to_back([V(9, 40, "auto")])
-        with pytest.raises(InvalidArgument, match="can load and store each other's memory; use 'auto' or 'nccl'"):
+        with pytest.raises(InvalidArgument, match="can load and store each other's memory; use 'auto' or 'unfused'"):
             all_to_all_vdev(torch.ones(4, 8), torch.tensor([2, 2]), method="push")
         assert not any(isinstance(space, CountedWorkspace) for space in state().workspaces.values())
     with mock.patch.object(SymmetricHeap, "reachable", lambda self, group: False):

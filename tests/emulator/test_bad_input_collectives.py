@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from bad_input import Row, refused, small_heap, table  # noqa: F401
+from bad_input import Row, differs, refused, small_heap, table  # noqa: F401
 from torch import nn
 
 from triton_dist.layers import AllReduceRMSNorm
@@ -49,7 +49,7 @@ def over_parts(**given):
 ROWS = [
     ("all_reduce x: a list", lambda: all_reduce([1.0]), "x:", "found list", "torch.Tensor"),
     ("all_reduce x: int16 by a kernel", lambda: all_reduce(X(dtype=torch.int16), method="push"), "method:",
-     "kernels reduce no torch.int16", "use 'auto' or 'nccl'"),
+     "kernels reduce no torch.int16", "use 'auto' or 'unfused'"),
     ("all_reduce x: quantized", lambda: all_reduce(torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)), "x:",
      "found torch.qint8", "int_repr()"),
     ("all_reduce op: of another library", lambda: all_reduce(X(), op="product"), "op:", "found 'product'",
@@ -70,7 +70,7 @@ ROWS = [
     ("all_reduce out: over a part of x", lambda: (lambda t: all_reduce(t[:M], out=t[1:]))(X(M + 1, K)), "out:", "overlap x",
      "a tensor of its own"),
     ("all_reduce method: unknown", lambda: all_reduce(X(), method="ring"), "method:", "found 'ring'",
-     "expected one of auto, one_shot, two_shot, push, nccl"),
+     "expected one of auto, one_shot, two_shot, push, unfused"),
     ("all_reduce method: None", lambda: all_reduce(X(), method=None), "method:", "found None", "leave it out"),
     ("all_gather x: a scalar", lambda: all_gather(torch.tensor(1.0)), "x:", "found a scalar", "pass x.view(1)"),
     ("all_gather x: 2^31 elements of all", lambda: all_gather(X(1, 1).expand(2**15, 2**15), method="push"), "method:",
@@ -79,7 +79,7 @@ ROWS = [
     ("all_gather out: other rows of it", lambda: (lambda t: all_gather(t[1:M + 1], out=t))(X(2 * M, K)), "out:", "overlap x",
      "a tensor of its own"),
     ("all_gather method: two_shot", lambda: all_gather(X(), method="two_shot"), "method:", "found 'two_shot'",
-     "expected one of auto, one_shot, push, nccl"),
+     "expected one of auto, one_shot, push, unfused"),
     ("reduce_scatter x: odd rows", lambda: reduce_scatter(X(M + 1, K)), "x:", f"found {M + 1}", "pad the rows"),
     ("reduce_scatter out: rows of all", lambda: reduce_scatter(X(), out=X()), "out:", f"expected shape [{M // 2}, {K}]",
      "pass None"),
@@ -159,7 +159,7 @@ ROWS = [
     ("vdev out_splits_offsets: over in_splits", lambda: (lambda t: all_to_all_vdev(X(), t[0], out_splits_offsets=t))(
         torch.ones(2, 2, dtype=I32)), "out_splits_offsets:", "overlap in_splits", "a tensor of its own"),
     ("vdev method: of another op", vdev(method=lambda: "one_shot"), "method:", "found 'one_shot'",
-     "expected one of auto, push, nccl"),
+     "expected one of auto, push, unfused"),
     ("vdev: out of heap", vdev(x=lambda: X(1 << 12, 1 << 10), capacity=lambda: 1 << 13, method=lambda: "push"),
      "rows by splits halves", "bytes needed", "raise TRITON_DIST_HEAP_SIZE", OutOfHeap),
     ("AllReduceRMSNorm.from_norm: a layer norm", lambda: AllReduceRMSNorm.from_norm(nn.LayerNorm(K)), "norm:", "found LayerNorm",
@@ -186,7 +186,7 @@ def test_ranks_that_differ_in_a_norm_are_named(what):
         all_reduce_rmsnorm(**{"x": X(), "weight": X(K), **changes[what]})
     names = {"rows": (f"m={M}", f"m={M + 1}"), "columns": (f"n={K}", f"n={K + 1}"), "eps": ("eps=1e-06", "eps=1e-05"),
              "method": ("method=one_shot", "method=two_shot")}[what]
-    assert refused(Row(what, call, "call", *names)) == 2
+    assert differs(Row(what, call, "call", *names)) == 2
 
 
 @pytest.mark.parametrize("what", ["m", "row", "capacity"])
@@ -195,4 +195,4 @@ def test_ranks_that_differ_in_rows_by_splits_are_named(what):
         more = {name: min(resolve().rank, 1) * (name == what) for name in ("m", "row", "capacity")}
         all_to_all_vdev(X(M + more["m"], K + more["row"]), torch.tensor([1, 2]), capacity=M + more["capacity"])
     first = K if what == "row" else M
-    assert refused(Row(what, call, "call", f"{what}={first}", f"{what}={first + 1}")) == 2
+    assert differs(Row(what, call, "call", f"{what}={first}", f"{what}={first + 1}")) == 2

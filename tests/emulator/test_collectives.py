@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """all_gather, reduce_scatter and all_to_all_single on virtual worlds. What all collectives share is in test_all_reduce.py."""
 import pytest
+import remembered
 import torch
 from scenarios import AR, BF16, F16, F32, Moves, back_to_back, near_the_wrap, overtaking, side_stream, two_groups
 
@@ -21,14 +22,14 @@ KINDS = {"one_shot": "packets", "push": "pushes in one hop"}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("method", [*OURS, "nccl", "auto"])
+@pytest.mark.parametrize("method", [*OURS, "unfused", "auto"])
 @pytest.mark.parametrize("op", OPS)
 def test_sizes_back_to_back(op, world, method):
     run_ranks(lambda: back_to_back([Moves(op, n, method) for n in (1, 7, 64, 515)]), world, seed=world)
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
-@pytest.mark.parametrize("method", [*OURS, "nccl"])
+@pytest.mark.parametrize("method", [*OURS, "unfused"])
 @pytest.mark.parametrize("op", OPS)
 def test_dtypes_places_and_alignment(op, method, dtype):
     calls = [Moves(op, n, method, dtype, in_place, skip) for n in (48, 101) for in_place in (False, True) for skip in (0, 1)]
@@ -65,7 +66,7 @@ def test_rows_of_any_shape_and_a_new_output():
     def script():
         world = resolve().size
         x = torch.arange(world * 2.0 * 3 * 5).view(world * 2, 3, 5)
-        for method in (*OURS, "nccl"):
+        for method in (*OURS, "unfused"):
             gathered = ops.all_gather(x, method=method)
             kept = ops.reduce_scatter(x.transpose(1, 2), method=method)
             swapped = ops.all_to_all_single(x, method=method)
@@ -111,11 +112,11 @@ def test_parts_that_differ_from_call_to_call_push_no_plan_out():
     def script():
         x = torch.ones(8, 4, dtype=BF16)
         ops.all_reduce(x)
-        kept = dict(state().plans)
+        kept = remembered.plans()
         for rows in range(5):
             parts = [8 - rows, rows][::-1 if resolve().rank else 1]         # the own part stays, the other one is exchanged
             ops.all_to_all_single(x, output_split_sizes=parts, input_split_sizes=parts)
-        assert state().plans == kept
+        assert remembered.plans() == kept
     run_ranks(script, 2)
 
 

@@ -33,7 +33,7 @@ def test_moves_keep_every_bit(dtype):
     """Odd and even sizes, tensors with gaps, in place, and each method."""
     def script():
         group = resolve()
-        for n, method in ((5, "one_shot"), (5, "push"), (24, "one_shot"), (24, "push"), (3, "nccl"), (3, "auto")):
+        for n, method in ((5, "one_shot"), (5, "push"), (24, "one_shot"), (24, "push"), (3, "unfused"), (3, "auto")):
             every = [random_bytes(group.size * 2, n, dtype=dtype, seed=n + rank) for rank in range(group.size)]
             x = every[group.rank]
             assert same_bits(ops.all_gather(x, method=method), torch.cat(every))
@@ -48,7 +48,7 @@ def test_moves_keep_every_bit(dtype):
         expected = torch.cat([other.split(splits)[group.rank] for other in every])
         listed = ops.all_to_all_single(every[group.rank], output_split_sizes=[splits[group.rank]] * 3, input_split_sizes=splits)
         assert same_bits(listed, expected)
-        for method in ("push", "nccl"):
+        for method in ("push", "unfused"):
             out, told = ops.all_to_all_vdev(every[group.rank], torch.tensor(splits), method=method)
             assert same_bits(out[:len(expected)], expected) and told[0].tolist() == [splits[group.rank]] * 3
     run_ranks(script, 3)
@@ -85,12 +85,12 @@ def test_reductions(dtype, op, world):
             every = [torch.randn(world, n, generator=seed) - 3 for seed in seeds]
             every = [(x * 2**20).to(dtype) if not dtype.is_floating_point else x.to(dtype) for x in every]
             x, expected = every[group.rank], expected_of(every, op)
-            for method in ("one_shot", "two_shot", "push", "nccl", "auto"):
+            for method in ("one_shot", "two_shot", "push", "unfused", "auto"):
                 whole = ops.all_reduce(x, op=op, method=method)
                 assert whole.dtype == dtype and close(whole, expected, op), (method, n)
                 for other in group.all_gather_object(whole):
                     assert same_bits(whole, other)
-            for method in ("one_shot", "push", "nccl", "auto"):
+            for method in ("one_shot", "push", "unfused", "auto"):
                 rows = ops.reduce_scatter(x, op=reduce_op, method=method)
                 assert close(rows, expected[group.rank:group.rank + 1], op), (method, n)
     run_ranks(script, world)
@@ -102,7 +102,7 @@ def test_integers_wrap_and_the_least_of_them_counts():
         for dtype in (torch.int32, torch.int64):
             least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
             x = torch.tensor([most, least, -7, 2 * rank - 3], dtype=dtype)
-            for method in ("one_shot", "two_shot", "push", "nccl"):
+            for method in ("one_shot", "two_shot", "push", "unfused"):
                 assert ops.all_reduce(x, method=method).tolist() == [most - 2, least, -21, -3]
                 assert ops.all_reduce(x, op="max", method=method).tolist() == [most, least, -7, 1]
                 assert ops.all_reduce(x, op="min", method=method).tolist() == [most, least, -7, -3]
@@ -119,7 +119,7 @@ def test_a_nan_stays_and_an_average_does_not_overflow():
                 found = ops.all_reduce(nan, op=op, method=method).tolist()
                 assert found[0] != found[0] and found[1:] == [float("-inf"), last]
         large = torch.full((9,), 60000.0, dtype=torch.float16)
-        for method in ("one_shot", "two_shot", "push", "nccl"):
+        for method in ("one_shot", "two_shot", "push", "unfused"):
             assert bool(((ops.all_reduce(large, op="avg", method=method) - 60000).abs() <= 32).all())
         assert bool(torch.isinf(ops.all_reduce(large)).all())
     run_ranks(script, 3)
@@ -130,6 +130,6 @@ def test_what_kernels_do_not_reduce_goes_to_the_library():
         for dtype in (torch.int8, torch.uint8, torch.int16, torch.complex64):
             x = torch.tensor([1, 2, 3], dtype=dtype)
             assert torch.equal(ops.all_reduce(x), 2 * x)
-            with pytest.raises(InvalidArgument, match=f"kernels reduce no {dtype}; use 'auto' or 'nccl'"):
+            with pytest.raises(InvalidArgument, match=f"kernels reduce no {dtype}; use 'auto' or 'unfused'"):
                 ops.all_reduce(x, method="push")
     run_ranks(script, 2)

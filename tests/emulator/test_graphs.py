@@ -17,8 +17,10 @@ from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.backends.nvidia.backend import H100
 from triton_dist.layers import AGGemm
-from triton_dist.ops import _plan, ag_gemm, gemm_rs
+from triton_dist import prepare_graphs
+from triton_dist.ops import ag_gemm, gemm_rs
 from triton_dist.ops.ag_gemm import by_sms
+from triton_dist.ops.calls import possible
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import heap
@@ -66,6 +68,13 @@ def captured(calls):
     return made
 
 
+def warm_up(calls):
+    """Runs each call once, and makes it ready for graphs."""
+    with prepare_graphs():
+        for call in calls:
+            call()
+
+
 def finish(calls):
     triton_dist.synchronize()
     for call in calls:
@@ -76,8 +85,7 @@ def replayed(name, comm_sms, method, slow=None):
     """Replays of graphs of three calls and of one, eager calls between, nothing else between; twice with other content."""
     group = resolve()
     a, b, c, d = calls = statics(name, comm_sms, method, group)
-    for call in calls:
-        call()
+    warm_up(calls)
     finish(calls)
     odd, single = captured([a, b, c]), captured([c])
     for content in range(2):
@@ -110,8 +118,7 @@ def test_replays_pass_the_wrap_and_zero(name, start):
     def script():
         group = resolve()
         calls = statics(name, None, "portable", group)
-        for call in calls:
-            call()
+        warm_up(calls)
         made = captured(calls[:3])
         workspace(group, KINDS[name]).set_epoch(start)
         for call in calls:
@@ -133,8 +140,7 @@ def test_ranks_without_tiles_or_terms(name):
         group, some = resolve(), lambda rank: 24 * (rank == 1)
         shape = (20, some, 40) if name == "ag_gemm" else (20, 24, some)
         calls = [Static(name, *shape, 1, group), Static(name, 20, 24, 40, 2, group)]
-        for call in calls:
-            call()
+        warm_up(calls)
         made = captured([*calls, calls[0]])
         for _ in range(3):
             if group.rank == 1:
@@ -151,8 +157,7 @@ def test_two_groups_and_a_replay_on_another_stream():
         halves = [world.new_group([0, 1]), world.new_group([2, 3])]
         calls = [Static(name, 20, 24, 64, seed, group, comm_sms=sms) for seed, (name, sms) in enumerate(WAYS)
                  for group in (world, halves[world.rank // 2])]
-        for call in calls:
-            call()
+        warm_up(calls)
         made, stream = captured(calls), triton_dist.new_stream()
         stream.wait_stream(triton_dist.current_stream())
         with triton_dist.use_stream(stream):
@@ -180,7 +185,8 @@ def test_what_has_not_run_is_captured_unfused_or_refused(call):
             with pytest.raises(InvalidArgument, match="'portable' is not possible here: it has not run with these arguments"):
                 call(9, 40, 64)(0, resolve())
         assert not any((resolve().key, kind) in state().workspaces for kind in kinds)
-        back_to_back([Auto(9, 40, 64)])
+        with prepare_graphs():
+            back_to_back([Auto(9, 40, 64)])
         with capturing():
             back_to_back([Auto(9, 40, 64)] * 2)
         return [workspace(resolve(), kind).calls_begun() for kind in kinds]
@@ -195,7 +201,7 @@ def test_a_call_like_it_that_has_run_is_enough(name):
         one, other = (Static(name, 16, 64, 64, seed, group, "auto") for seed in range(2))
         with capturing(), pytest.warns(RuntimeWarning, match="runs unfused"):
             one()
-        other()
+        warm_up([other])
         finish([one, other])
         before = workspace(group, KINDS[name]).calls_begun()
         with capturing():
@@ -209,11 +215,13 @@ def test_a_larger_call_between_does_not_keep_one_from_being_captured(call):
     """Buffers have moved; what a graph uses is never freed."""
     def script():
         small, large = call(9, 40, 64), call(200, 300, 600)
-        back_to_back([small])
+        with prepare_graphs():
+            back_to_back([small])
         with capturing():
             back_to_back([small])
         before = workspace(resolve(), KINDS[call.kind]).data
-        back_to_back([large])
+        with prepare_graphs():
+            back_to_back([large])
         assert workspace(resolve(), KINDS[call.kind]).data is not before and before.tdist_allocation.live
         live = set(heap()._live)
         with capturing():
@@ -227,7 +235,8 @@ def test_large_gathers_are_captured_with_comm_sms_only(monkeypatch):
 
     def script():
         call, by_three = AG(2048, 8, 256), AG(2048, 8, 256, comm_sms=3)
-        back_to_back([call])
+        with prepare_graphs():
+            back_to_back([call])
         assert (resolve().key, "ag_gemm by SMs") not in state().workspaces
         back_to_back([by_three])
         with capturing():
@@ -245,7 +254,8 @@ def test_where_the_heap_has_no_room_for_captures_calls_still_run(monkeypatch):
     monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "4M")
 
     def script():
-        back_to_back([AG(128, 8, 1024, dtype=F32)], repeat=2)
+        with prepare_graphs():
+            back_to_back([AG(128, 8, 1024, dtype=F32)], repeat=2)
         with capturing(), pytest.raises(InvalidArgument, match="'portable' is not possible here"):
             AG(128, 8, 1024, dtype=F32)(0, resolve())
     run_ranks(script, 2)
@@ -257,7 +267,7 @@ def test_over_nodes_nothing_is_captured():
             for call in (AG(9, 40, 64), RS(9, 40, 64)):
                 with pytest.raises(InvalidArgument, match="not possible here: it cannot be captured over nodes"):
                     call(0, resolve())
-    with mock.patch.object(_plan, "across_nodes", lambda group: True):
+    with mock.patch.object(possible, "across_nodes", lambda group: True):
         run_ranks(script, 2)
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """ag_gemm and gemm_rs on virtual worlds: shapes, dtypes, options, groups and streams."""
 import pytest
+import remembered
 import torch
 from scenarios import AG, BF16, F16, F32, RS, back_to_back, side_stream, two_groups
 
@@ -98,7 +99,7 @@ def test_the_tf32_switch_is_read_at_every_call():
         with mock.patch.object(EmulatorBackend, "allow_tf32", lambda self: True):
             back_to_back([RS(8, 8, 16, dtype=F32)])
         back_to_back([RS(8, 8, 16, dtype=F32)])
-        return sorted(plan.call.options["PRECISION"] for plan in state().plans.values())
+        return sorted(plan.call.options["PRECISION"] for plan in remembered.plans())
     assert run_ranks(script, 1) == [["ieee", "tf32"]]
 
 

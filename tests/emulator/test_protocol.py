@@ -4,6 +4,7 @@
 from unittest import mock
 
 import pytest
+import remembered
 from scenarios import AG, F32, RS, back_to_back, near_the_wrap, overtaking
 
 from triton_dist.backends.emulator.engine.order import MODES
@@ -102,7 +103,7 @@ def test_a_call_that_fails_after_it_began_poisons_the_workspace():
     def script():
         from triton_dist.runtime.errors import WorkspacePoisoned
         back_to_back([RS(4, 4, 8)])
-        plan = next(known.plan for key, known in state().recent.items() if key[0] == "gemm_rs")
+        plan = remembered.known("gemm_rs")[0].plan
 
         def broken(*_):
             raise ValueError("no such launch")

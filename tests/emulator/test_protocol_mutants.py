@@ -10,17 +10,17 @@ from scenarios import AG, RS, back_to_back, near_the_wrap, overtaking
 
 from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
-from triton_dist.ops.ag_gemm import gather
+from triton_dist.ops.ag_gemm import fused as ag_fused, gather
+from triton_dist.ops.gemm_rs import fused as rs_fused
 from triton_dist.runtime.errors import HangError
 from triton_dist.runtime.workspace import Workspace
 
-ag_op = import_module("triton_dist.ops.ag_gemm.op")        # triton_dist.ops.ag_gemm is the function
-rs_op = import_module("triton_dist.ops.gemm_rs.op")
+ag_user = import_module("triton_dist.ops.ag_gemm.op")      # triton_dist.ops.ag_gemm is the function
 AG_KERNEL, RS_KERNEL = "triton_dist.ops.ag_gemm.kernels", "triton_dist.ops.gemm_rs.kernels"
 EMULATOR = "triton_dist.backends.emulator.backend"
 AG_PLACE = gather.Portable, "kernel", lambda m: m.ag_gemm_kernel
-RS_PLACE = rs_op._Portable, "kernel", lambda m: m.gemm_rs_kernel
-AG_OP, WORKSPACE = "triton_dist.ops.ag_gemm.op", "triton_dist.runtime.workspace"
+RS_PLACE = rs_fused.Portable, "kernel", lambda m: m.gemm_rs_kernel
+AG_OP, WORKSPACE = "triton_dist.ops.ag_gemm.fused", "triton_dist.runtime.workspace"
 
 
 def shapes(op):
@@ -70,7 +70,7 @@ MUTANTS = {
         "            stream.write_value32(flag, value)\n            stream.copy(to, base + offset, nbytes, keep=source)",
         (EmulatorBackend, "push", lambda m: m.EmulatorBackend.push), overtaken(AG)),
     "ag_gemm pushes before the stream's earlier work is done (15)": (
-        AG_OP, "side.wait_stream(current)", "pass", (ag_op._Fused, "run", lambda m: m._Fused.run), None),
+        AG_OP, "side.wait_stream(current)", "pass", (ag_fused.Fused, "run", lambda m: m.Fused.run), None),
     "gemm_rs does not wait (1)": (
         RS_KERNEL, 'dl.wait(flags + 2 * ((step - 1) * tiles + tile), 1, "sys", "acquire", epoch)', "0",
         RS_PLACE, overtaken(RS)),
@@ -107,7 +107,7 @@ MUTANTS = {
     "the workspace places halves by the shape (10)": (
         AG_OP, "half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]",
         "half for half in space.data.view(x.dtype)[:2 * group.size * self.pitch * self.k].chunk(2)]",
-        (ag_op, "_Fused", lambda m: m._Fused), shapes(AG)),
+        (ag_user, "Fused", lambda m: m.Fused), shapes(AG)),
     "the workspace leaves new flags at zero (8)": (
         WORKSPACE, "self.flags.fill_(epoch)", "pass", (Workspace, "_restart_at", lambda m: m.Workspace._restart_at),
         lambda: near_the_wrap([AG(20, 24, 40)], ["ag_gemm"], start=-2**31 + 5)),

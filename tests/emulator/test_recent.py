@@ -6,12 +6,14 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
+import remembered
 import torch
 
 import triton_dist
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.ops import _recent, ag_gemm, gemm_rs
+from triton_dist.ops import ag_gemm, gemm_rs
+from triton_dist.ops.calls import record
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -110,7 +112,7 @@ def test_hop_dtype_and_tf32_are_part_of_a_call(long_ways, compares_nothing, monk
         for allowed in (False, False, True):
             monkeypatch.setattr(EmulatorBackend, "allow_tf32", lambda self, allowed=allowed: allowed)
             ag_gemm(x, w, method="portable")
-        return sorted({form.call.options["PRECISION"] for plan in state().plans.values() for form in plan.plans})
+        return sorted({plan.call.options["PRECISION"] for plan in remembered.plans()})
     assert run_ranks(other, 1) == [["ieee", "tf32"]] and len(long_ways) == 2
 
 
@@ -176,13 +178,13 @@ def test_weights_of_one_shape_are_one_call_and_of_two_shapes_two(long_ways):
 
 
 def test_addresses_without_end_are_forgotten_in_time(long_ways, monkeypatch):
-    monkeypatch.setattr(_recent, "_MOST", 4)
+    monkeypatch.setattr(record, "MOST", 4)
 
     def script():
         kept, w = [tensor(M, K, seed=seed) for seed in range(9)], tensor(N, K)
         for x in (*kept, *kept):
             assert_matches(ag_gemm(x, w, method="portable"), ag_gemm_float64(x, w, resolve()), k=K)
-            assert len(state().recent) <= 4
+            assert all(len(found.known) <= 4 for found in remembered.records())
     run_ranks(script, 1)
     assert 1 < len(long_ways) < 18
 
@@ -211,13 +213,13 @@ def test_tensors_are_not_kept_alive():
 
 def test_without_torchs_guards_every_call_takes_the_long_way(long_ways, monkeypatch):
     """And so where they have become something else."""
-    assert _recent._trusted()
-    monkeypatch.setattr(_recent, "TensorGuards", None)
-    assert not _recent._trusted()
+    assert record._trusted()
+    monkeypatch.setattr(record, "TensorGuards", None)
+    assert not record._trusted()
     for wrong in (lambda *tensors, **sizes: None, lambda *tensors, **sizes: SimpleNamespace(check=lambda t: True)):
-        monkeypatch.setattr(_recent, "TensorGuards", wrong)
-        assert not _recent._trusted()
-    monkeypatch.setattr(_recent, "_TRUSTED", False)
+        monkeypatch.setattr(record, "TensorGuards", wrong)
+        assert not record._trusted()
+    monkeypatch.setattr(record, "_TRUSTED", False)
 
     def script():
         x, w = tensor(M, K), tensor(N, K)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import remembered
 import torch
 import torch.distributed as dist
 
@@ -186,21 +187,21 @@ assert all_reduce(torch.ones(1)).item() == 1
 def test_a_failure_before_a_call_begins_is_no_end_of_the_world(monkeypatch):
     """A rank has no memory for its output, or for a copy: both ranks fail alike, and the next calls are right."""
     from triton_dist.backends.emulator.worlds.virtual import run_ranks
-    from triton_dist.ops import _plan, _recent
+    from triton_dist.ops.calls import plans, record
 
     def script():
         x = torch.arange(8.0).view(2, 4)
         gap = torch.arange(16.0).view(4, 4)[::2]
         want = [all_reduce(x), all_reduce(gap)]
         state().world.barrier()
-        for target, name in ((_recent.Known, "new_out"), (_plan.OnWorkspace, "args")):
+        for target, name in ((record.Known, "new_out"), (plans.OnWorkspace, "args")):
             with monkeypatch.context() as patch:
                 def fail(*_):
                     raise torch.OutOfMemoryError("no memory")
                 if name == "new_out":
-                    patch.setattr(_recent.Known, "_new_out", property(lambda self: fail))
+                    patch.setattr(record.Known, "_new_out", property(lambda self: fail))
                 else:
-                    for cls in {type(known.plan) for known in state().recent.values()}:
+                    for cls in {type(known.plan) for known in remembered.known()}:
                         patch.setattr(cls, "args", fail)
                 with pytest.raises(torch.OutOfMemoryError):
                     all_reduce(x)

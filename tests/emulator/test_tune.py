@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import remembered
 import torch
 from scenarios import AG, F16, RS, back_to_back
 
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.ops import _tune, explain
-from triton_dist.ops.tuning import measure, table
+from triton_dist.ops import explain
+from triton_dist.ops.tuning import measure, table, tables
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -51,7 +52,7 @@ class Clock:
 
 def decisions():
     """All that this rank has decided, each once."""
-    return list({id(found): found for known in state().decisions.values() for found in known.values()}.values())
+    return remembered.decisions()
 
 
 def auto(op, *shape, repeat=2, **options):
@@ -155,8 +156,12 @@ def test_what_is_tried_of_a_shard_is_pieces_inside_a_node_and_programs_over_node
 
 
 def _ways(m=20, world=1, nodes=1):
-    from triton_dist.ops.ag_gemm.op import candidates
-    return run_ranks(lambda: candidates(m, 48, F16, resolve()), world, nodes=nodes)[0]
+    from triton_dist.ops import OPS
+
+    def script():
+        op, group = OPS["ag_gemm"], resolve()
+        return op.candidates(op.at(m * world, 1, 48, F16, group), group)
+    return run_ranks(script, world, nodes=nodes)[0]
 
 
 def test_0_does_not_read_the_cache(own_cache, monkeypatch):
@@ -327,4 +332,4 @@ def test_the_command_writes_a_table(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert {entry.shape.op for entry in table.read(out)} == {"ag_gemm", "gemm_rs"}
     assert f"written: 2 shapes to {out}" in done.stdout and done.stdout.count("triton_dist tuned") == 2
-    assert table.read(out) == table.read(_tune.cache_file())
+    assert table.read(out) == table.read(tables.cache_file())

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triton_dist.ops import _tune
+from triton_dist.ops import OPS
+from triton_dist.ops.calls import decide
 from triton_dist.ops.tuning import sources, table
 from triton_dist.ops.tuning.table import Choice, Entry, Place, Shape
 from triton_dist.runtime.backend import BACKENDS, backend
@@ -119,7 +120,7 @@ def test_the_fastest_is_taken_and_of_equals_the_first():
 
     def taken(ms, failed=()):
         entries = {SHAPE: Entry(PLACE, SHAPE, "2026-01-31", ms, dict.fromkeys(failed, "why"))}
-        return _tune.from_table(ways, rule, SHAPE, entries).choice
+        return decide.from_table(ways, rule, SHAPE, entries).choice
     assert taken({WS: 2.0, WIDE: 1.0, UNFUSED: 1.5}) == WIDE
     assert taken({WS: 1.005, WIDE: 1.0, UNFUSED: 1.5}) == WS
     assert taken({WS: 2.0, WIDE: 2.0, UNFUSED: 1.0}) == UNFUSED
@@ -145,13 +146,14 @@ def test_shipped_tables_can_be_read():
     assert backend().tables() == ()                     # times of an emulator are nobody's
 
 
-@pytest.mark.parametrize("op", _tune.TUNED)
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.timed])
 def test_figures_hold_for_the_files_that_an_ops_kernels_import(op, monkeypatch):
     """For each of them, and for no other op's: a change of all_to_all_vdev leaves figures of GEMMs as they are."""
     version = sources.kernels_version.__wrapped__
+    op, name_of_op = OPS[op], op
     first, read = version(op), Path.read_bytes
     assert first == version(op) and len(first) == 12
-    for name in (f"ops/{op}/op.py", f"ops/{op}/kernels.py", "ops/device/gemm.py", "ops/device/packets.py",
+    for name in (f"ops/{name_of_op}/op.py", f"ops/{name_of_op}/kernels.py", "ops/device/gemm.py", "ops/device/packets.py",
                  "ops/exchange/kernels.py", "language/memory.py", "language/sync.py", "language/abi.py",
                  "cores/hopper/hopper_prims.py"):
         monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * str(path).endswith(name))
@@ -165,7 +167,7 @@ def test_figures_of_a_gpu_hold_for_its_device_functions():
     from triton_dist.backends.nvidia.backend import NvidiaBackend
     with mock.patch.object(sources, "backend", lambda: NvidiaBackend.__new__(NvidiaBackend)), \
             mock.patch.object(NvidiaBackend, "core", lambda self, op: None):
-        names = {str(path.relative_to(sources.ROOT)) for path in sources.sources("gemm_rs")}
+        names = {str(path.relative_to(sources.ROOT)) for path in sources.sources(OPS["gemm_rs"])}
     assert {"backends/gpu/common.ll", "backends/nvidia/device.ll", "backends/gpu/device_runtime.py"} <= names
 
 

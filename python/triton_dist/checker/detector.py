@@ -21,7 +21,7 @@ from triton_dist.checker.hangs import Inquest, Over
 from triton_dist.checker.schedules import EXHAUSTIVE
 from triton_dist.checker.shadow import States
 from triton_dist.checker.signals import Signals
-from triton_dist.ops.traffic import sent
+from triton_dist.ops.op import sent
 
 _ROWS = slice(KNOWS, SEEN + 1, SEEN)      # KNOWS and SEEN
 _MOST_POINTS = 100_000                    # accesses, about, while no actor ends: more is a livelock
@@ -65,7 +65,7 @@ class Detector(Observer):
 
     def _compare_groups(self, group: Any, call: Any) -> None:
         """Groups of the same ranks share flags and buffers, so their calls must come in one order on all ranks."""
-        me, made = group.world_ranks[group.rank], (getattr(group, "ordinal", 0), call.get("op"))
+        me, made = group.world_ranks[group.rank], (getattr(group, "ordinal", 0), getattr(call, "op", None))
         calls, number = self.calls[group.key], self.counts[group.key, me]
         self.counts[group.key, me] += 1
         if number == len(calls):

@@ -1,26 +1,22 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Overlap operators. One op, one folder: reference.py says what it computes, kernels.py how, op.py plans and dispatches."""
-from triton_dist.ops.ag_gemm.op import ag_gemm
+"""Overlap operators. One op, one folder: op.py says what it is, kernels.py how it runs fused, unfused.py how without."""
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
-from triton_dist.ops.all_reduce_rmsnorm.op import all_reduce_rmsnorm
 from triton_dist.ops.all_to_all_single.op import all_to_all_single
+from triton_dist.ops.reduce_scatter.op import reduce_scatter
+from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
+from triton_dist.ops.ag_gemm.op import ag_gemm
+from triton_dist.ops.gemm_rs.op import gemm_rs
+from triton_dist.ops.gemm_ar.op import gemm_ar
+from triton_dist.ops.all_reduce_rmsnorm.op import all_reduce_rmsnorm
 from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
 from triton_dist.ops.explain import explain
-from triton_dist.ops.gemm_ar.op import gemm_ar
-from triton_dist.ops.gemm_rs.op import gemm_rs
-from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
-from triton_dist.ops.reduce_scatter.op import reduce_scatter
-from triton_dist.runtime.entry import entry as _entry
+from triton_dist.ops.op import Agreed, Choice, Op, Plan
+from triton_dist.ops.registry import OPS, Gradient, Operator
 
 __all__ = [
-    "ag_gemm", "all_gather", "all_gather_2d", "all_reduce", "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev",
-    "explain", "gemm_ar", "gemm_rs", "reduce_scatter", "reduce_scatter_2d",
+    "Agreed", "Choice", "Gradient", "OPS", "Op", "Operator", "Plan", "ag_gemm", "all_gather", "all_gather_2d", "all_reduce",
+    "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev", "explain", "gemm_ar", "gemm_rs",
+    "reduce_scatter", "reduce_scatter_2d",
 ]
-
-for _name in __all__:
-    if _name != "explain":
-        _entry(globals()[_name])
-
-import triton_dist.ops.operators  # noqa: E402, F401 - enters every op into ops.registry; last, since it is about the ops above

@@ -1,28 +1,30 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The ops as operators of torch: `torch.ops.triton_dist.ag_gemm` and so on.
+"""The ops that there are, and what torch knows of them: operators such as `torch.ops.triton_dist.ag_gemm`.
 
-An op is a function that users call. An operator is what torch records of it in a graph: it has a schema, a rule for the shapes
-and dtypes of its outputs (a fake), and a gradient. Both are in one record here, and everything else is made from the records:
-torch.library's entries, the autograd.Function of eager calls, and the function that torch.compile sees in place of the op.
-
+    OPS["ag_gemm"]                      # the Op: what explain, tune, the checker and bench go through
     OPS["ag_gemm"].operator             # torch.ops.triton_dist.ag_gemm.default
-    OPS["ag_gemm"].schema               # its schema
     OPS["ag_gemm"].function             # triton_dist.ops.ag_gemm
+
+A function is what users call. An operator is what torch records of it in a graph: it has a schema, a rule for the shapes and
+dtypes of its outputs (a fake), and a gradient. From these come torch.library's entries, the autograd.Function of eager calls, and
+the function that torch.compile sees in place of the one that users call.
 """
+import inspect
 from dataclasses import dataclass
 from typing import Any, Callable
 
 import torch
 
+from triton_dist.compat.torch import schema_of
 from triton_dist.ops.autograd.kernel import autograd_kernel
 from triton_dist.runtime import ambient
-from triton_dist.runtime.entry import seen_by_compile_as
+from triton_dist.runtime.entry import entry, seen_by_compile_as
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import name_of, resolve
 
 NAMESPACE = "triton_dist"
-OPS: dict[str, "Op"] = {}                       # by name of the operator
-_BY_FUNCTION: dict[Callable, Callable] = {}     # function that users call -> the one that is recorded in its place
+OPS: dict[str, Any] = {}                        # name -> Op
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
@@ -32,79 +34,132 @@ class Gradient:
 
     keep(ctx, inputs, output): stores on ctx what backward needs, as torch.library.register_autograd's setup_context does.
     backward(ctx, *grads): the gradients of all inputs, None for those that have none.
-    Both only call operators and plain torch, so that they can be recorded in a graph as well.
+    Both only call ops and plain torch, so that they can be recorded in a graph as well.
     """
     keep: Callable[[Any, tuple, Any], None]
     backward: Callable[..., tuple]
 
 
-@dataclass(frozen=True)
-class Op:
-    """An operator.
+class Operator:
+    """An operator of torch.
 
-    Attributes:
-        name: of the operator, in the namespace triton_dist.
+    Args:
+        name: its name in the namespace triton_dist.
         schema: its arguments and results. The group travels by name and size, "@2" for a world of two.
-        function: what users call.
         call: runs it on tensors that have memory.
         fake: makes outputs of the right shapes and dtypes from inputs without memory.
         gradient: None where it has none.
+
+    Attributes:
         operator: what torch.ops has.
-        differentiable: the autograd.Function of eager calls; None without a gradient.
+        arguments: names of its arguments.
     """
-    name: str
-    schema: str
-    function: Callable
-    call: Callable
-    fake: Callable
-    gradient: Gradient | None
-    operator: Any
-    differentiable: Any
+
+    def __init__(self, name: str, schema: str, call: Callable, fake: Callable, gradient: Gradient | None = None):
+        def run(*args: Any) -> Any:
+            with ambient.below_autograd():
+                return call(*args)
+
+        _LIBRARY.define(name + schema, tags=())
+        _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+        qualified = f"{NAMESPACE}::{name}"
+        torch.library.register_fake(qualified, fake, lib=_LIBRARY)
+        self.name, self.schema, self.operator = name, schema, getattr(getattr(torch.ops, NAMESPACE), name).default
+        if gradient is not None:
+            gradient = Gradient(gradient.keep, _once(name, gradient.backward))
+        _LIBRARY.impl(name, autograd_kernel(name, self.operator, run, gradient), "Autograd", with_keyset=True)
+        self._differentiable: Any = None
+        if gradient is not None:
+            self._differentiable = type(name, (torch.autograd.Function,), {
+                "forward": staticmethod(run), "backward": staticmethod(gradient.backward),
+                "setup_context": staticmethod(lambda ctx, inputs, output: gradient.keep(ctx, inputs, output))})
+        self.arguments = tuple(argument.name for argument in schema_of(self.operator).arguments)
 
     def __call__(self, *args: Any) -> Any:
         """A call that torch is to know of: because it records a graph, or because a gradient is wanted."""
-        if self.differentiable is None or torch.compiler.is_compiling() or ambient.dispatch_modes():
+        if self._differentiable is None or torch.compiler.is_compiling() or ambient.dispatch_modes():
             return self.operator(*args)
-        return self.differentiable.apply(*args)
+        return self._differentiable.apply(*args)
 
 
-def register(name: str, schema: str, function: Callable, call: Callable, fake: Callable,
-             gradient: Gradient | None = None) -> Op:
-    """Enters an operator. See Op."""
-    def run(*args: Any) -> Any:
-        with ambient.below_autograd():
-            return call(*args)
+def enter(op: Any, function: Callable) -> Callable:
+    """Enters an op, which users call by `function`: a plain function whose arguments have the names of the op's own.
 
-    _LIBRARY.define(name + schema, tags=())
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    qualified = f"{NAMESPACE}::{name}"
-    torch.library.register_fake(qualified, fake, lib=_LIBRARY)
-    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-    if gradient is not None:
-        gradient = Gradient(gradient.keep, _once(name, gradient.backward))
-    _LIBRARY.impl(name, autograd_kernel(name, operator, run, gradient), "Autograd", with_keyset=True)
-    differentiable = None
-    if gradient is not None:
-        differentiable = type(name, (torch.autograd.Function,), {
-            "forward": staticmethod(run), "backward": staticmethod(gradient.backward),
-            "setup_context": staticmethod(lambda ctx, inputs, output: gradient.keep(ctx, inputs, output))})
-    op = Op(name, schema, function, call, fake, gradient, operator, differentiable)
-    OPS[name] = op
-    return op
+    Makes its operator, which calls the function, and has torch.compile trace `op.recorded` in place of it. Returns the function.
+    """
+    names = tuple(inspect.signature(function).parameters)
+    known = OPS.get(op.name)
+    if known is not None and known.function.__module__ != function.__module__:
+        raise InvalidArgument(f"op: expected a name that no op has, found {op.name!r}, which is of "
+                              f"{known.function.__module__}; choose another")
+    op.function = entry(function)
+    OPS[op.name] = op
+    if op.schema and known is None:
+        def call(*args: Any) -> Any:
+            return function(**dict(zip(op.recorder.arguments, args)))
 
-
-def records(function: Callable) -> Callable[[Callable], Callable]:
-    """Decorator of what is recorded in place of `function`: it takes the same arguments, and calls operators."""
-    def enter(recorded: Callable) -> Callable:
-        _BY_FUNCTION[function.__code__] = recorded
-        seen_by_compile_as(function, recorded)
-        return recorded
-    return enter
+        def fake(*args: Any) -> Any:
+            return op.fake(**dict(zip(op.recorder.arguments, args)))
+        op.recorder = Operator(op.name, op.schema, call, fake, op.gradient)
+        wrong = {*op.recorder.arguments} - {*names}
+        if wrong:
+            raise InvalidArgument(f"schema: expected names of the function's arguments {list(names)}, found {sorted(wrong)}")
+        seen_by_compile_as(function, _recorded(op, function))
+    elif known is not None:                         # its module has been loaded anew: torch keeps the operator it has
+        op.recorder = known.recorder
+    return function
 
 
-def record(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """A call of `function`, an op, as operators."""
-    return _BY_FUNCTION[function.__code__](*args, **kwargs)
+def _recorded(op: Any, function: Callable) -> Callable:
+    """What torch.compile traces in place of a call of `function`: it takes the same arguments, and calls the operator."""
+    parameters = inspect.signature(function).parameters
+    order = tuple(parameters)
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        given = dict(defaults)
+        for name, value in zip(order, args):
+            given[name] = value
+        given.update(kwargs)
+        return op.recorded(given)
+    return recorded
+
+
+def call_recorded(op: Any, given: dict) -> Any:
+    """A call of an op's operator with arguments by name; outputs that were given are written."""
+    results = op.recorder(*[name_of(given[name]) if name == "group" else given[name] for name in op.recorder.arguments])
+    if isinstance(results, torch.Tensor):
+        return written(results, given.get(next(iter(op.outputs))))
+    return tuple([written(result, given.get(name)) for result, name in zip(results, op.outputs)])
+
+
+def written(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """`result`, or `out` with it."""
+    if out is None:
+        return result
+    if out.shape != result.shape or out.dtype != result.dtype:
+        raise InvalidArgument("out: expected the shape and the dtype of the result; pass None to have it allocated")
+    return out.copy_(result)
+
+
+def cast(*tensors: torch.Tensor | None) -> tuple:
+    """`tensors`, of which the first is x, as autocast hands them to a linear layer."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(ambient.cast(t, dtype) for t in tensors)
+
+
+def require(condition: Any, what: str) -> None:
+    """Raises InvalidArgument unless `condition` on sizes holds; of sizes that are dynamic it becomes a guard."""
+    if not condition:
+        raise InvalidArgument(what)
+
+
+def world_of(group: str) -> int:
+    """Number of ranks of the group of this name."""
+    return resolve(group).size
 
 
 def _once(name: str, backward: Callable) -> Callable:

@@ -140,6 +140,10 @@ class Device(ABC):
     def use_stream(self, stream: Stream) -> Any:
         """Context manager that makes `stream` current."""
 
+    def warms_up(self) -> bool:
+        """Whether a call now may be the warm-up before a capture: torch makes it on another stream than the default one."""
+        return False
+
     def before_torch(self) -> None:
         """Called before torch operations that must follow what is on the current stream. A GPU's streams see to it."""
 
@@ -217,20 +221,20 @@ class Device(ABC):
         """Whether a collective of this rank may be under way to which peers never come: ending its group would block."""
         return True
 
-    def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
+    def note_call(self, group: Any, number: int, what: Any, refused: bool) -> bool:
         """Compares op call `number` on `group` with those of its other members, where that can be done without waiting.
 
         `what` must be equal on all of them; `refused`: this rank refuses its arguments, for the reason in `what`. Raises
-        InvalidArgument on every member that did not refuse where they differ.
+        CollectiveMismatch on every member that did not refuse where they differ. Returns whether calls are compared.
         """
+        return False
 
-    def note_withdrawn(self, group: Any, number: int, what: str) -> None:
-        """Takes back what was noted of call `number` on `group`, which has sent nothing: peers that wait can know, and why."""
+    def note_withdrawn(self, group: Any, number: int, what: str) -> bool:
+        """Takes back what was noted of call `number` on `group`, which has sent nothing: peers that wait can know, and why.
 
-    def all_refused(self, group: Any, number: int) -> bool | None:
-        """Whether every member has refused call `number`, as this rank has: waits until each has made or refused it. None
-        where the backend cannot tell."""
-        return None
+        Returns whether calls are compared.
+        """
+        return False
 
     # -- symmetric memory ----------------------------------------------------------------------------------
     @abstractmethod

@@ -78,6 +78,22 @@ def debug() -> bool:
     return os.environ.get("TRITON_DIST_DEBUG", "") not in ("", "0")
 
 
+def logs() -> list[str]:
+    """TRITON_DIST_LOG: names of the logs to print, such as "plans"; none where it is unset.
+
+    Raises InvalidArgument for the name of no log.
+    """
+    return _value("TRITON_DIST_LOG", [], parse_logs)
+
+
+def parse_logs(text: str) -> list[str]:
+    """Names of logs, separated by commas. Raises ValueError that says what was expected."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if any(name != "plans" for name in names):
+        raise ValueError("expected plans, the only log there is")
+    return names
+
+
 def cache_dir() -> Path:
     """TRITON_DIST_CACHE_DIR, or ~/.triton_dist."""
     return own_cache(os.environ)

@@ -319,6 +319,7 @@ def _sweep() -> None:
     for key, (_, group) in list(me.groups.items()):
         if group is not me.world and not group.usable_in(me.world):
             del me.groups[key]
+            me.records = {what: record for what, record in me.records.items() if record.group is not group}
             if all(other.key != group.key for _, other in me.groups.values()) and group.key != me.world.key:
                 forget(group.key)
 
@@ -326,13 +327,9 @@ def _sweep() -> None:
 def forget(key: tuple) -> None:
     """Drops what calls on groups of these ranks have left. Their buffers are free once all members have dropped them."""
     me = state()
-    me.plans = {where: plan for where, plan in me.plans.items() if where[1] != key}
-    me.recent = {what: known for what, known in me.recent.items() if known.group.key != key}
+    me.records = {what: record for what, record in me.records.items() if record.group.key != key}
     me.workspaces = {where: space for where, space in me.workspaces.items() if where[0] != key}
-    me.first_uses = {use for use in me.first_uses if use[0] != key}
-    me.decisions = {where: found for where, found in me.decisions.items() if where[0] != key}
     me.teams.pop(key, None)
-    me.tables.pop(key, None)
 
 
 def _blocking(call: Callable[[], Any]) -> None:

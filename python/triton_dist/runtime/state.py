@@ -13,6 +13,18 @@ from typing import Any, Callable
 from triton_dist.runtime.environment import debug
 
 
+class Record:
+    """What a room above the runtime remembers of the calls on one group. It goes away with the group."""
+
+    group: Any                                          # groups.Group
+
+    def moved(self) -> None:
+        """A workspace has new buffers: what points into the old ones must not be used any more."""
+
+    def doubt(self) -> None:
+        """Ranks may not have made the same calls: the next call must be looked at in full."""
+
+
 @dataclass
 class RankState:
     """Host state of a rank. Made empty; `runtime.world` fills it, `finalize` empties it again."""
@@ -24,24 +36,28 @@ class RankState:
     named: dict = field(default_factory=dict)           # name -> Group, of groups that torch does not know
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
-    plans: dict = field(default_factory=dict)           # (op, group key, signature of the call) -> the op's plan
-    recent: dict = field(default_factory=dict)          # what a repeated call is known by -> ops._recent.Known; what holds no
-                                                        # more once buffers move or a call is refused, so it is emptied then
+    records: dict = field(default_factory=dict)         # (what, group, as a user passes it) -> Record
     debug: bool = field(default_factory=debug)          # compare op calls over the ranks
     calls: dict = field(default_factory=dict)           # group key -> [number of op calls]
-    refused: set = field(default_factory=set)           # keys of groups whose last call was refused here
-    disagreed: set = field(default_factory=set)         # keys of groups whose last call differed between ranks
-    apart: str = ""                                     # how ranks differed in a call, where they cannot come together again
+    refused: set = field(default_factory=set)           # keys of groups whose last call this rank refused, unknown to its peers
+    over: str = ""                                      # how ranks differed in a call: then no later call can be made
     shmem_pads: list = field(default_factory=list)      # flags of SHMEM teams
-    first_uses: set = field(default_factory=set)        # what has been compiled and agreed on
-    tables: dict = field(default_factory=dict)          # group key -> measured times that its members share
-    decisions: dict = field(default_factory=dict)       # (group key, what ranks agree on) -> {size: how calls run}
     warned: set = field(default_factory=set)
     thread: int = 0                                     # identity of the one that called an op last
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)
     side_stream: Any = None                             # copy-engine pushes go here
     owns_process_group: bool = False
     forked: str = ""                                    # why there can be no world in a fork of a process that had one
+
+    def doubt(self) -> None:
+        """See Record.doubt."""
+        for record in list(self.records.values()):
+            record.doubt()
+
+    def end(self, how: str) -> None:
+        """Ranks have differed in a call: every later one says so, with the first cause."""
+        self.over = self.over or how
+        self.doubt()
 
 
 _of_process = RankState()

@@ -85,10 +85,6 @@ class Workspace:
         """The epoch of the last call begun."""
         return self.epoch
 
-    def newest_epoch(self) -> int:
-        """The newest epoch under which this rank may have sent anything, also in a call that failed."""
-        return self.epoch
-
     def _age_flags(self) -> None:
         self.set_epoch(self.epoch)
 
@@ -131,10 +127,8 @@ class Workspace:
                                      "with the largest shape before capturing")
         self.generation += 1
         if old is not None:
-            me = state()
-            me.recent.clear()
-            me.plans.update((where, plan.retired()) for where, plan in list(me.plans.items()) if plan.moved())
-        if old is not None:
+            for record in list(state().records.values()):
+                record.moved()
             self._give_up(old)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")
 
@@ -146,8 +140,8 @@ class Workspace:
 class CountedWorkspace(Workspace):
     """A workspace whose kernels count the calls, since a captured launch replays its arguments (protocol rule 19).
 
-    `control` holds the epoch of the last call once for each program of a grid: int32 [MAX_PROGRAMS], see ops.device.packets. Data
-    and flags alternate between halves, so flags are compared for equality and need no renewal. Eager calls, and replays of
+    `control` holds the epoch of the last call once for each program of a grid: int32 [MAX_PROGRAMS] (ops/device/packets.py).
+    Data and flags alternate between halves, so flags are compared for equality and need no renewal. Eager calls, and replays of
     captured ones, may follow each other in any order on one stream. What captured calls use is kept as long as one of their
     graphs lives, or for good where torch does not tell which graph is being captured.
     """
@@ -175,11 +169,6 @@ class CountedWorkspace(Workspace):
         """The epoch of the last call, read from the device."""
         backend().synchronize()
         return int(self.control[0])
-
-    def newest_epoch(self) -> int:
-        """Programs count a call behind their first stores: one that failed may have sent under an epoch that none has counted."""
-        backend().synchronize()
-        return int(self.control.max()) + 1
 
     def _age_flags(self) -> None:
         """Fresh flags are 0, which is no epoch."""
@@ -228,19 +217,6 @@ def workspace(group: Group, kind: str, cls: type = Workspace) -> Any:
     return space
 
 
-def restart(group: Group) -> None:
-    """Collective, after a call on `group` that every member knows has failed: its workspaces are usable again."""
-    mine = {kind: space.newest_epoch() for (key, kind), space in state().workspaces.items() if key == group.key}
-    everyone = group.all_gather_object(mine)
-    for kind in sorted(mine):
-        space = state().workspaces[group.key, kind]
-        if all(kind in epochs for epochs in everyone):
-            space.group, space._poison = group, None
-            space.set_epoch(max(epochs[kind] for epochs in everyone))
-        else:                               # begun by some members only: it has no symmetric memory yet
-            del state().workspaces[group.key, kind]
-
-
 def _written_by(space: Workspace | None, flag: int) -> int | None:
     """World rank that writes a flag of this rank."""
     return None if space is None or space._writer is None else space.group.world_ranks[space._writer(flag)]
@@ -264,7 +240,6 @@ def reset(group: Any = None) -> None:
     count = me.calls.setdefault(members.key, [0])
     count[0] = max(members.all_gather_object(count[0]))
     me.refused.discard(members.key)
-    me.disagreed.discard(members.key)
 
 
 def team(group: Group) -> torch.Tensor:

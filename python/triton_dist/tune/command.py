@@ -51,8 +51,9 @@ def main(argv: list) -> int:
 
 def _on_rank(args: argparse.Namespace) -> int:
     import triton_dist
-    from triton_dist.ops import _tune
-    from triton_dist.ops.tuning import table
+    from triton_dist.ops import OPS
+    from triton_dist.ops.calls.record import record_of
+    from triton_dist.ops.tuning import table, tables
     from triton_dist.runtime.groups import resolve
     from triton_dist.runtime.streams import device
 
@@ -74,8 +75,8 @@ def _on_rank(args: argparse.Namespace) -> int:
             status = 1
             break
         _call(op, dtype, shape, group)
-    known = _tune.tables(group)
-    found = [known.entries[shape] for shape in sorted(known.fresh, key=str)]
+    known = [tables.of(OPS[op], record_of(OPS[op], group, group)) for op in dict.fromkeys(args.ops)]
+    found = [every.entries[shape] for every in known for shape in sorted(every.fresh, key=str)]
     status = status or int(any(not entry.ms for entry in found))
     if group.rank == 0 and args.out is not None and found:
         table.add(args.out, found)

@@ -69,6 +69,10 @@ class EmulatorBackend(Backend):
     def use_stream(self, stream: Stream) -> Any:
         return machine().device().use(stream)
 
+    def warms_up(self) -> bool:
+        here = machine().device()
+        return here.current is not here.default
+
     def before_torch(self) -> None:
         self.current_stream().synchronize()          # torch runs on the host, at once
 
@@ -154,16 +158,14 @@ class EmulatorBackend(Backend):
     def is_in_collective(self) -> bool:
         return any(helper.is_alive() for helper in machine().helpers)
 
-    def note_call(self, group: Any, number: int, what: Any, refused: bool) -> None:
-        machine().note_call(group, number, what, refused)
+    def note_call(self, group: Any, number: int, what: Any, refused: bool) -> bool:
+        return machine().note_call(group, number, what, refused)
 
-    def note_withdrawn(self, group: Any, number: int, what: str) -> None:
+    def note_withdrawn(self, group: Any, number: int, what: str) -> bool:
         here = machine()
-        if not here.states:                      # virtual ranks that fail alike would hear of each other's failure
-            here.note_call(group, number, what, True)
-
-    def all_refused(self, group: Any, number: int) -> bool | None:
-        return machine().all_refused(group, number)
+        if here.states:                          # virtual ranks that fail alike would hear of each other's failure
+            return True
+        return here.note_call(group, number, what, True, withdrawn=True)
 
     # -- symmetric memory ----------------------------------------------------------------------------------
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:

@@ -141,6 +141,9 @@ class GpuBackend(Backend):
     def use_stream(self, stream: Stream) -> Any:
         return torch.cuda.stream(stream)
 
+    def warms_up(self) -> bool:
+        return _raw_stream(_device()) != 0
+
     def synchronize(self) -> None:
         try:
             torch.cuda.synchronize()

@@ -10,8 +10,7 @@ from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
 from triton_dist.compat import distributed as private
-from triton_dist.ops import all_reduce, all_reduce_rmsnorm
-from triton_dist.ops.exchange.sizes import by_size
+from triton_dist.ops import all_reduce, all_reduce_rmsnorm, explain
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
@@ -50,7 +49,7 @@ class Norm:
 
     def chosen(self) -> str:
         """The method that auto takes."""
-        return by_size(COMMAND, self.group.size, self.shape.m * self.shape.n * self.dtype.itemsize, "unfused")
+        return explain(COMMAND, self.shape.m, self.shape.n, group=self.group, dtype=self.dtype).chosen
 
     def repeats(self, method: str) -> bool:
         """Every method gives the same bits for the same inputs."""

@@ -9,8 +9,7 @@ import torch
 from triton_dist import ops
 from triton_dist.bench.collective.sizes import COMMANDS
 from triton_dist.compat import distributed as private
-from triton_dist.ops.exchange.sizes import choose
-from triton_dist.ops.all_reduce.reference import all_reduce_reference
+from triton_dist.ops.all_reduce.unfused import all_reduce_unfused
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
 from triton_dist.testing import random_tensor
@@ -58,11 +57,11 @@ class Problem:
 
     def chosen(self) -> str:
         """The method behind auto."""
-        return choose(self.op, "auto", ("nccl",), self.group, self.nbytes)
+        return ops.explain(self.op, self.group.size, self.count // self.group.size, group=self.group, dtype=self.dtype).chosen
 
     def repeats(self, method: str) -> bool:
         """Whether a method gives the same bits for the same inputs."""
-        return method != "nccl" and (method != "auto" or self.chosen() != "nccl")
+        return method != "unfused" and (method != "auto" or self.chosen() != "unfused")
 
     def ours(self, method: str) -> "Candidate":
         """The op by one of its methods."""
@@ -81,7 +80,7 @@ class Problem:
 
     def _library(self) -> "Candidate":
         if self.op == "all_reduce":
-            return Candidate(lambda s: all_reduce_reference(self.x, self.group, self.out[s]),
+            return Candidate(lambda s: all_reduce_unfused(self.x, self.group, self.out[s]),
                              lambda s: self.group.all_reduce_tensor(self.out[s]))
         collective = {"all_gather": self.group.all_gather_tensor, "reduce_scatter": self.group.reduce_scatter_tensor,
                       "all_to_all_single": self.group.all_to_all_tensor}[self.op]

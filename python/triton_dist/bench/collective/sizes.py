@@ -5,7 +5,7 @@ import re
 
 COMMANDS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
             "all_to_all": "all_to_all_single"}      # command: op
-METHODS = ("auto", "one_shot", "two_shot", "push", "nccl")
+METHODS = ("auto", "one_shot", "two_shot", "push", "unfused")
 PEERS = ("nccl", "symm_one_shot", "symm_two_shot")
 
 BESIDE_PEERS = (*COMMANDS, "gemm_ar", "all_reduce_rmsnorm")       # commands whose rows compare with peers, instead of a limit

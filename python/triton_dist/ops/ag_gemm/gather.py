@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _plan
+from triton_dist.ops.calls.possible import precision
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.runtime.backend import backend
@@ -22,7 +22,7 @@ class Gather:
     """Fills a plan's gather buffer beside the GEMM, and sets the flags that tiles of peers' rows wait for.
 
     A shard is sent in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag, or one of each program that
-    pushes. programs: SMs that it takes. captured: as _plan.Plan has it.
+    pushes. programs: SMs that it takes. captured: as calls.plans.Plan has it.
     """
 
     pieces: int
@@ -97,7 +97,7 @@ class Portable:
     def __init__(self, plan: Any, has_bias: bool):
         self.plan, self.units = plan, plan.tiles * -(-plan.n // plan.config.block_n) * plan.group.size
         self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
-                            PRECISION=_plan.precision(plan.dtype))
+                            PRECISION=precision(plan.dtype))
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""

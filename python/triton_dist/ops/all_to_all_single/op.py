@@ -1,16 +1,40 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""all_to_all_single: the call."""
+"""all_to_all_single: the op and its call."""
 from typing import Any
 
 import torch
 
-from triton_dist.ops.exchange.collective import Collective, call
-from triton_dist.ops.all_to_all_single.by_lists import all_to_all_by_lists
-from triton_dist.ops.all_to_all_single.reference import all_to_all_single_reference
-from triton_dist.ops.registry import record
+from triton_dist.ops.all_to_all_single.by_lists import BY_LISTS
+from triton_dist.ops.all_to_all_single.unfused import all_to_all_single_unfused
+from triton_dist.ops.autograd import collectives as gradients
+from triton_dist.ops.exchange.collective import Collective
+from triton_dist.ops.exchange.sizes import MIB
+from triton_dist.ops.registry import Gradient
+from triton_dist.runtime.groups import Group
 
 
+class AllToAllSingle(Collective):
+    """Every rank's rows for every rank."""
+
+    name, outputs = "all_to_all_single", {"out": "sharded"}
+    schema = "(Tensor x, SymInt[]? output_split_sizes, SymInt[]? input_split_sizes, str group, str method) -> Tensor"
+    gradient = Gradient(gradients.keep, gradients.all_to_all_single_backward)
+    scatter = True
+    steps = {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))}
+
+    def library(self, x: torch.Tensor, group: Group, out: torch.Tensor) -> torch.Tensor:
+        return all_to_all_single_unfused(x, group, out)
+
+    def fake(self, **call: Any) -> torch.Tensor:
+        x, sizes = call["x"], call["output_split_sizes"]
+        return x.new_empty(x.shape if sizes is None else (sum(sizes), *x.shape[1:]))
+
+
+ALL_TO_ALL_SINGLE = AllToAllSingle()
+
+
+@ALL_TO_ALL_SINGLE.public
 def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None, input_split_sizes: list | None = None,
                       group: Any = None, out: torch.Tensor | None = None, method: str = "auto") -> torch.Tensor:
     """Rows of x for every rank: out has those that each rank had for this one. Collective over `group`.
@@ -25,18 +49,15 @@ def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None
         out: contiguous, of x's shape and dtype (with split sizes: of their sum of rows), or None to allocate. `out=x` exchanges
             in place, without split sizes; else they must not overlap.
         method: "one_shot" (packets that carry their own flag: the lowest latency), "push" (plain stores and flags, for large
-            tensors), "nccl" (the group's own collective) or "auto" (by size, from measurements). The same on all ranks.
+            tensors), "unfused" (the group's own collective) or "auto" (by size, from measurements). The same on all ranks.
 
     Returns out, rows in the order of the ranks that sent them.
     The gradient (without `out`) is the exchange back.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
     if output_split_sizes is not None or input_split_sizes is not None:
-        done = all_to_all_by_lists(x, output_split_sizes, input_split_sizes, group, out, method)
+        done = BY_LISTS.call((output_split_sizes, input_split_sizes, method), group, x, None, out)
     else:
-        done = call(_ALL_TO_ALL_SINGLE, x, group, out, method)
-    return done if done is not None else record(all_to_all_single, x, output_split_sizes=output_split_sizes,
-                                                input_split_sizes=input_split_sizes, group=group, out=out, method=method)
-
-
-_ALL_TO_ALL_SINGLE = Collective("all_to_all_single", scatter=True, reduction=None, library=all_to_all_single_reference)
+        done = ALL_TO_ALL_SINGLE.call((method, None), group, x, None, out)
+    return done if done is not None else ALL_TO_ALL_SINGLE.record(
+        x=x, output_split_sizes=output_split_sizes, input_split_sizes=input_split_sizes, group=group, out=out, method=method)

@@ -5,11 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops.all_gather.op import all_gather
-from triton_dist.ops.all_reduce.op import all_reduce
-from triton_dist.ops.all_to_all_single.op import all_to_all_single
-from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
-from triton_dist.ops.reduce_scatter.op import reduce_scatter
+from triton_dist import ops                  # as a module: its functions are there once gradients are asked for
 from triton_dist.runtime.errors import InvalidArgument
 
 
@@ -28,14 +24,14 @@ def keep(ctx: Any, inputs: tuple, output: Any) -> None:
 def all_gather_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Of all_gather(x, group, method)."""
     group, _ = ctx.asked
-    return reduce_scatter(grad.contiguous(), group=group), None, None
+    return ops.reduce_scatter(grad.contiguous(), group=group), None, None
 
 
 def reduce_scatter_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Of reduce_scatter(x, group, method, op)."""
     group, _, reduction = ctx.asked
     must_be_linear("reduce_scatter", reduction)
-    gathered = all_gather(grad.contiguous(), group=group)
+    gathered = ops.all_gather(grad.contiguous(), group=group)
     return gathered if reduction == "sum" else gathered / (gathered.shape[0] // grad.shape[0]), None, None, None
 
 
@@ -43,20 +39,21 @@ def all_reduce_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Of all_reduce(x, group, method, op)."""
     group, _, reduction = ctx.asked
     must_be_linear("all_reduce", reduction)
-    return all_reduce(grad.contiguous(), group=group, op=reduction), None, None, None
+    return ops.all_reduce(grad.contiguous(), group=group, op=reduction), None, None, None
 
 
 def all_to_all_single_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Of all_to_all_single(x, output_split_sizes, input_split_sizes, group, method)."""
     received, sent, group, _ = ctx.asked
-    return all_to_all_single(grad.contiguous(), output_split_sizes=sent, input_split_sizes=received, group=group), *[None] * 4
+    back = ops.all_to_all_single(grad.contiguous(), output_split_sizes=sent, input_split_sizes=received, group=group)
+    return back, *[None] * 4
 
 
 def all_gather_2d_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Of all_gather_2d(x, group)."""
-    return reduce_scatter_2d(grad.contiguous(), group=ctx.asked[0]), None
+    return ops.reduce_scatter_2d(grad.contiguous(), group=ctx.asked[0]), None
 
 
 def reduce_scatter_2d_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     """Of reduce_scatter_2d(x, group)."""
-    return all_gather_2d(grad.contiguous(), group=ctx.asked[0]), None
+    return ops.all_gather_2d(grad.contiguous(), group=ctx.asked[0]), None

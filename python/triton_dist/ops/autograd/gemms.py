@@ -9,11 +9,8 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops.ag_gemm.op import ag_gemm
-from triton_dist.ops.all_gather.op import all_gather
+from triton_dist import ops                  # as a module: its functions are there once gradients are asked for
 from triton_dist.ops.autograd import weights
-from triton_dist.ops.gemm_rs.op import gemm_rs
-from triton_dist.ops.reduce_scatter.op import reduce_scatter
 
 
 def _method(method: str) -> str:
@@ -48,13 +45,13 @@ def ag_gemm_backward(ctx: Any, grad: torch.Tensor | None, grad_gathered: torch.T
     if grad is not None:
         grad = grad.contiguous()
         if wants_x:
-            grad_x = gemm_rs(grad, weight.t(), group=ctx.group, method=ctx.method)
+            grad_x = ops.gemm_rs(grad, weight.t(), group=ctx.group, method=ctx.method)
         if wants_weight:
-            grad_weight = weights.gradient(ctx, grad, x if ctx.gathered else all_gather(x, group=ctx.group))
+            grad_weight = weights.gradient(ctx, grad, x if ctx.gathered else ops.all_gather(x, group=ctx.group))
         if wants_bias:
             grad_bias = grad.sum(0)
     if grad_gathered is not None and wants_x:
-        direct = reduce_scatter(grad_gathered.contiguous(), group=ctx.group)
+        direct = ops.reduce_scatter(grad_gathered.contiguous(), group=ctx.group)
         grad_x = direct if grad_x is None else grad_x + direct
     return grad_x, grad_weight, grad_bias, None, None, None
 
@@ -74,11 +71,11 @@ def gemm_rs_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     grad = grad.contiguous()
     grad_x = grad_weight = gathered = None
     if wants_x:
-        grad_x = ag_gemm(grad, weight.t(), group=ctx.group, method=ctx.method, return_gathered=wants_weight or wants_bias)
+        grad_x = ops.ag_gemm(grad, weight.t(), group=ctx.group, method=ctx.method, return_gathered=wants_weight or wants_bias)
         if wants_weight or wants_bias:
             grad_x, gathered = grad_x
     elif wants_weight or wants_bias:
-        gathered = all_gather(grad, group=ctx.group)
+        gathered = ops.all_gather(grad, group=ctx.group)
     if wants_weight:
         grad_weight = weights.gradient(ctx, gathered, x)
     return grad_x, grad_weight, gathered.sum(0) if wants_bias else None, None, None, None

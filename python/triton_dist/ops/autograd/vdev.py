@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
+from triton_dist import ops                  # as a module: its functions are there once gradients are asked for
 
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -34,5 +34,5 @@ def returned(grad: torch.Tensor, out_splits_offsets: torch.Tensor, rows: int, gr
     if grad.shape[0] < most:
         grad = torch.cat([grad, grad.new_zeros((most - grad.shape[0], *grad.shape[1:]))])
     out = grad.new_zeros((rows, *grad.shape[1:]))
-    all_to_all_vdev(grad[:most], out_splits_offsets[0].contiguous(), group=group, out=out, method=method)
+    ops.all_to_all_vdev(grad[:most], out_splits_offsets[0].contiguous(), group=group, out=out, method=method)
     return out

@@ -1,12 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Operands that a device's core cannot read or write: copied where the core was asked for, else the portable kernel runs."""
-import warnings
 from typing import Any
 
 import torch
 
-from triton_dist.runtime.state import state
+from triton_dist.ops.calls import log
 
 _BYTES = 16                     # of which addresses and row strides are multiples
 
@@ -39,12 +38,8 @@ def room(like: torch.Tensor) -> torch.Tensor:
 
 
 def _warn(op: str, wrong: list, *tensors: torch.Tensor) -> None:
-    key = (op, "misaligned", *wrong)
-    if key in state().warned:
-        return
-    state().warned.add(key)
     found = [f"{name} begins at {t.data_ptr():#x} and its rows are {t.stride(0) * t.element_size()} bytes apart"
              for name, t in zip(("x", "weight", "out"), tensors) if name in wrong]
-    warnings.warn(f"triton_dist.{op} runs the portable kernel on this rank instead of the faster 'ws', which needs addresses "
-                  f"and row strides of a multiple of {_BYTES} bytes: {', '.join(found)}; pass aligned tensors, pad the columns, "
-                  "or ask for method='ws', which copies", RuntimeWarning, stacklevel=2)
+    log.fallback((op, "misaligned", *wrong), f"triton_dist.{op} runs the portable kernel on this rank instead of the faster "
+                 f"'ws', which needs addresses and row strides of a multiple of {_BYTES} bytes: {', '.join(found)}; pass aligned "
+                 "tensors, pad the columns, or ask for method='ws', which copies")

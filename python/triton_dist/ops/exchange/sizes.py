@@ -1,16 +1,16 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What the collectives share: which method serves a call, and how packets are laid over programs and threads."""
+"""Sizes that the collectives share: which method serves a call, and how packets are laid over programs and threads."""
 from typing import Any
 
 import torch
 
-from triton_dist.ops import _plan
 from triton_dist.ops.calls import checks
+from triton_dist.ops.calls.possible import UNFUSED, no_kernel
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, SelfFlaggedWorkspace, workspace
+from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, SelfFlaggedWorkspace, team, workspace
 
 KIB, MIB = 1 << 10, 1 << 20
 WORD = 8                                # bytes of data in a pair of packets, which takes twice as many
@@ -21,46 +21,36 @@ VECTOR = 16                             # bytes of data in a self-flagged store
 MOST_EACH = 4                           # vectors that a thread holds at a time
 MOST_PACKET_BYTES = 64 * MIB            # of a tensor that packets may carry; addresses of packets fit int32
 
-# What "auto" takes, by op and by number of ranks (the next larger one listed): (up to how many bytes of tensor, method); above
-# the last, the group's own collective. Measured on 4 and 2 H200 up to 256 MiB (all_reduce 128); larger worlds are extrapolated.
-STEPS = {
-    "all_reduce": {
-        2: ((2 * MIB, "one_shot"), (16 * MIB, "two_shot"), (256 * MIB, "push")),
-        4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot"), (256 * MIB, "push")),
-        64: ((32 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
-    },
-    "all_gather": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
-    "reduce_scatter": {2: ((32 * MIB, "one_shot"), (256 * MIB, "push")), 64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
-    "all_to_all_single": {64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))},
-    "all_to_all_vdev": {64: ((1 << 62, "push"),)},
-    "all_reduce_rmsnorm": {2: ((16 * MIB, "one_shot"),), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))},
-}
+
+def by_size(steps: dict, world: int, nbytes: int) -> tuple[str, str]:
+    """(the method that "auto" takes for a tensor of `nbytes` on `world` ranks, why). See Collective.steps.
+
+    Steps were measured on 4 and 2 H200 up to 256 MiB (all_reduce 128); those of larger worlds are extrapolated.
+    """
+    found = next(found for most, found in steps.items() if world <= most)
+    method, most = next(((method, most) for most, method in found if nbytes <= most), (UNFUSED, None))
+    return method, f"{nbytes} bytes are " + (f"more than {found[-1][0]}" if most is None else f"no more than {most}")
 
 
-def by_size(op: str, world: int, nbytes: int, above: str = "nccl") -> str:
-    """The method that `auto` takes for a tensor of `nbytes` on `world` ranks; `above` the last step, that one."""
-    steps = next(steps for most, steps in STEPS[op].items() if world <= most)
-    return next((method for most, method in steps if nbytes <= most), above)
-
-
-def choose(op: str, method: Any, methods: tuple, group: Group, nbytes: int, unserved: str | None = None) -> str:
-    """The method of a call that has no plan yet. Every argument is equal on all ranks, so the answer is.
+def choose(op: Any, method: Any, group: Group, nbytes: int, unserved: str | None = None) -> tuple[str, str]:
+    """(the method of a call that has no plan yet, why, for an "auto"). Every argument is equal on all ranks, so the answer is.
 
     unserved: why no kernel serves it, if none does wherever it runs.
-    The last of `methods` runs anywhere: auto is that one where no kernel can run, and inside graph capture without a plan.
+    "auto" is the unfused method where no kernel can run, and inside graph capture without a plan.
     """
-    anywhere = methods[-1]
-    if not isinstance(method, str) or method not in ("auto", *methods):
-        raise InvalidArgument(f"method: expected one of auto, {', '.join(methods)}, found {method!r}; leave it out for 'auto'")
-    reason = unserved or _plan.no_kernel(group)
-    if reason is not None and method not in ("auto", anywhere):
-        raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or {anywhere!r}")
-    if method == "auto":
-        method = anywhere if reason is not None else by_size(op, group.size, nbytes, anywhere)
-    elif method.endswith("_shot") and nbytes > MOST_PACKET_BYTES:
-        others = " or ".join(repr(name) for name in methods if not name.endswith("_shot"))
+    chosen, why = op.possible(method, unserved or no_kernel(group))
+    if chosen == "auto":
+        return by_size(op.steps, group.size, nbytes)
+    if chosen.endswith("_shot") and nbytes > MOST_PACKET_BYTES:
+        others = " or ".join(repr(name) for name in op.methods if not name.endswith("_shot"))
         raise InvalidArgument(f"method: {method!r} carries at most {MOST_PACKET_BYTES} bytes, found {nbytes}; use {others}")
-    return method
+    return chosen, why
+
+
+def to_peers(nbytes: int, two_hops: bool, group: Group) -> dict[int, int]:
+    """Bytes to each other rank of what all of them get; in two hops each gets a part, and sends its result."""
+    nbytes = 2 * -(-nbytes // group.size) if two_hops else nbytes
+    return {rank: nbytes for rank in group.world_ranks if rank != group.world_ranks[group.rank]}
 
 
 def reduction(op: Any) -> str:
@@ -114,15 +104,20 @@ def packets(group: Group, pairs: int) -> tuple[CountedWorkspace, torch.Tensor, i
     return space, slots, slots.numel() // 2
 
 
-def pushes(group: Group, hops: str, dtype: torch.dtype, elements: int, flags: int) -> tuple:
-    """(workspace, data, flags) of what plain stores push on `group`, with room for `elements` and `flags` in a half.
+def pushes(group: Group, hops: str, dtype: torch.dtype, part: int, n: int) -> tuple:
+    """(workspace, programs, arguments after the tensors, options) of kernels that push by plain stores.
 
-    Not that of packets, since a word of data may look like one. Ops that push in one hop share one, and so do those of two.
+    part: elements that each rank gets in a hop. n: what the kernel is told as its number of elements.
+    Not the workspace of packets, since a word of data may look like one. Ops that push in one hop share one, and so do those of
+    two.
     """
+    blocks, programs, rounds, options = grid_of_blocks(part, dtype, group.size)
     space = workspace(group, f"pushes in {hops}", CountedWorkspace)
-    space.reserve(elements * dtype.itemsize, 2 * flags,
+    space.reserve(group.size * blocks * options["BLOCK"] * dtype.itemsize, 2 * rounds * programs * group.size,
                   writer=lambda flag: flag % (space.flags.numel() // 2) % group.size)
-    return space, space.data.view(dtype), space.flags
+    data, flags = space.data.view(dtype), space.flags
+    rest = (data, data.numel() // 2, flags, flags.numel() // 2, space.control, team(group), n, blocks, rounds)
+    return space, programs, rest, options
 
 
 def power_of_two(value: int) -> int:

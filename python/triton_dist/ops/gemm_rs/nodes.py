@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops import _plan
+from triton_dist.ops.calls.possible import precision
 from triton_dist.ops.gemm_rs.nodes_kernel import gemm_rs_nodes_kernel
 from triton_dist.runtime.workspace import Workspace, team
 
@@ -32,7 +32,7 @@ class RingsOverNodes:
         self.flags = plan.space.flags.view(torch.int64)
         self.half = plan.space.half_bytes // plan.hop_dtype.itemsize
         self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
-                            PRECISION=_plan.precision(plan.dtype))
+                            PRECISION=precision(plan.dtype))
 
     def args(self, x, weight, bias, out) -> tuple:
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""

@@ -6,27 +6,31 @@ import functools
 import hashlib
 import inspect
 from pathlib import Path
-from typing import Iterable
+from typing import Any, Iterable
 
 from triton_dist.runtime.backend import backend
 
 ROOT = Path(__file__).parents[2]
+_ALL = ROOT / "ops" / "__init__.py"           # imports every op, as those do that call others
 _DEVICE = {"jit", "gluon_jit", "helper", "primitive", "builtin", "constexpr_function", "_aggregate"}   # decorators of device code
 
 
 @functools.cache
-def kernels_version(op: str) -> str:
-    """A hash of the sources of `op`'s kernels here: of other ones, times say nothing of these."""
+def kernels_version(op: Any) -> str:
+    """A hash of the sources of an op's kernels here: of other ones, times say nothing of these."""
     digest = hashlib.sha256()
     for path in sorted(sources(op)):
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+        digest.update(str(name).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
-def sources(op: str) -> set[Path]:
-    """The op's folder, the device's core of it, the files of device code that these import, and the device functions."""
-    starts = set((ROOT / "ops" / op).glob("*.py"))
-    core = backend().core(op)
+def sources(op: Any) -> set[Path]:
+    """The op's folder, or its file where it is another package's, the device's core of it, the files of device code that these
+    import, and the device functions."""
+    own = Path(inspect.getfile(type(op)))
+    starts = set(own.parent.glob("*.py")) if own.is_relative_to(ROOT) else {own}
+    core = backend().core(op.name)
     if core is not None:
         starts.add(Path(inspect.getfile(type(core))))
     found = starts | device_code(starts)
@@ -42,7 +46,7 @@ def device_code(starts: Iterable[Path]) -> set[Path]:
     seen, todo, found = set(), list(starts), set()
     while todo:
         path = todo.pop()
-        if path in seen:
+        if path in seen or path == _ALL:
             continue
         seen.add(path)
         imported, on_device = _parsed(path)

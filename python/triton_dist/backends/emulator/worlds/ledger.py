@@ -24,24 +24,19 @@ class Ledger:
         self._blocks, self._offset = blocks, offset
         self._told: set = set()              # (rank, group, number)
 
-    def post(self, rank: int, ranks: tuple, number: int, what: Any, refused: bool) -> list:
-        """Notes call `number` of `rank` on the group of `ranks`; the peers that have another call under that number."""
-        words = what if isinstance(what, str) else ", ".join(f"{k}={v}" for k, v in what.items())
-        group, text = zlib.crc32(repr(ranks).encode()), words.encode()
+    def post(self, rank: int, ranks: tuple, number: int, what: Any, refused: bool, withdrawn: bool = False) -> list:
+        """Notes call `number` of `rank` on the group of `ranks`; the peers that have another call under that number.
+
+        withdrawn: the rank is not told of a difference, since it has an error of its own.
+        """
+        group, text = zlib.crc32(repr(ranks).encode()), str(what).encode()
         digest = 0 if refused else 1 + zlib.crc32(text)
         slot = self._offset + (group + number) % _SLOTS * _ENTRY
         self._write(rank, slot, (group, number), (digest, text))
-        if refused:
+        if withdrawn:
             self._told.add((rank, group, number))
         peers = [peer for peer in ranks if peer != rank]
         return [peer for peer in peers if self._differ(self._read(rank, slot), self._read(peer, slot))]
-
-    def refusals(self, ranks: tuple, number: int) -> list:
-        """Of each of `ranks`: whether it refused call `number` on their group; None where it has not come to it."""
-        group = zlib.crc32(repr(ranks).encode())
-        slot = self._offset + (group + number) % _SLOTS * _ENTRY
-        entries = [self._read(rank, slot) for rank in ranks]
-        return [digest == 0 if head == (group, number) else None for *head, digest, _ in entries for head in [tuple(head)]]
 
     def conflict(self, rank: int) -> str | None:
         """Words for a call in which `rank` differs from a peer, if it has not been told yet; otherwise None."""

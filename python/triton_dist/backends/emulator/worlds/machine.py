@@ -3,13 +3,12 @@
 """What goes with a scheduler: memory, one device a rank, the arenas, and names for addresses."""
 from typing import Any, Optional
 
-from triton_dist.backends.emulator.engine.actors import Waiting
 from triton_dist.backends.emulator.engine.scheduler import Scheduler
 from triton_dist.backends.emulator.engine.streams import Device
 from triton_dist.backends.emulator.memory import memory
 from triton_dist.backends.emulator.worlds.ledger import Ledger
 from triton_dist.runtime.environment import number
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import CollectiveMismatch
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.state import RankState, state
 
@@ -54,45 +53,33 @@ class Machine:
             self.devices[rank] = Device(self, rank)
         return self.devices[rank]
 
-    def note_call(self, group: Group, call: int, what: Any, refused: bool) -> None:
-        """Notes an op call of the calling rank. Raises where a peer makes another one, and has that peer raise as well."""
+    def note_call(self, group: Group, call: int, what: Any, refused: bool, withdrawn: bool = False) -> bool:
+        """Notes an op call of the calling rank. Raises where a peer makes another one, and has that peer raise as well.
+
+        withdrawn: peers that have made the call may still take it back. Returns whether all peers' calls are known here.
+        """
         if not refused:
             self.scheduler.observer.called(group, what)
         if self.ledger is None or group.size == 1:
-            return
+            return True
         me = group.world_ranks[group.rank]
-        peers = self.ledger.post(me, group.world_ranks, call, what, refused)
-        if refused and me in self.states:        # even where no peer is known to differ yet
-            self.states[me].disagreed.add(group.key)
-        if not peers:
-            return
-        for peer in peers:
-            if peer in self.states:              # a process finds its own
-                self.states[peer].disagreed.add(group.key)
-                text = self.ledger.conflict(peer)
-                if text is not None:
-                    self.scheduler.fail(peer, InvalidArgument(text))
-        if me in self.states:
-            self.states[me].disagreed.add(group.key)
-        text = self.conflict(me)
-        if text is not None:
-            raise InvalidArgument(text)
+        peers = self.ledger.post(me, group.world_ranks, call, what, refused, withdrawn)
+        if peers and not withdrawn:
+            text = self.conflict(me)
+            for rank, rank_state in self.states.items():        # of a virtual world; a process finds out by itself
+                rank_state.end(text or "a rank has refused a call that others make")
+                if rank in peers and (told := self.ledger.conflict(rank)) is not None:
+                    self.scheduler.fail(rank, CollectiveMismatch(told))
+            if text is not None and not refused:
+                raise CollectiveMismatch(text)
+        return self.wire is None
 
     def conflict(self, rank: int) -> Optional[str]:
         """Words for a call in which `rank` differs from a peer, which it is told now; otherwise None."""
         text = self.ledger.conflict(rank) if self.ledger is not None else None
         if text is not None and rank not in self.states:
-            state().apart = text             # processes have collectives of torch under way that cannot be called back
+            state().end(text)
         return text
-
-    def all_refused(self, group: Group, call: int) -> Optional[bool]:
-        """Whether all ranks of a group refused a call that this rank refused. None in a virtual world, which starts anew, and
-        where some are on other hosts, whose calls are not known here."""
-        if self.ledger is None or self.wire is not None or group.world_ranks[group.rank] in self.states:
-            return None
-        self.scheduler.run_until(lambda: None not in self.ledger.refusals(group.world_ranks, call),
-                                 Waiting("host", text="its peers to come to a call that it has refused"))
-        return all(self.ledger.refusals(group.world_ranks, call))
 
     def locate(self, address: int) -> Optional[tuple]:
         """(owner rank, heap offset) of an address in any arena."""

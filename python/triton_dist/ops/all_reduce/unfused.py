@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What all_reduce computes, with the group's own collective: the method "nccl", and the tests' reference."""
+"""all_reduce by the group's own collective: the method "unfused"."""
 import torch
 
 from triton_dist.runtime.groups import Group
 
 
-def all_reduce_reference(x: torch.Tensor, group: Group, out: torch.Tensor, op: str = "sum") -> torch.Tensor:
+def all_reduce_unfused(x: torch.Tensor, group: Group, out: torch.Tensor, op: str = "sum") -> torch.Tensor:
     """out = reduction over ranks of x, of equal shape. `out` may be x itself."""
     inexact = x.is_floating_point() or x.is_complex()
     if op == "avg" and inexact:

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What all_to_all_single computes, with the group's own collective: the method "nccl", and the tests' reference."""
+"""all_to_all_single by the group's own collective: the method "unfused"."""
 import torch
 
 from triton_dist.runtime.groups import Group
 
 
-def all_to_all_single_reference(x: torch.Tensor, group: Group, out: torch.Tensor) -> torch.Tensor:
+def all_to_all_single_unfused(x: torch.Tensor, group: Group, out: torch.Tensor) -> torch.Tensor:
     """out from x, both contiguous, shapes as in all_to_all_single."""
     if out.data_ptr() == x.data_ptr():
         x = x.clone()                           # libraries do not exchange in place

@@ -6,7 +6,7 @@ from typing import Callable
 import torch
 
 
-def gemm_rs_reference(x: torch.Tensor, weight: torch.Tensor, scatter: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+def gemm_rs_unfused(x: torch.Tensor, weight: torch.Tensor, scatter: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
                       bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
                       hop_dtype: torch.dtype | None = None) -> torch.Tensor:
     """out [M / W, N] for x [M, K_local], weight [N, K_local], bias [N]; partial sums are reduced in `hop_dtype`.

@@ -6,7 +6,7 @@ from typing import Callable
 import torch
 
 
-def all_reduce_rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Tensor], None],
+def all_reduce_rmsnorm_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Tensor], None],
                                  out: torch.Tensor, residual_out: torch.Tensor, eps: float, bias: torch.Tensor | None = None,
                                  residual: torch.Tensor | None = None) -> None:
     """residual_out = the sum over ranks of x [..., N], + bias [N] + residual [..., N]; out = rms_norm(residual_out) * weight [N].

@@ -6,7 +6,7 @@ from typing import Callable
 import torch
 
 
-def gemm_ar_reference(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor], None], out: torch.Tensor,
+def gemm_ar_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor], None], out: torch.Tensor,
                       bias: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> torch.Tensor:
     """out [M, N] for x [M, K_local], weight [N, K_local], bias [N], residual [M, N], which may be `out`.
 

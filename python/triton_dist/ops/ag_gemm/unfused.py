@@ -6,7 +6,7 @@ from typing import Callable
 import torch
 
 
-def ag_gemm_reference(x: torch.Tensor, weight: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor],
+def ag_gemm_unfused(x: torch.Tensor, weight: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor],
                       bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [M, N_local], gathered x [M, K]) for x [M / W, K], weight [N_local, K], bias [N_local].
 

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What all_to_all_vdev computes, with the group's own collective: the method "nccl", and the tests' reference."""
+"""all_to_all_vdev by the group's own collective: the method "unfused"."""
 import torch
 
 from triton_dist.ops.calls.carriers import rows_of_bytes
 from triton_dist.runtime.groups import Group
 
 
-def all_to_all_vdev_reference(x: torch.Tensor, in_splits: torch.Tensor, group: Group, out: torch.Tensor,
+def all_to_all_vdev_unfused(x: torch.Tensor, in_splits: torch.Tensor, group: Group, out: torch.Tensor,
                               out_splits_offsets: torch.Tensor) -> None:
     """Fills out [capacity, ...] and out_splits_offsets [2, W] from x [rows, ...] and in_splits [W]. The host waits for splits."""
     ends = in_splits.to(torch.int64).clamp(0, x.shape[0]).cumsum(0).clamp(max=x.shape[0])

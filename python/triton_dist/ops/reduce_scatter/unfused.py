@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What reduce_scatter computes, with the group's own collective: the method "nccl", and the tests' reference."""
+"""reduce_scatter by the group's own collective: the method "unfused"."""
 import torch
 
 from triton_dist.runtime.groups import Group
 
 
-def reduce_scatter_reference(x: torch.Tensor, group: Group, out: torch.Tensor, op: str = "sum") -> torch.Tensor:
+def reduce_scatter_unfused(x: torch.Tensor, group: Group, out: torch.Tensor, op: str = "sum") -> torch.Tensor:
     """out from x, both contiguous, shapes as in reduce_scatter."""
     inexact = x.is_floating_point() or x.is_complex()
     if op == "avg" and inexact:

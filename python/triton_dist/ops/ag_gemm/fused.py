@@ -1,0 +1,85 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The fused plan of ag_gemm: a gather beside one GEMM."""
+from typing import Any
+
+import torch
+
+from triton_dist.ops.ag_gemm import by_sms, gather
+from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
+from triton_dist.ops.calls import aligned, checks, possible
+from triton_dist.ops.calls.agree import withdraw
+from triton_dist.ops.calls.plans import OnWorkspace
+from triton_dist.ops.tuning.table import Choice
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.workspace import side_stream
+
+
+class Fused(OnWorkspace):
+    """A gather beside one kernel. Holds all that does not change from call to call.
+
+    asked: whether the caller named the core's method. m, k, n: sizes of x [m, k] and weight [n, k].
+    A chunk of the gather buffer has `tiles` tiles of rows; pitch: its rows.
+    """
+
+    def __init__(self, op: Any, choice: Choice, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, *_: Any):
+        self.group, self.dtype, self.config, self.asked = group, x.dtype, choice.config, agreed.method == "ws"
+        (self.m, self.k), self.n = x.shape, weight.shape[0]
+        self.core = backend().core("ag_gemm") if choice.method == "ws" else None
+        self.tiles = -(-self.m // self.config.block_m)
+        self.pitch = self.tiles * self.config.block_m
+        if possible.across_nodes(group):
+            kind: type[gather.Gather] = GatherOverNodes
+        else:
+            kind = by_sms.PushesBySms if choice.comm_sms else gather.PushesByCopies
+        self.space = space = kind.workspace(group)
+        self.gather, self.captured = kind(self, choice), kind.captured
+        super().__init__(space)
+        self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
+
+    def compile(self, x, weight, bias, out):
+        x, weight = x.contiguous(), checks.rows_contiguous(weight)
+        self.gather.prepare(x)
+        by_core, self.copies = aligned.served("ag_gemm", self.core, self.asked, x, weight, out)
+        if self.copies:
+            x, weight, out = (aligned.readable(self.core, t) for t in (x, weight, out))
+        self.call = self.gather.arguments(self.core if by_core else None)(self, bias is not None)
+        programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
+        self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
+                                        self.call.options)
+
+    def run(self, group, x, weight, bias, out, return_gathered=False):
+        target = out
+        try:                                    # may copy, so it may fail
+            x, weight = x.contiguous(), checks.rows_contiguous(weight)
+            if self.copies:
+                backend().before_torch()
+                x, weight = aligned.readable(self.core, x), aligned.readable(self.core, weight)
+                target = out if self.core.accepts(out) else aligned.room(out)
+            current, side = backend().current_stream(), side_stream()
+            begun = self.space.call()
+        except BaseException as error:
+            withdraw(group, self.space.kind, error)
+            raise
+        with begun as epoch:
+            side.wait_stream(current)
+            self.gather.start(x, epoch, side)
+            self.launch(*self.call.args(x, weight, bias, target, epoch))
+            current.wait_stream(side)
+        if target is not out:
+            backend().before_torch()
+            out.copy_(target)
+        return self._gathered(x, epoch) if return_gathered else None
+
+    def _gathered(self, x: torch.Tensor, epoch: int | None) -> torch.Tensor:
+        backend().before_torch()
+        gathered = self.gather.chunks(epoch)
+        gathered[self.group.rank].copy_(x)              # the own shard never goes through the workspace
+        return gathered.view(self.out_shape[0], self.k)
+
+    def serves(self) -> bool:
+        """Where only eager calls are served, a warm-up before a capture is one more reason to look at the call."""
+        if self.captured is None:
+            return True
+        return not backend().is_capturing() and (self.prepared or not backend().warms_up())

@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What ranks agree on: which call each of them makes, and what must be alike in it (protocol rules 12 and 13).
+
+A call that all ranks refuse, or that ends on all of them before it has sent anything, leaves the world as it was. Where ranks
+differ, in a call or in that only some refuse it, the world is over: that call raises on each rank that takes part, and every
+later call says so with the first cause.
+"""
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, describe
+from triton_dist.runtime.groups import Group, require_agreement
+from triton_dist.runtime.state import state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """What all ranks must have alike in a call of an op. An op adds fields: sizes, options.
+
+    Attributes:
+        op: name of the op.
+        dtype: of the operands.
+        method: the one that was asked for, or that the op takes for "auto"; "auto" where it is decided later.
+        why: the reason for a method that the op has taken. Ranks do not compare it.
+    """
+    op: str
+    dtype: torch.dtype
+    method: str
+    why: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """Words such as "op=ag_gemm, dtype=torch.bfloat16, method=auto, m=32, k=64"."""
+        return ", ".join(f"{item.name}={value}" for item in fields(self) if item.compare
+                         and (value := getattr(self, item.name)) is not None)
+
+
+def same_call(group: Group, what: Agreed) -> None:
+    """Says that this rank makes a call. Where ranks are found to make different ones, each of them raises.
+
+    The emulator compares without waiting; a GPU only under TRITON_DIST_DEBUG, by a collective a call.
+    """
+    me = state()
+    if me.over:
+        raise CollectiveMismatch(f"ranks have differed before, so calls do not pair any more ({me.over}); start the world anew")
+    count = me.calls.setdefault(group.key, [0])
+    number = count[0] = count[0] + 1
+    if group.key in me.refused:                         # peers that did not refuse it would take this call for that one
+        me.refused.discard(group.key)
+        _alike(group, "the call after one that was refused", f"call {number}")
+    if me.debug and group.size > 1:
+        _alike(group, f"call {number}", str(what))
+    backend().note_call(group, number, what, False)
+
+
+def refuse(group: Group, op: str, error: InvalidArgument) -> None:
+    """Says that this rank refuses a call, for what `error` says. Peers that make it are told."""
+    me = state()
+    if me.over:
+        return
+    count = me.calls.setdefault(group.key, [0])
+    count[0] += 1
+    what = f"{op}, refused: {error}"
+    if me.debug and group.size > 1:
+        _alike(group, f"call {count[0]}", "a call that is refused")
+    _refused(group, backend().note_call(group, count[0], what, True))
+
+
+def withdraw(group: Group, what: str, error: BaseException) -> None:
+    """The last call on `group`, of `what`, ends by `error` before this rank has sent anything: like one that it refuses.
+
+    So nothing is poisoned. Where all ranks have failed alike they go on. Where not, the next call says so, or a peer does
+    that waits.
+    """
+    number = state().calls[group.key][0]
+    _refused(group, backend().note_withdrawn(group, number, f"{what}, ended before it began by {describe(error)}"))
+
+
+def agree_once(group: Group, agreed: Agreed, known: set, graphs: bool = False) -> Any:
+    """Collective at the first use of a shape, in graphs or not: all ranks must have the same in `agreed`, or all raise.
+
+    Called before anything else that is collective. Returns what to call once compiled, before the launch: at a first use the
+    ranks meet there, so that one rank's compilation does not look like a hang to the others.
+    """
+    if (agreed, graphs) in known or backend().is_capturing():
+        return lambda: None
+    _alike(group, agreed.op, f"{agreed}{', to be captured in graphs' * graphs}")
+    known.add((agreed, graphs))
+    return group.barrier
+
+
+def _alike(group: Group, what: str, value: str) -> None:
+    try:
+        require_agreement(group, what, value)
+    except CollectiveMismatch as error:
+        state().end(str(error))
+        raise
+
+
+def _refused(group: Group, compared: bool) -> None:
+    if not compared:
+        state().refused.add(group.key)
+    state().doubt()

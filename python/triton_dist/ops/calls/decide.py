@@ -1,0 +1,141 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""How a call is run: by measured times where there are any, else by a rule; the same on every rank (protocol rule 13).
+
+Tables come from member 0 of a group, by a collective at an op's first use on it; other ranks never read a file. Where
+TRITON_DIST_AUTOTUNE asks for it, the first use of a shape times the candidates on the real call. What is compared are the
+slowest rank's medians, which all ranks have; a candidate that one rank cannot build is tried by none.
+"""
+import time
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any, Callable, Sequence
+
+from triton import knobs
+
+from triton_dist.ops.calls.record import MOST, CallRecord
+from triton_dist.ops.tuning import measure, table, tables
+from triton_dist.ops.tuning.table import Choice, Entry, Shape
+from triton_dist.ops.tuning.tables import Tables
+from triton_dist.runtime.groups import Group
+
+_SHARED = "any size"            # key of the decision that holds for all sizes without one of their own
+_LEVEL = 1.01                   # times that differ by less are equal, and the candidate named first is taken
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How calls of one kind run, and why.
+
+    entry: the figures it rests on. shape: the one that it was made for; None where sizes that may differ over the ranks
+    were not asked for.
+    """
+    choice: Choice
+    reason: str
+    entry: Entry | None = None
+    shape: Shape | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kind of call of an op. All is equal on all ranks, but for `local`, this rank's part of a size that may differ, and
+    `build`.
+
+    agreed: what all ranks agree on. shape(total) gives the Shape from the sum of all `local`; None of an op that is not timed.
+    candidates: ways to run it that the method asked for allows, each method's default first. rule: the one taken without figures,
+    and why. build(choice) gives what makes such calls, for measure.measure.
+    """
+    op: Any
+    agreed: Any
+    local: int
+    shape: Callable[[int], Shape] | None
+    candidates: Sequence[Choice]
+    rule: tuple
+    build: Callable[[Choice], Any]
+
+
+def decide(record: CallRecord, call: Call) -> Decision:
+    """How calls like this one run. Collective at the first use of what is agreed on, and of a `local` that is new under it.
+
+    Ranks cannot see each other's `local`, so it must be new on all of them or on none. Two cases make that so in practice:
+    a `local` that is larger or smaller by one than a known one (an uneven split of another layer) counts as known, and once
+    ranks have had unequal ones, all calls that agree in the rest share that decision.
+    """
+    if len(call.candidates) == 1 or call.shape is None:
+        return Decision(*call.rule)
+    if len(record.decisions) >= MOST:
+        record.decisions.clear()
+    known = record.decisions.setdefault(call.agreed, {})
+    found = _known(known, call.local)
+    if found is None:
+        sizes, found = _decide(record, call, call.shape)
+        if len(sizes) != 1:
+            known[_SHARED] = found
+        if sizes:
+            known[call.local] = found
+    return found
+
+
+def _known(known: dict, local: int) -> Decision | None:
+    near = next((size for size in (local, local - 1, local + 1) if size in known), _SHARED)
+    return known.get(near)
+
+
+def decided(record: CallRecord, agreed: Any, shape: Shape) -> Decision | None:
+    """What `decide` has said for calls of `shape`, evenly divided; None where it has not been asked for them."""
+    known = record.decisions.get(agreed, {})
+    own = next((found for found in known.values() if found.shape in (None, shape)), None)
+    shared = known.get(_SHARED)
+    if own is not None or shared is None:
+        return own
+    return replace(shared, reason=f"it was decided for {shared.shape}, whose parts differ over the ranks, and holds for all "
+                                  f"sizes since: {shared.reason.replace('at this shape', f'at {shared.shape}')}")
+
+
+def from_table(candidates: Sequence[Choice], rule: tuple, shape: Shape, entries: dict) -> Decision:
+    """The fastest candidate by the figures of a shape or its class; by the rule where they do not tell of each method."""
+    entry = table.find(entries, shape)
+    ms = {c: entry.ms[c] for c in candidates if c in entry.ms} if entry else {}
+    if not ms or not entry.covers(c.method for c in candidates):
+        return Decision(*rule)
+    least = min(ms.values())
+    choice = next(c for c in candidates if c in ms and ms[c] <= _LEVEL * least)
+    where = "this shape" if entry.shape == shape else str(entry.shape)
+    return Decision(choice, f"of {len(ms)} measured it was the fastest, {ms[choice]:.4g} ms at {where} on {entry.date}", entry)
+
+
+def _decide(record: CallRecord, call: Call, shape_of: Callable[[int], Shape]) -> tuple[set, Decision]:
+    """(the set of all ranks' `local` where it mattered, the decision)."""
+    group, figures = record.group, tables.of(call.op, record)
+    if figures.mode == "0" and not figures.entries:
+        return set(), Decision(*call.rule)
+    sizes = group.all_gather_object(call.local)
+    shape = shape_of(sum(sizes))
+    return set(sizes), replace(_by_figures(group, call, shape, figures), shape=shape)
+
+
+def _by_figures(group: Group, call: Call, shape: Shape, known: Tables) -> Decision:
+    found = from_table(call.candidates, call.rule, shape, known.entries)
+    if known.mode == "0" or (found.entry if known.mode == "1" else shape in known.fresh):
+        return found
+    start = time.perf_counter()
+    ms, failed = measure.measure(group, f"tuning {shape}", call.candidates, call.build)
+    entry = Entry(known.place, shape, group.broadcast_object(date.today().isoformat()), ms, failed)
+    before = known.entries.get(shape)
+    entry = before.with_more(entry) if before is not None and before.place == known.place else entry
+    known.entries[shape] = entry
+    known.fresh.add(shape)
+    found = from_table(call.candidates, call.rule, shape, known.entries)
+    if group.rank == 0:
+        tables.keep(entry)
+        if knobs.autotuning.print:
+            print(report(entry, found, time.perf_counter() - start), flush=True)
+    return found
+
+
+def report(entry: Entry, found: Decision, seconds: float) -> str:
+    """What was tried for a shape, in lines."""
+    lines = [f"triton_dist tuned {entry.shape} on {entry.place.world} x {entry.place.device} in {seconds:.1f} s: {found.choice}"]
+    lines += [f"  {ms:10.4f} ms  {choice}" for choice, ms in sorted(entry.ms.items(), key=lambda item: item[1])]
+    lines += [f"  {'failed':>13s}  {choice}: {why}" for choice, why in entry.failed.items()]
+    return "\n".join(lines)

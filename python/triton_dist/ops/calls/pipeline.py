@@ -1,0 +1,248 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The one way from a call of an op to its launch: known -> agree -> decide -> plan -> run.
+
+    known       a call like an earlier one has a plan, found by the tensors' addresses or metadata (calls/record.py)
+    agree       the op checks the arguments; ranks compare calls, and at a first use what must be alike (calls/agree.py)
+    decide      one of the op's ways: by measured times, or by its rule (calls/decide.py). The decision is logged
+    plan        the op makes a plan of that way: buffers and compiled kernels (calls/plans.py)
+    run         the plan launches
+"""
+from threading import get_ident
+from typing import Any, Callable, Sequence
+
+import torch
+
+from triton_dist.compat.torch import dispatch_modes as _modes, dual_level
+from triton_dist.ops.calls import checks, decide, log
+from triton_dist.ops.calls.agree import Agreed, agree_once, refuse, same_call, withdraw
+from triton_dist.ops.calls.plans import Plan, Trial, Unfused, Wrapped
+from triton_dist.ops.calls.possible import UNFUSED
+from triton_dist.ops.calls.record import CallRecord, Known, record_of
+from triton_dist.ops.tuning.table import Choice
+from triton_dist.runtime import ambient, graphs, threads
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import CollectiveMismatch, HangError, InvalidArgument, OutOfHeap
+from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.state import state
+
+_INPUTS, _OUTPUTS = (0, 1, 3, 4), (2, 5)        # places of an op's tensors among those of `known`
+
+
+class Calls:
+    """The calls of an op: what is the same for all ops. `ops.Op` is one, and says what an op adds.
+
+    A call's tensors are passed by position: two inputs, an output, two more inputs, a second output, and further inputs. None
+    stands for what there is not.
+    """
+
+    name: str
+    tensors: dict
+    outputs: dict
+    autocasts: bool
+    kept = True                     # whether plans are kept for later calls
+    _order: tuple                   # places of its tensors among those of `known`
+
+    def places(self) -> tuple:
+        """Where each of the op's tensors stands among those of `known`: inputs first, then outputs."""
+        more = range(6, 6 + len(self.tensors))
+        return (*[*_INPUTS, *more][:len(self.tensors)], *_OUTPUTS[:len(self.outputs)])
+
+    def known(self, asked: tuple, group: Any, x: Any, weight: Any = None, out: Any = None, bias: Any = None, residual: Any = None,
+              second: Any = None, *more: Any) -> Known | None:
+        """The plan and group of a call, which is noted as made. Raises InvalidArgument for one that is refused.
+
+        None for a call that is to be made as an operator: a gradient is wanted, or a graph is being recorded.
+        asked: what else it was given, hashable. An output may be the residual, or x where there is none; no other two tensors may
+        be one.
+        """
+        me, key, given = state(), None, ()
+        if me.thread != get_ident():
+            threads.take_turn()
+        if _modes() or dual_level() >= 0:          # which guards do not see
+            return self._looked_at(key, given, asked, group, (x, weight, out, bias, residual, second, *more))
+        try:
+            key = (asked, x.data_ptr(), None if weight is None else weight.data_ptr(), None if out is None else out.data_ptr())
+            if out is None or out is residual or residual is None and out is x:
+                given = (x,) if weight is None else (x, weight)
+            else:
+                given = (x, out) if weight is None else (x, weight, out)
+            if bias is not None:
+                key, given = (*key, "bias", bias.data_ptr()), (*given, bias)
+            if residual is not None:
+                key, given = (*key, "residual", residual.data_ptr()), (*given, residual)
+            if second is not None:
+                key, given = (*key, "second", second.data_ptr()), given if second is residual else (*given, second)
+            if more:
+                key = (*key, "more", *(None if t is None else t.data_ptr() for t in more))
+                given = (*given, *(t for t in more if t is not None))
+            record = me.records[self, group]
+            found = record.known.get(key)
+            if found is None or not found.same(*given):
+                found = record.elsewhere(key, given)
+        except (AttributeError, KeyError, TypeError, RuntimeError):     # no tensors of memory, or none on this group yet
+            found = None
+        if found is None or found.careful and not found.allowed(me.world):
+            return self._looked_at(key, given, asked, group, (x, weight, out, bias, residual, second, *more))
+        if found.compared:
+            same_call(found.group, found.plan.agreed)
+        else:
+            found.count[0] += 1
+        return found
+
+    def call(self, asked: tuple, group: Any, x: Any, weight: Any = None, out: Any = None, *more: Any) -> Any:
+        """One call of an op with one output, allocated where it is None: gives the output, or None as `known` does."""
+        known = self.known(asked, group, x, weight, out, *more)
+        if known is None:
+            return None
+        if out is None:
+            out = known.new_out()
+        if self._order == (0, 2):
+            known.plan.run(known.group, x, out)
+        else:
+            places = (x, weight, out, *more)
+            known.plan.run(known.group, *(places[place] if place < len(places) else None for place in self._order))
+        return out
+
+    def _looked_at(self, key: tuple | None, given: tuple, asked: tuple, group: Any, places: tuple) -> Known | None:
+        """A call that repeats none: checked, planned and remembered."""
+        if _modes() and ambient.is_recorded(places):
+            return None
+        members, tensors = resolve(group), [places[place] for place in self._order]
+        outputs = tensors[len(self.tensors):]
+        self._checked(members, lambda: ambient.refuse(self.name, tensors))
+        if wants_grad(tensors) and all(out is None for out in outputs):
+            return None
+        dtype = ambient.autocast_dtype(backend().device()) if self.autocasts else None
+        if dtype is not None:
+            tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
+        record = record_of(self, group, members)
+        plan = self._planned(record, members, (_signature(tensors, outputs), *map(repr, asked)), tensors, asked)
+        if ambient.is_marked():
+            plan = Wrapped(plan, dtype)
+        known = Known(plan, members, places[0].dtype, dtype)
+        if key is not None and self.kept and not graphs.asked():
+            record.learn(state(), key, given, [i for i, t in enumerate(given) if any(t is out for out in outputs)], known)
+        return known
+
+    def _planned(self, record: CallRecord, group: Group, signature: tuple, tensors: list, asked: tuple) -> Plan:
+        """The plan of a call: made once for a signature, and again when it is not valid any more. The call is noted as made."""
+        capturing = backend().is_capturing()
+        where = (signature, capturing) if (signature, capturing) in record.plans else (signature, False)
+        plan = record.plans.get(where)
+        if plan is not None and plan.valid() and not _lacks_graphs(plan, capturing):
+            same_call(group, plan.agreed)
+            return plan
+        moved = plan is not None and plan.serves() and plan.moved()
+        agreed = plan.agreed if moved else self._checked(group, lambda: self.check(group, *tensors, *asked))
+        same_call(group, agreed)
+        try:
+            with ambient.clean():
+                if moved:
+                    found = self._made(record, group, agreed, tensors, plan.choice)
+                    found.prepared, plan = plan.prepared, found
+                    record.keep(where, plan)
+                elif plan is None or not plan.valid():
+                    plan = self._made(record, group, agreed, tensors, None)
+                    if self.kept:
+                        record.keep((signature, capturing), plan)
+                    if not capturing and getattr(record.plans.get((signature, True)), "captured", None):
+                        del record.plans[signature, True]       # made inside a capture, where no better one was possible
+                if _lacks_graphs(plan, capturing):
+                    self._prepare_graphs(record, group, signature, plan, tensors)
+        except (HangError, CollectiveMismatch, OutOfHeap):      # of all ranks
+            raise
+        except BaseException as error:
+            withdraw(group, self.name, error)
+            raise
+        return plan
+
+    def _made(self, record: CallRecord, group: Group, agreed: Agreed, tensors: list, choice: Choice | None,
+              graphs: bool = False) -> Plan:
+        """A plan, compiled. Collective at the first use of what is agreed on.
+
+        choice: the way, where it is known. Where the symmetric heap has no room for an "auto", which is so on all ranks then, the
+        plan is the unfused one.
+        """
+        meet, free = agree_once(group, agreed, record.first_uses, graphs), agreed.method == "auto" or agreed.why
+        try:
+            if choice is None:
+                choice, why = self._decided(record, group, agreed, tensors)
+                if self.kept:
+                    log.decided(self.name, group, agreed, choice, why)
+            plan = self._plan(group, agreed, choice, tensors)
+        except OutOfHeap as error:
+            if graphs or not free:
+                raise
+            choice, why = Choice(UNFUSED), "the symmetric heap has no room for another"
+            log.fallback((self.name, "heap"), f"triton_dist.{self.name} runs by {UNFUSED!r}, which is slower: {error}")
+            log.decided(self.name, group, agreed, choice, why)
+            plan = self._plan(group, agreed, choice, tensors)
+        if plan.compiles:
+            plan.compile(*self.filled(group, agreed, tensors))
+        meet()
+        return plan
+
+    def _decided(self, record: CallRecord, group: Group, agreed: Agreed, tensors: list) -> tuple[Choice, str]:
+        """(the way of a call, why). Collective where ranks' sizes or times have to be compared."""
+        ways = self.candidates(agreed, group)
+
+        def trial(choice: Choice) -> Trial:
+            return Trial(self, lambda: self._plan(group, agreed, choice, tensors), group, tensors)
+        shape = (lambda total: self.shape(agreed, group, total)) if self.timed else None
+        found = decide.decide(record, decide.Call(
+            self, agreed, self.local_size(*tensors), shape, ways, self.rule(agreed, group, ways), trial))
+        return found.choice, found.reason
+
+    def _plan(self, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence) -> Plan:
+        """The plan of a way, not compiled yet."""
+        plan = Unfused(self, agreed) if choice.method == UNFUSED else self.plan(choice, agreed, group, *tensors)
+        plan.agreed, plan.choice, plan.out_shape = agreed, choice, self.shape_of_out(agreed, group, *tensors)
+        return plan
+
+    def _prepare_graphs(self, record: CallRecord, group: Group, signature: tuple, plan: Plan, tensors: list) -> None:
+        """Makes the plan that serves a call inside graph capture, of a call whose eager plan does not."""
+        plan.prepared, choice = True, self.choice_in_graphs(plan.agreed, group, plan.choice)
+        if choice is None:
+            return
+        try:
+            found = self._made(record, group, plan.agreed, tensors, choice, graphs=True)
+        except OutOfHeap:                               # on all ranks; the call itself has what it needs
+            return
+        log.decided(self.name, group, plan.agreed, choice, "a graph cannot hold the eager way")
+        record.keep((signature, True), found)
+
+    def _checked(self, group: Group, check: Callable[[], Any]) -> Any:
+        """What `check()` gives; if it refuses a call, peers can know."""
+        try:
+            return check()
+        except InvalidArgument as error:
+            refuse(group, self.name, error)
+            raise
+
+
+def _lacks_graphs(plan: Plan, capturing: bool) -> bool:
+    """Whether a call is to be made ready for graphs, which its plan does not serve."""
+    return plan.captured is False and not plan.prepared and not capturing and graphs.asked()
+
+
+def _signature(tensors: Sequence, outputs: Sequence) -> tuple:
+    """What decides whether a call with `tensors` is valid and which code serves it, whatever they are.
+
+    outputs: those that are written to. How they lie in memory that they share with others is part of it.
+    """
+    parts = [backend().allow_tf32(), torch.is_grad_enabled()]
+    for t in tensors:
+        if t is None:
+            parts.append(None)
+        elif isinstance(t, torch.Tensor) and checks.has_memory(t):
+            parts.append((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg(), t.requires_grad))
+        else:
+            return ("no tensors of memory",)            # refused, hence never found again
+    parts += [None if checks.overlapping(out, t) is None else t.data_ptr() - out.data_ptr() for out in outputs for t in tensors]
+    return tuple(parts)
+
+
+def wants_grad(tensors: Sequence) -> bool:
+    """Whether autograd is to follow a call with `tensors`."""
+    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)

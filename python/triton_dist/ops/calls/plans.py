@@ -1,0 +1,162 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Plans: how calls of one kind run. A plan is made once, and knows all that does not change from call to call."""
+from typing import Any, Callable, Sequence
+
+import torch
+
+from triton_dist.ops.calls.agree import withdraw
+from triton_dist.ops.tuning.table import Choice
+from triton_dist.runtime import ambient
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.workspace import Workspace
+
+
+class Plan:
+    """How calls of one kind run. Making one may be collective.
+
+    Attributes:
+        captured: whether it serves inside graph capture only, outside only (False) or both (None).
+        compiles: whether `compile` does something.
+        prepared: whether a plan for captured calls has been asked for, where this one does not serve them.
+        agreed, choice, out_shape: set once it is in use: what ranks have agreed on, the way that was chosen, the output's shape.
+    """
+
+    captured: bool | None = None
+    compiles = False
+    prepared = False
+    agreed: Any
+    choice: Choice
+    out_shape: tuple
+
+    def compile(self, *tensors: torch.Tensor | None) -> None:
+        """Makes ready what a first call would have to wait for. Sends nothing; raises what a compiler or a driver raises.
+
+        tensors: those of the op, in its order. Outputs are there even if the call allocates them.
+        """
+
+    def run(self, group: Group, *tensors: Any) -> Any:
+        """One call on the op's tensors, in its order."""
+        raise NotImplementedError
+
+    def valid(self) -> bool:
+        """Whether calls can be run by it now."""
+        return self.serves() and not self.moved()
+
+    def serves(self) -> bool:
+        """Whether it is for calls inside graph capture if the caller is, and for eager ones if not."""
+        return self.captured in (None, backend().is_capturing())
+
+    def moved(self) -> bool:
+        """Whether buffers have moved: then it is made again as it was, inside graph capture as well."""
+        return False
+
+    def retired(self) -> "Plan":
+        """What is kept of a plan whose buffers have moved: nothing that refers to them."""
+        return Retired(self)
+
+
+class Retired(Plan):
+    """In place of a plan whose buffers have moved, until it is made again."""
+
+    def __init__(self, plan: Plan):
+        self.agreed, self.choice, self.out_shape = plan.agreed, plan.choice, plan.out_shape
+        self.captured, self.prepared = plan.captured, plan.prepared
+
+    def moved(self) -> bool:
+        return True
+
+    def retired(self) -> Plan:
+        return self
+
+
+class Unfused(Plan):
+    """The op's unfused way, which runs anywhere.
+
+    Made inside graph capture, which may be why it was chosen, it holds there only.
+    """
+
+    def __init__(self, op: Any, agreed: Any):
+        self.op, self.agreed = op, agreed
+        self.captured = True if backend().is_capturing() else None if op.unfused_in_graphs else False
+
+    def run(self, group: Group, *tensors: Any) -> Any:
+        backend().before_torch()
+        return self.op.unfused(self.agreed, group, *tensors)
+
+
+class Wrapped(Plan):
+    """A plan for calls in a state of torch that its own code should not see, or under autocast in `dtype`."""
+
+    def __init__(self, plan: Plan, dtype: torch.dtype | None):
+        self._plan, self._dtype = plan, dtype
+        self.out_shape, self.agreed, self.captured = plan.out_shape, plan.agreed, plan.captured
+
+    def serves(self) -> bool:
+        return self._plan.serves()
+
+    def moved(self) -> bool:
+        return self._plan.moved()
+
+    def run(self, group: Group, *tensors: Any) -> Any:
+        with ambient.plain():
+            if self._dtype is not None:
+                tensors = tuple(ambient.cast(t, self._dtype) for t in tensors)
+            return self._plan.run(group, *tensors)
+
+
+class OnWorkspace(Plan):
+    """Points into buffers of a workspace, as they were when it was made. A call is one launch, unless `run` is another.
+
+    launch: the prepared kernel, which takes what `args` makes of a call's tensors.
+    """
+
+    compiles = True
+    launch: Callable[..., None]
+
+    def __init__(self, space: Workspace):
+        self.space, self.generation = space, space.generation
+
+    def args(self, *tensors: torch.Tensor | None) -> tuple:
+        """Arguments of the kernel that vary from call to call."""
+        raise NotImplementedError
+
+    def run(self, group: Group, *tensors: torch.Tensor | None) -> Any:
+        try:                                # less time than `with`
+            args = self.args(*tensors)      # may copy, so it may fail
+            self.space.call()
+        except BaseException as error:
+            withdraw(group, self.space.kind, error)
+            raise
+        try:
+            self.launch(*args)
+        except BaseException as error:
+            self.space.failed(error)
+            raise
+
+    def moved(self) -> bool:
+        return self.generation != self.space.generation
+
+
+class Trial:
+    """A plan that is being timed: each call makes one on the given tensors, to `out` or a tensor like it.
+
+    Other plans may move the buffers that it points into: then it is made again, on all ranks alike.
+    """
+
+    def __init__(self, op: Any, make: Callable[[], Plan], group: Group, tensors: Sequence):
+        self._op, self._make, self._group, self._tensors = op, make, group, tensors
+        self._plan = make()
+
+    def compile(self) -> None:
+        """What may fail on one rank alone."""
+        if not self._plan.valid():
+            self._plan = self._make()
+        if self._plan.compiles:
+            self._plan.compile(*self._op.filled(self._group, self._plan.agreed, self._tensors))
+
+    def __call__(self) -> None:
+        if not self._plan.valid():
+            self.compile()
+        self._plan.run(self._group, *self._op.filled(self._group, self._plan.agreed, self._tensors))

@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The fused plan of gemm_rs: a ring, or one in each node, inside one GEMM."""
+from typing import Any
+
+import torch
+
+from triton_dist.ops.calls import aligned, checks, possible
+from triton_dist.ops.calls.plans import OnWorkspace
+from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
+from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
+from triton_dist.ops.tuning.table import Choice
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.workspace import CountedWorkspace, team, workspace
+
+
+class Fused(OnWorkspace):
+    """A ring, or one in each node, inside one kernel. Holds all that does not change from call to call.
+
+    asked: whether the caller named the core's method. m, n, k: sizes of out [m, n] and weight [n, k].
+    pitch: rows from one chunk of the slots to the next, whole tiles.
+    """
+
+    def __init__(self, choice: Choice, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, *_: Any):
+        self.group, self.dtype, self.hop_dtype, self.config = group, x.dtype, agreed.hop_dtype, choice.config
+        self.asked = agreed.method == "ws"
+        self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
+        self.core = backend().core("gemm_rs") if choice.method == "ws" else None
+        tiles_m = -(-self.m // self.config.block_m)
+        tiles = tiles_m * -(-self.n // self.config.block_n)
+        self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
+        self.programs = min(tiles * group.size, backend().num_sms())
+        self.portable = RingsOverNodes if possible.across_nodes(group) else Portable
+        space = workspace(group, "gemm_rs", self.portable.space)
+        space.reserve(*self.portable.room(self, tiles))
+        super().__init__(space)
+        self.captured = False if self.portable is RingsOverNodes else None
+
+    def compile(self, x, weight, bias, out):
+        x, weight = checks.rows_contiguous(x), checks.rows_contiguous(weight)
+        by_core, self.copies = aligned.served("gemm_rs", self.core, self.asked, x, weight, out)
+        if self.copies:
+            x, weight, out = (aligned.readable(self.core, t) for t in (x, weight, out))
+        self.call = (self.core.bind if by_core else self.portable)(self, bias is not None)
+        self.launch = backend().prepare(self.call.kernel, (self.programs,),
+                                        self.call.args(x, weight, bias, out),
+                                        dict(self.call.options, launch_cooperative_grid=True))
+
+    def run(self, group, x, weight, bias, out):
+        if not self.copies:
+            super().run(group, x, weight, bias, out)
+            return
+        backend().before_torch()
+        x, weight = (aligned.readable(self.core, checks.rows_contiguous(t)) for t in (x, weight))
+        target = out if self.core.accepts(out) else aligned.room(out)
+        super().run(group, x, weight, bias, target)
+        if target is not out:
+            backend().before_torch()
+            out.copy_(target)
+
+    def args(self, x, weight, bias, out) -> tuple:
+        return self.call.args(checks.rows_contiguous(x), checks.rows_contiguous(weight), bias, out)
+
+
+class Portable:
+    """Arguments of the portable kernel for the calls of a plan."""
+
+    kernel, space = gemm_rs_kernel, CountedWorkspace
+
+    @staticmethod
+    def room(plan: Fused, tiles: int) -> tuple:
+        """(bytes of a half, flags, who writes a flag) for chunks of `tiles` tiles."""
+        return (plan.hops * plan.pitch * plan.n * plan.hop_dtype.itemsize, 2 * plan.hops * tiles,
+                lambda flag: (plan.group.rank - 1) % plan.group.size)
+
+    def __init__(self, plan: Fused, has_bias: bool):
+        self.plan, self.slots, self.team = plan, plan.space.data.view(plan.hop_dtype), team(plan.group)
+        self.half = plan.space.half_bytes // plan.hop_dtype.itemsize
+        self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
+                            PRECISION=possible.precision(plan.dtype))
+
+    def args(self, x, weight, bias, out) -> tuple:
+        p = self.plan
+        return (x, weight, weight if bias is None else bias, out, self.slots, p.space.flags, p.space.control, self.team,
+                self.half, p.m, p.n, p.k, p.pitch, x.stride(0), weight.stride(0))
