@@ -43,7 +43,7 @@ def test_other_words_are_refused_with_what_is_expected(word, capsys):
 
 @pytest.mark.parametrize("words, said", [
     (["all_gather", "--peers", "symm_one_shot"], "expected some of nccl, none"),
-    (["all_reduce", "--methods", "ws"], "expected some of auto, one_shot, two_shot, push, nccl"),
+    (["all_reduce", "--methods", "ws"], "expected some of auto, one_shot, two_shot, push, unfused"),
     (["all_reduce", "--shapes", "8B"], "unrecognized arguments"),
     (["all_to_all_single"], "invalid choice")])
 def test_the_command_line_refuses_by_name(words, said, capsys):

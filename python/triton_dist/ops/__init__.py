@@ -13,7 +13,11 @@ from triton_dist.ops.all_reduce_rmsnorm.op import all_reduce_rmsnorm
 from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
 from triton_dist.ops.explain import explain
 from triton_dist.ops.op import Agreed, Choice, Op, Plan
-from triton_dist.ops.registry import OPS, Gradient, Operator
+from triton_dist.ops import registry
+from triton_dist.ops.registry import Gradient, Operator
+
+#: Every op by its name, those of other packages included.
+OPS: dict[str, Op] = registry.OPS
 
 __all__ = [
     "Agreed", "Choice", "Gradient", "OPS", "Op", "Operator", "Plan", "ag_gemm", "all_gather", "all_gather_2d", "all_reduce",

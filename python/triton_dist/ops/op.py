@@ -49,16 +49,7 @@ class Op(Calls):
         recorder: the Operator of torch that a graph holds.
 
     Example:
-        class Gather(Op):
-            name, tensors, outputs = "gather", {"x": "sharded"}, {"out": "gathered"}
-            ...
-
-        GATHER = Gather()
-
-        @GATHER.public
-        def gather(x, *, group=None, out=None, method="auto"):
-            done = GATHER.call((method,), group, x, None, out)
-            return done if done is not None else GATHER.record(x=x, group=group, out=out, method=method)
+        docs/extending.md has a whole op of another package: its class, its kernel, and the function that users call.
     """
 
     name = ""

@@ -32,9 +32,11 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 class Gradient:
     """The gradient of an operator.
 
-    keep(ctx, inputs, output): stores on ctx what backward needs, as torch.library.register_autograd's setup_context does.
-    backward(ctx, *grads): the gradients of all inputs, None for those that have none.
-    Both only call ops and plain torch, so that they can be recorded in a graph as well.
+    Both functions only call ops and plain torch, so that they can be recorded in a graph as well.
+
+    Attributes:
+        keep: takes (ctx, inputs, output) and stores on ctx what backward needs, as setup_context of torch.library does.
+        backward: takes ctx and a gradient of each output; gives the gradients of all inputs, None for those that have none.
     """
     keep: Callable[[Any, tuple, Any], None]
     backward: Callable[..., tuple]

@@ -17,7 +17,7 @@ from triton_dist.backends.emulator.worlds.meeting import VirtualGroup
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.device import Arena, Transfer, copy_bytes, flag_address
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 
 
 def machine() -> Machine:
@@ -153,7 +153,7 @@ class EmulatorBackend(Backend):
         if errors:
             here = machine()
             differs = here.conflict(here.scheduler.current.rank)        # then a peer has gone on without this collective
-            raise errors[0] if differs is None else InvalidArgument(differs) from errors[0]
+            raise errors[0] if differs is None else CollectiveMismatch(differs) from errors[0]
 
     def is_in_collective(self) -> bool:
         return any(helper.is_alive() for helper in machine().helpers)

@@ -25,7 +25,7 @@ from triton_dist.backends.emulator.worlds.arena import shared
 from triton_dist.backends.emulator.worlds.ledger import Ledger
 from triton_dist.backends.emulator.worlds.machine import Machine, default_sms
 from triton_dist.runtime.environment import number
-from triton_dist.runtime.errors import HangError, InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.errors import CollectiveMismatch, HangError, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.hang_table import Row, last_words
 from triton_dist.runtime.state import at_exit
@@ -209,7 +209,7 @@ class ProcessScheduler(Scheduler):
             self._before, self._still = counts, now
         other = self.machine.conflict(self.main.rank)
         if other is not None:
-            self.collapse(InvalidArgument(other))
+            self.collapse(CollectiveMismatch(other))
         if any(map(control.told, self._blocks)):
             self.collapse(HangError("ended with the ranks that hang, told before"))
         # With a rank dead, or gone by an error, the world cannot end well: all who wait give up, whatever others still do.
