@@ -174,6 +174,7 @@ def rank_main(out: Path) -> None:
     results["bits"]["ops in C"] = {name: bool(torch.equal(compiled[name], in_c[name])) for name in compiled}
     if RANKS > 1:
         results["host_us"]["all_reduce in C, by ctypes"] = microseconds(lambda: call(x, y))
+    print(json.dumps(results, indent=1), flush=True)
     graphs(host, tensors, results)
     wrong = [name for table in results["bits"].values() for name, same in table.items() if not same]
     everyone = group.all_gather_object((results, wrong))
@@ -253,14 +254,14 @@ def launch_times(library: str | None) -> dict:
     }
 
 
-def config_of(op: str) -> dict:
-    """Tiling that Python has taken for the last plan of `op`, where it can be found."""
-    from triton_dist.runtime.state import state
+def config_of(op: str, weight) -> dict:
+    """Tiling that Python has taken for a plan of `op` with this weight; nothing where there is none."""
+    import gc
 
-    for (name, *_), plan in reversed(list(state().plans.items())):
-        for one in (*getattr(plan, "plans", ()), plan):
+    for one in gc.get_objects():
+        if type(one).__module__.startswith(f"triton_dist.ops.{op}.") and hasattr(one, "launch"):
             config = getattr(one, "config", None)
-            if name == op and config is not None:
+            if config is not None and (getattr(one, "n", 0), getattr(one, "k", 0)) == tuple(weight.shape):
                 return dict(block_n=config.block_n, group_m=config.group_m)
     return {}
 
@@ -280,7 +281,7 @@ def graphs(host: Host, tensors, results: dict) -> None:
                 whole = torch.empty(shape[0], x.shape[1], dtype=x.dtype, device=x.device)
                 python = lambda: ag_gemm(x, w, bias=b, out=out, method="ws", comm_sms=COMM_SMS)  # noqa: E731
                 python()
-                call = host.gemm("ag_gemm", x.shape[0], w.shape[0], x.shape[1], COMM_SMS, **config_of("ag_gemm"))
+                call = host.gemm("ag_gemm", x.shape[0], w.shape[0], x.shape[1], COMM_SMS, **config_of("ag_gemm", w))
                 others = {
                     "cuBLAS": lambda: torch.mm(whole, w.t(), out=out),
                     "NCCL": lambda: dist.all_gather_into_tensor(whole, x),
@@ -290,7 +291,7 @@ def graphs(host: Host, tensors, results: dict) -> None:
                 whole = torch.empty(shape[0], w.shape[0], dtype=x.dtype, device=x.device)
                 python = lambda: gemm_rs(x, w, bias=b, out=out, method="ws")  # noqa: E731
                 python()
-                call = host.gemm("gemm_rs", x.shape[0] // RANKS, w.shape[0], x.shape[1], **config_of("gemm_rs"))
+                call = host.gemm("gemm_rs", x.shape[0] // RANKS, w.shape[0], x.shape[1], **config_of("gemm_rs", w))
                 others = {
                     "cuBLAS": lambda: torch.mm(x, w.t(), out=whole),
                     "NCCL": lambda: dist.reduce_scatter_tensor(out, whole),
