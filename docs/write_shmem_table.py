@@ -17,7 +17,7 @@ _HEAD = """<!-- Written by docs/write_shmem_table.py; do not edit. -->
 {total} functions of `libshmem_device`. {counts}.
 What is refused is refused when the kernel is compiled, by an error that names function and backend.
 
-| function | done by | emulator | NVIDIA, `TRITON_DIST_HEAP=nvshmem` | AMD | status |
+| function | done by | emulator | NVIDIA, `TRITON_DIST_HEAP=nvshmem` | AMD, `TRITON_DIST_HEAP=rocshmem` (compiled, never run) | status |
 |---|---|---|---|---|---|
 """
 
@@ -34,7 +34,7 @@ def table() -> str:
     for function in FUNCTIONS.values():
         row, status = ROWS[function.symbol], _status(function)
         statuses[status] += 1
-        amd = f"refused (rocSHMEM's `{row.rocshmem}`)" if row.rocshmem else "refused"
+        amd = f"`{row.rocshmem}`" if row.rocshmem else "refused"
         given = ", ".join(f"{p}={function.defaults[0]}" if function.defaults and p == function.params[-1] else p
                           for p in function.params)
         lines.append(f"| `{function.name}({given})` | {_WHO[row.caller]} | works | "

@@ -148,11 +148,17 @@ def _assert_loads_of_memory_are_not_scalar(lines: list[str]) -> None:
     entry = next((i for i, line in enumerate(lines) if line.startswith("s_branch")), 0)
     first = next((i for i, line in enumerate(lines) if re.match(r"buffer_(inv|wbinvl1)", line)), len(lines))
     pointers: set = set()
+    spilled: dict = {}                  # (vector register, lane) -> whether the scalar register that was put there holds one
     for i, line in enumerate(lines):
         name, _, rest = line.partition(" ")
         operands = [operand.strip() for operand in rest.split(",")]
         result, sources = _registers(operands[0]), {n for operand in operands[1:] for n in _registers(operand)}
-        if name.startswith("s_load"):
+        if name.startswith("v_writelane"):
+            spilled[operands[0], operands[2]] = bool(sources & pointers)
+            continue
+        if name.startswith("v_readlane"):
+            taken = spilled.get((operands[1], operands[2]), False)
+        elif name.startswith("s_load"):
             assert i <= first or not sources & pointers, f"a scalar load after an acquire: {line}"
             taken = operands[1] == "s[0:1]" and i <= entry or bool(sources & pointers)
         elif name.startswith("s_getpc"):

@@ -1,28 +1,61 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Every kernel of the ops as AMD GPUs run it: name -> a function that compiles it for a target.
+"""Every kernel of the ops and the tutorials as AMD GPUs run it: name -> a function that compiles it for a target.
 
-Eight ranks, bf16, the tiles and options that the backend picks there.
-
-    PYTHONPATH=python:tests/compile python tests/compile/amd_kernels.py     prints the table of docs/amd.md
+Eight ranks, bf16, the tiles and options that the backend picks there. Run as a script, with both Tritons, by tools/amd_table.py.
 """
 import functools
+import importlib.util
+import json
+import os
+import tempfile
+from pathlib import Path
+from unittest import mock
 
+import fake_rocshmem
 import test_collective_code
 import test_gemm_ar_code
+import test_internode_code
 import test_op_code
 import test_self_flag_code
 import test_vdev_code
 import triton
 from amd_isa import resources
-from compile_util import HIP
+from compile_util import HIP, compile_kernel
 
-from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push, one_hop_self_flagged
+from triton_dist.backends.amd import rocshmem_library
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel as ag_push_kernel
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_hops_self_flagged, two_shot_kernel
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
+from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push, one_hop_self_flagged
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
+from triton_dist.ops.gemm_rs.nodes_kernel import gemm_rs_nodes_kernel
+from triton_dist.ops.internode.kernels import all_gather_kernel, gather_kernel, reduce_scatter_kernel
+
+TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
+_INTEGERS = {"call": "i32", "n": "i32", "m": "i32", "k": "i32"}
+
+
+def tutorial(file: str, name: str, constants: dict, types: dict, target: str):
+    """A kernel of a tutorial. Sizes are multiples of 16, the number of the call is not."""
+    spec = importlib.util.spec_from_file_location("tutorial_" + file.replace("-", "_"), TUTORIALS / f"{file}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernel = getattr(module, name)
+    signature = {arg: "constexpr" if arg in constants else types.get(arg) or _INTEGERS[arg] for arg in kernel.arg_names}
+    return compile_kernel(kernel, signature, constants, target,
+                          divisible=[arg for arg, ty in signature.items() if ty != "constexpr" and arg != "call"])
+
+
+def over_nodes(kernel, target: str):
+    """A kernel of the ops over nodes, over a stand-in for rocSHMEM's device bitcode."""
+    with tempfile.TemporaryDirectory() as home:
+        fake_rocshmem.write(Path(home))
+        with mock.patch.dict(os.environ, ROCSHMEM_HOME=home):
+            return test_internode_code.compiled(kernel, target, rocshmem_library.libraries(target),
+                                                dict(BLOCK_N=128, num_stages=2))
+
 
 _one_hop = functools.partial(test_collective_code.compiled, world=8)
 KERNELS = {
@@ -44,21 +77,30 @@ KERNELS = {
     "gemm_ar packets": functools.partial(test_gemm_ar_code.compiled, world=8),
     "gemm_ar two-shot packets": functools.partial(test_gemm_ar_code.compiled, world=8, split=2, two_shot=True),
     "all_to_all_vdev": functools.partial(test_vdev_code.compiled, world=8),
+    "ag_gemm over nodes, gather": functools.partial(over_nodes, gather_kernel),
+    "gemm_rs over nodes": functools.partial(over_nodes, gemm_rs_nodes_kernel),
+    "all_gather over nodes": functools.partial(over_nodes, all_gather_kernel),
+    "reduce_scatter over nodes": functools.partial(over_nodes, reduce_scatter_kernel),
+    "tutorial 1": functools.partial(tutorial, "01-ring-broadcast", "ring_broadcast", dict(BLOCK=256),
+                                    dict(x="*fp32", inbox="*fp32", flag="*i32", out="*fp32")),
+    "tutorial 2": functools.partial(tutorial, "02-ag-gemm", "ag_gemm", dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64),
+                                    dict(x="*bf16", gathered="*bf16", weight="*bf16", out="*bf16", flags="*i32")),
+    "tutorial 3": functools.partial(tutorial, "03-hang", "ring", dict(MEND=True), dict(inbox="*i32", flag="*i32", out="*i32")),
+    "tutorial 4": functools.partial(tutorial, "04-packets", "all_reduce", dict(BLOCK=256),
+                                    dict(x="*fp32", packets="*i64", out="*fp32")),
 }
 
 
-def table() -> str:
-    """Markdown: vector, accumulation and scalar registers, LDS bytes and spilled registers of every kernel and target."""
-    heads = ("kernel", "target", "VGPR", "AGPR", "SGPR", "LDS bytes", "VGPR spills", "scratch bytes")
-    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+def table() -> dict:
+    """{kernel: {target: [vector, scalar registers, LDS bytes, spilled vector registers, scratch bytes]}}"""
+    found: dict = {}
     for name, compile_for in KERNELS.items():
         for target in HIP:
             used = resources(compile_for(target))
-            cells = [used.get(key, 0) for key in ("vgpr_count", "agpr_count", "sgpr_count", "lds", "vgpr_spill_count",
-                                                  "private_segment_fixed_size")]
-            rows.append(" | ".join([f"| {name}", target, *map(str, cells)]) + " |")
-    return "\n".join(rows)
+            found.setdefault(name, {})[target] = [used.get(key, 0) for key in (
+                "vgpr_count", "sgpr_count", "lds", "vgpr_spill_count", "private_segment_fixed_size")]
+    return found
 
 
 if __name__ == "__main__":
-    print(f"Triton {triton.__version__}\n\n{table()}")
+    print(json.dumps({"triton": triton.__version__, "kernels": table()}))

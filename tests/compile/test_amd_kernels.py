@@ -1,14 +1,16 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Every kernel of the ops compiled for AMD GPUs: order of memory, width of accesses, spills, LDS."""
+"""Every kernel of the ops and the tutorials compiled for AMD GPUs: order of memory, width of accesses, spills, LDS."""
 import re
+from pathlib import Path
 
 import pytest
 from amd_isa import ISA, acquire, assert_sound, release_before
 from amd_kernels import KERNELS
 from compile_util import HIP, position
 
-FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged", name)]        # data says itself that it is there
+FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged|tutorial 4", name)]     # data says itself that it is there
+SMALL = ["tutorial 1", "tutorial 3"]                                                            # a word a thread, or one word
 WIDE = r"(global|buffer)_(load|store)_(lds_)?dwordx4"
 
 
@@ -17,7 +19,7 @@ WIDE = r"(global|buffer)_(load|store)_(lds_)?dwordx4"
 def test_kernel_is_sound(name, target):
     """No spills, LDS within bounds; polls past the caches; write-backs waited for; 16-byte accesses of data."""
     lines = assert_sound(KERNELS[name](target), target)
-    if name not in FLAGGED:
+    if name not in FLAGGED + SMALL:
         position(lines, WIDE)
     assert not [line for line in lines if re.match(r"(global|buffer)_store_byte", line)], "bytes are stored one by one"
 
@@ -32,7 +34,13 @@ def test_flagged_words_need_no_cache_control(name, target):
 # How many places of each kernel tell peers that data is there, and whether it waits for such words.
 SIGNALS = {"ag_gemm": (0, True), "ag_gemm by_sms": (0, True), "ag_gemm by_sms push": (1, False), "gemm_rs": (1, True),
            "all_gather push": (1, True), "reduce_scatter push": (1, True), "all_reduce push": (2, True),
-           "all_to_all_vdev": (1, True)}
+           "all_to_all_vdev": (1, True), "tutorial 1": (2, False), "tutorial 2": (1, True), "tutorial 3": (2, False)}
+
+
+def test_the_page_has_every_kernel():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "amd.md").read_text()
+    listed = re.findall(r"^\| ([^|]+?) \| (gfx\w+) \|", page, re.M)
+    assert listed == [(name, target) for name in KERNELS for target in HIP], "run tools/amd_table.py"
 
 
 @pytest.mark.parametrize("name", SIGNALS)

@@ -30,17 +30,21 @@ def home(tmp_path, monkeypatch):
     nvshmem_library.library.cache_clear()
 
 
-def compiled(kernel, target: str, **constants):
-    """`kernel` for bf16 and sizes of usual shapes; `constants`: arguments that are 1, which Triton makes constants of."""
+def compiled(kernel, target: str, extern_libs: dict | None = None, gemm_options: dict | None = None, **constants):
+    """`kernel` for bf16 and sizes of usual shapes; `constants`: arguments that are 1, which Triton makes constants of.
+
+    extern_libs: SHMEM's libraries, by default those over NVSHMEM. gemm_options: tiles and options of the GEMM, if others."""
     gemm = kernel is gemm_rs_nodes_kernel
     types = {name: "*bf16" if name in _DATA else _TYPES.get(name, "i32") for name in kernel.arg_names}
     if gemm:
         types["flags"] = "*i64"
     types.update({name: "constexpr" for name in kernel.arg_names if name.isupper() or name in constants})
-    options = dict(num_warps=8, num_stages=3) if gemm else dict(num_warps=OPTIONS["num_warps"])
-    return compile_kernel(kernel, types, {**(GEMM if gemm else dict(BLOCK=OPTIONS["BLOCK"])), **constants}, target,
+    given = {**GEMM, "num_warps": 8, "num_stages": 3, **(gemm_options or {})} if gemm else OPTIONS
+    tiles = {name: value for name, value in given.items() if name.isupper()}
+    return compile_kernel(kernel, types, {**tiles, **constants}, target,
                           divisible=[name for name, ty in types.items() if ty != "constexpr" and name not in _ODD],
-                          extern_libs={LIBRARY: nvshmem_library.library(int(target[3:]))[0]}, **options)
+                          extern_libs=extern_libs or {LIBRARY: nvshmem_library.library(int(target[3:]))[0]},
+                          **{name: value for name, value in given.items() if not name.isupper()})
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 
+from triton_dist.backends.gpu import shmem_modules
 from triton_dist.backends.gpu import heap_provider as providers
 from triton_dist.backends.nvidia import nvshmem
 from triton_dist.backends.nvidia.backend import NvidiaBackend
@@ -116,7 +117,7 @@ def fake(monkeypatch):
 def modules(monkeypatch):
     """NvshmemModules whose hooks are called by hand."""
     import triton
-    monkeypatch.setattr(nvshmem, "knobs", types.SimpleNamespace(runtime=types.SimpleNamespace(
+    monkeypatch.setattr(shmem_modules, "knobs", types.SimpleNamespace(runtime=types.SimpleNamespace(
         kernel_load_start_hook=triton.knobs.HookChain(), kernel_load_end_hook=triton.knobs.HookChain(),
         kernel_unload_hook=triton.knobs.HookChain())))
     return nvshmem.NvshmemModules()

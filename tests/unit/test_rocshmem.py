@@ -1,18 +1,21 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The binding to rocSHMEM: its C library compiled against the published signatures, run over a stand-in by several processes."""
+import json
 import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
 
-from triton_dist.backends.amd import rocshmem
+from triton_dist.backends.amd import rocshmem, rocshmem_library
 from triton_dist.language.abi import ROWS
 from triton_dist.language.shmem_abi import LIBRARY, SCOPES
-from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.errors import InvalidArgument, NotInitialized, UnsupportedFeature
 
 BIND = Path(__file__).parents[2] / "shmem/rocshmem_bind"
 COMPILER = shutil.which("g++") or shutil.which("c++")
@@ -155,3 +158,59 @@ def test_every_shmem_row_has_a_function_or_a_reason():
     for stem, reason in rocshmem.DEVICE.items():
         if not reason:
             assert all(row.rocshmem for symbol, row in ROWS.items() if symbol.removeprefix(f"{LIBRARY}_") == stem)
+
+
+# -- kernels that call it ----------------------------------------------------------------------------------------------
+@pytest.fixture
+def hooks(monkeypatch):
+    """Triton's load hooks, called by hand."""
+    import triton
+
+    from triton_dist.backends.gpu import shmem_modules
+    made = types.SimpleNamespace(kernel_load_start_hook=triton.knobs.HookChain(), kernel_load_end_hook=triton.knobs.HookChain())
+    monkeypatch.setattr(shmem_modules, "knobs", types.SimpleNamespace(runtime=made))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return made
+
+
+def files(folder, calls: bool) -> dict:
+    """The files of a compiled kernel that calls rocSHMEM, or does not."""
+    (folder / "k.json").write_text(json.dumps({"extern_libs": [[LIBRARY, "rows.ll"], ["shmem", "rocshmem.bc"]]}))
+    (folder / "k.hsaco").write_bytes(b"\x7fELF" + (rocshmem_library.STATE.encode() if calls else b""))
+    return {name: str(folder / name) for name in ("k.json", "k.hsaco")}
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_modules_that_call_rocshmem_get_its_context_early_and_late(calls, hooks, tmp_path):
+    modules, told = rocshmem.RocshmemModules(), []
+    group = files(tmp_path, calls)
+
+    def load(module):
+        for hook in (hooks.kernel_load_start_hook, hooks.kernel_load_end_hook):
+            hook(module, None, "kernel", group, "hash")
+    if calls:
+        with pytest.raises(NotInitialized, match="kernel: calls rocSHMEM, .* TRITON_DIST_HEAP=rocshmem"):
+            load(7)
+    modules.start(told.append, lambda module: None)
+    load(8)
+    assert told == [8] * calls
+    modules.stop()
+    modules.start(told.append, lambda module: None)                 # the next world
+    assert told == [8, 8] * calls
+
+
+def test_the_backend_links_the_bitcode_of_its_gpu_or_says_why_not(hooks, tmp_path, monkeypatch):
+    from triton_dist.backends.amd.backend import AmdBackend
+    monkeypatch.setenv("ROCSHMEM_HOME", str(tmp_path))
+    monkeypatch.setattr(AmdBackend, "device", lambda self: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda device: types.SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-"))
+    backend = AmdBackend()
+    assert "TRITON_DIST_HEAP=rocshmem" in backend.no_shmem()
+    backend._link_shmem(None)
+    assert "found no lib/librocshmem_device_gfx942.bc" in backend.no_shmem() and LIBRARY not in backend._extern_libs
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "librocshmem_device_gfx942.bc").write_text(" ".join((*rocshmem_library._NEEDED, rocshmem_library.STATE)))
+    backend._link_shmem(None)
+    assert backend.no_shmem() is None and list(backend._extern_libs)[-2:] == [LIBRARY, rocshmem_library.BITCODE]
+    assert backend._extern_libs[rocshmem_library.BITCODE].endswith("librocshmem_device_gfx942.bc")

@@ -52,8 +52,8 @@ class ShmemRow(Row):
     library: str = LIBRARY
     params: tuple = ()        # names of `args`; "size" multiplies the count before it
     caller: str = "all"
-    nvshmem: str = ""         # the library's function; "" where it has none
-    rocshmem: str = ""
+    nvshmem: str = ""         # the function of NVSHMEM's device library; "" where it has none
+    rocshmem: str = ""        # the same of rocSHMEM's device bitcode, C names only
     c_result: str = ""        # "int32", "int64", "pointer", or "" for void
 
 
@@ -119,12 +119,12 @@ def _family(stem: str, params: str, doc: str, *, nvshmem: str = "", rocshmem: st
 _simple("set_rocshmem_ctx", "ctx", "all", "", "", "Sets rocSHMEM's context, which the runtime does itself; does nothing.")
 _simple("my_pe", "", "all", "nvshmem_my_pe", "rocshmem_my_pe", "World rank of this PE, int32.", "int32", pure=True)
 _simple("n_pes", "", "all", "nvshmem_n_pes", "rocshmem_n_pes", "Number of PEs of the world, int32.", "int32", pure=True)
-_simple("team_my_pe", "team", "all", "nvshmem_team_my_pe", "rocshmem_team_my_pe",
+_simple("team_my_pe", "team", "all", "nvshmem_team_my_pe", "",
         "Index of this PE in `team`, int32; -1 where it is no member.", "int32", pure=True)
-_simple("team_n_pes", "team", "all", "nvshmem_team_n_pes", "rocshmem_team_n_pes", "Number of PEs of `team`, int32.",
+_simple("team_n_pes", "team", "all", "nvshmem_team_n_pes", "", "Number of PEs of `team`, int32.",
         "int32", pure=True)
 _simple("team_translate_pe", "src_team pe_in_src_team dest_team", "all", "nvshmem_team_translate_pe",
-        "rocshmem_team_translate_pe",
+        "",
         "Index in `dest_team` of the PE that is number `pe_in_src_team` of `src_team`, int32; -1 where it is no member.",
         "int32", pure=True)
 _simple("remote_ptr", "local_ptr pe", "all", "nvshmem_ptr", "rocshmem_ptr",
@@ -140,9 +140,10 @@ _BARRIER = "Completes this PE's puts, as quiet, and returns once every PE of {} 
 _SYNC = "Returns once every PE of {} has called it; completes no puts. One program a rank at a time."
 _family("barrier_all", "", _BARRIER.format("the world"), aliases=True)
 _simple("barrier_all_vec", "", "block", "", "", "barrier_all of an NPU's vector cores; here barrier_all_block.")
-_family("barrier", "team", _BARRIER.format("`team`"), c_result="int32")
+_family("barrier", "team", _BARRIER.format("`team`"), rocshmem="-", c_result="int32")
 _family("sync_all", "", _SYNC.format("the world"))
-_family("team_sync", "team", _SYNC.format("`team`"), scopes=("_warp", "_block"), c_result="int32")
+_family("team_sync", "team", _SYNC.format("`team`"), scopes=("_warp", "_block"), rocshmem="-",
+        c_result="int32")
 _simple("quiet", "", "thread", "nvshmem_quiet", "rocshmem_quiet",
         "Returns once all puts, gets and signals that this program has issued are complete at their targets.")
 _function("quiet_pe", "pe", f"{LIBRARY}_quiet", "quiet; completes what was sent to every PE, hence also to `pe`.", call=(),
@@ -178,9 +179,10 @@ _row("ulong_put_signal", "dest source nelems sig_addr signal sig_op pe", "thread
      "rocshmem_ulong_put_signal", _ULONG)
 
 # -- signals -----------------------------------------------------------------------------------------------------------
-_simple("signal_op", "sig_addr signal sig_op pe", "thread", "nvshmemx_signal_op", "rocshmem_signal_op",
+_simple("signal_op", "sig_addr signal sig_op pe", "thread", "nvshmemx_signal_op", "rocshmem_ulong_atomic_set",
         "Sets the 64-bit flag `sig_addr` on PE `pe` to `signal`, or adds it. Orders nothing: put_signal, or fence before it.")
-_simple("signal_wait_until", "sig_addr cmp_ cmp_val", "all", "nvshmem_signal_wait_until", "rocshmem_signal_wait_until",
+_simple("signal_wait_until", "sig_addr cmp_ cmp_val", "all", "nvshmem_signal_wait_until",
+        "rocshmem_uint64_wait_until",
         "Spins until the local 64-bit flag `sig_addr` compares to `cmp_val` as `cmp_` (NVSHMEM_CMP_EQ ... GE) says, unsigned; "
         "acquires what came before the signal. Returns the value seen, int64, which consume_token takes.", "int64")
 _function("uint64_wait_until_equals", "addr val", f"{LIBRARY}_signal_wait_until",
@@ -190,8 +192,8 @@ _function("uint64_wait_until_equals", "addr val", f"{LIBRARY}_signal_wait_until"
 _family("broadcastmem", "team dest source nelems pe_root",
         "Copies `nelems` bytes from `source` on member `pe_root` of `team` to `dest` on every member. All members call it; "
         "dest is there on return. No member may still use dest when the root calls.",
-        c_result="int32", typed="broadcast")
+        rocshmem="-", c_result="int32", typed="broadcast")
 _family("fcollectmem", "team dest source nelems",
         "Copies `nelems` bytes from `source` on every member of `team` to `dest` on all of them, in order of index. All "
         "members call it; dest is there on return. No member may still use dest when the first one calls.",
-        c_result="int32", typed="fcollect")
+        rocshmem="-", c_result="int32", typed="fcollect")

@@ -5,14 +5,18 @@ AMD machine yet."""
 import functools
 from typing import Any
 
-from triton_dist.backends.amd import machines
+import torch
+
+from triton_dist.backends.amd import machines, rocshmem_library
 from triton_dist.backends.amd.driver import HipDriver
 from triton_dist.backends.amd.ipc import IpcArena
-from triton_dist.backends.amd.rocshmem import RocshmemArena, join
+from triton_dist.backends.amd.rocshmem import Rocshmem, RocshmemArena, RocshmemModules, join
 from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.gpu.p2p import device_tensor
+from triton_dist.language.shmem_abi import LIBRARY as SHMEM_LIBRARY
 from triton_dist.runtime.capabilities import GemmConfig, MachineModel
 from triton_dist.runtime.device import Arena
+from triton_dist.runtime.errors import UnsupportedFeature
 
 
 class AmdBackend(GpuBackend):
@@ -24,17 +28,40 @@ class AmdBackend(GpuBackend):
 
     def __init__(self):
         super().__init__(HipDriver())
+        self._shmem = RocshmemModules()
+        self._no_shmem: str | None = "SHMEM calls need TRITON_DIST_HEAP=rocshmem"
 
     def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:
+        for key in (SHMEM_LIBRARY, rocshmem_library.BITCODE):
+            self._extern_libs.pop(key, None)
         if provider == "p2p":
             return super()._arena(provider, nbytes, world)
         tensor = functools.partial(device_tensor, device=self.device())
         if provider == "ipc":
             return IpcArena(self.driver, nbytes, world, tensor)
-        return RocshmemArena(join(world), nbytes, world, tensor)
+        library = join(world)
+        self._link_shmem(library)
+        return RocshmemArena(library, nbytes, world, tensor, parting=self._shmem.stop)
+
+    def _link_shmem(self, library: Rocshmem) -> None:
+        """Kernels link rocSHMEM's device bitcode from now on, if it is there. Without it the heap works all the same."""
+        architecture = torch.cuda.get_device_properties(self.device()).gcnArchName.split(":")[0]
+        try:
+            self._extern_libs.update(rocshmem_library.libraries(architecture))
+        except UnsupportedFeature as error:
+            self._no_shmem = str(error)
+            return
+        self._no_shmem = None
+        self._shmem.start(functools.partial(self._tell, library), lambda module: None)
+
+    def _tell(self, library: Rocshmem, module: int) -> None:
+        """Gives a module its context. A stream of its own, since a kernel may be under way on the others."""
+        stream = torch.cuda.Stream()
+        library.module_init(module, stream.cuda_stream)
+        stream.synchronize()
 
     def no_shmem(self) -> str | None:
-        return "kernels cannot call rocSHMEM yet"
+        return self._no_shmem
 
     def gemm_config(self, dtype: Any, m: int) -> GemmConfig:
         return machines.gemm_config(dtype, m)

@@ -8,25 +8,25 @@ import ctypes
 import os
 from typing import Any, Callable
 
+from triton_dist.backends.amd.rocshmem_library import STATE
 from triton_dist.backends.gpu.heap_provider import on_every_rank
+from triton_dist.backends.gpu.shmem_modules import ShmemModules
 from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
 VARIABLE = "TRITON_DIST_ROCSHMEM"
 _VERSION, _ID_BYTES = 1, 128
-_NAMED = ("my_pe", "n_pes", "remote_ptr", "quiet", "fence", "int_p", "ulong_put_signal")
+_NAMED = ("my_pe", "n_pes", "remote_ptr", "quiet", "fence", "int_p", "ulong_put_signal", "signal_op", "signal_wait_until")
 _SCOPED = ("barrier_all", "sync_all", "getmem", "getmem_nbi", "putmem", "putmem_nbi", "putmem_signal", "putmem_signal_nbi")
 _WORLD = "rocSHMEM's C name takes no team: it would be right for the world only"
 _CPP = "rocSHMEM has it as a C++ function, which its device bitcode does not export"
 
-# Stem of a SHMEM row -> why rocSHMEM's device bitcode does not do it; "" where it has a function of the same arguments.
+# Stem of a SHMEM row -> why rocSHMEM's device bitcode does not do it; "" where it does (rocshmem_library.py).
 DEVICE: dict[str, str] = {
     **{name: "" for name in _NAMED}, **{name: "" for name in _SCOPED},
     "barrier": _WORLD, "team_sync": _CPP, "team_my_pe": _CPP, "team_n_pes": _CPP, "team_translate_pe": _CPP,
     "broadcastmem": _CPP, "fcollectmem": _CPP,
-    "signal_op": "rocSHMEM has atomic_set and atomic_add of the flag in its place, and numbers the operations otherwise",
-    "signal_wait_until": "rocSHMEM's uint64_wait_until returns nothing, and numbers the comparisons otherwise",
     "remote_mc_ptr": "AMD GPUs have no multicast addresses", "barrier_all_vec": "it is of another vendor's vector cores",
     "set_rocshmem_ctx": "the runtime sets the context", "putmem_rma": "rocSHMEM chooses the transport itself",
     "putmem_rma_nbi": "rocSHMEM chooses the transport itself", "putmem_signal_rma": "rocSHMEM chooses the transport itself",
@@ -97,14 +97,22 @@ def _check(function: str, status: int) -> None:
         raise UnsupportedFeature(f"{function} failed with {status}")
 
 
+class RocshmemModules(ShmemModules):
+    """Tells rocSHMEM of every loaded module that calls it."""
+
+    library, heap, state = "rocSHMEM", "rocshmem", STATE
+
+
 class RocshmemArena(Arena):
     """One slab a rank, allocated by rocSHMEM.
 
     Collective over `world`. Where a rank cannot allocate, every rank raises OutOfHeap, and what was allocated is free again.
-    `tensor`: (address, bytes) -> torch.uint8 tensor of that memory.
+    `tensor`: (address, bytes) -> torch.uint8 tensor of that memory. `parting` is called before rocSHMEM goes down.
     """
 
-    def __init__(self, library: Rocshmem, nbytes: int, world: Group, tensor: Callable[[int, int], Any]):
+    def __init__(self, library: Rocshmem, nbytes: int, world: Group, tensor: Callable[[int, int], Any],
+                 parting: Callable[[], None] = lambda: None):
+        self._parting = parting
         self.nbytes, self._library, self._tensor, self._address = nbytes, library, tensor, library.malloc(nbytes)
         lacking = [rank for rank, given in enumerate(world.all_gather_object(bool(self._address))) if not given]
         if lacking:
@@ -122,6 +130,7 @@ class RocshmemArena(Arena):
 
     def part(self) -> None:
         self.local = None
+        self._parting()
         self._library.free(self._address)
         self._library.finalize()
 

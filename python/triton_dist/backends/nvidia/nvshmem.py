@@ -7,16 +7,14 @@ its device code, linked into kernels (`nvshmem_library.py`), learns of the world
 """
 import os
 import uuid
-from typing import Any, Callable
+from typing import Any
 
 import torch
-from triton import knobs
 
-from triton_dist.backends.gpu.context import holds, refuse_capture
+from triton_dist.backends.gpu.shmem_modules import ShmemModules
 from triton_dist.backends.nvidia import nvshmem_library
-from triton_dist.language.shmem_abi import LIBRARY
 from triton_dist.runtime.device import Arena
-from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHeap, UnsupportedFeature
+from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
 STATE = "nvshmemi_device_state_d"       # the global by which NVSHMEM's device code knows its world
@@ -24,49 +22,10 @@ _TEAM_WORLD, _NO_TEAM = 0, -1
 _SLACK = 256 << 20                      # bytes of NVSHMEM's own heap beyond the arena, where it must be sized beforehand
 
 
-class NvshmemModules:
-    """Tells NVSHMEM of every loaded module that calls it, those loaded earlier included, whenever it is initialised."""
+class NvshmemModules(ShmemModules):
+    """Tells NVSHMEM of every loaded module that calls it."""
 
-    def __init__(self) -> None:
-        self._modules: set = set()
-        self._initialise: Callable | None = None
-        self._finalise: Callable | None = None
-        hooks = knobs.runtime
-        hooks.kernel_load_start_hook.add(self._before_load)
-        hooks.kernel_load_end_hook.add(self._after_load)
-        if hasattr(hooks, "kernel_unload_hook"):       # Triton 3.6 never unloads
-            hooks.kernel_unload_hook.add(self._before_unload)
-
-    def start(self, initialise: Callable[[int], Any], finalise: Callable[[int], Any]) -> None:
-        """NVSHMEM is up: `initialise` and `finalise` take a module's handle."""
-        self._initialise, self._finalise = initialise, finalise
-        for module in sorted(self._modules):
-            initialise(module)
-
-    def stop(self) -> None:
-        """NVSHMEM is about to go down."""
-        for module in sorted(self._modules) if self._finalise is not None else ():
-            self._finalise(module)
-        self._initialise = self._finalise = None
-
-    def _before_load(self, module, function, name, metadata_group, _hash) -> None:
-        if not holds(metadata_group, LIBRARY, STATE):
-            return
-        refuse_capture(name)
-        if self._initialise is None:
-            raise NotInitialized(f"{name}: calls NVSHMEM, which this process has not joined; set TRITON_DIST_HEAP=nvshmem "
-                                 "and call triton_dist.initialize_distributed() first")
-
-    def _after_load(self, module, function, name, metadata_group, _hash) -> None:
-        if holds(metadata_group, LIBRARY, STATE):
-            self._modules.add(module)
-            self._initialise(module)
-
-    def _before_unload(self, module, function, name, metadata_group, _hash) -> None:
-        if module in self._modules:
-            self._modules.discard(module)
-            if self._finalise is not None:
-                self._finalise(module)
+    library, heap, state = "NVSHMEM", "nvshmem", STATE
 
 
 class NvshmemArena(Arena):

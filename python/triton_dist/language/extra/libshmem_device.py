@@ -12,8 +12,8 @@ do the work: one, the first warp, or all. Not in Gluon kernels, nor in loops tha
 Addresses are local ones into this rank's symmetric heap (`create_symm_tensor`); `pe` says on which rank. Sizes are in
 bytes where the parameter is `bytes` and in mem collectives, otherwise in elements.
 
-All functions run in the emulator. On NVIDIA GPUs they need TRITON_DIST_HEAP=nvshmem; docs/shmem.md has the table. What a
-backend lacks is refused when the kernel is compiled.
+All functions run in the emulator. On NVIDIA GPUs they need TRITON_DIST_HEAP=nvshmem, on AMD GPUs TRITON_DIST_HEAP=rocshmem;
+docs/shmem.md has the table. What a backend lacks is refused when the kernel is compiled.
 """
 import functools
 import inspect
@@ -57,7 +57,8 @@ MORI_AMO_END_OF_NONFETCH, MORI_AMO_FETCH, MORI_AMO_FETCH_INC, MORI_AMO_FETCH_ADD
 MORI_AMO_FETCH_OR, MORI_AMO_FETCH_XOR, MORI_AMO_SWAP, MORI_AMO_COMPARE_SWAP = range(18, 22)
 MORI_AMO_OP_SENTINEL = sys.maxsize
 
-_ROCSHMEM_LACKS = "triton_dist has no rocSHMEM heap yet"
+_ROCSHMEM_LACKS = "rocSHMEM's device bitcode has no such function of the same arguments"
+_NO_ROCSHMEM = "it takes rocSHMEM, which this process does not use: set TRITON_DIST_HEAP=rocshmem"
 _NVSHMEM_LACKS = "NVSHMEM's device library has no such function"
 _TOO_OLD = "this NVSHMEM's code of it needs multicast instructions, which the GPU has not (sm_90 is the first that has)"
 
@@ -71,7 +72,9 @@ def lacks(function: Function, backend: str, library: str | None) -> str | None:
     if backend == "emulator":
         return None
     if backend == "amd":
-        return _ROCSHMEM_LACKS + (f" (its function is {row.rocshmem})" if row.rocshmem else ", nor such a function")
+        if not row.rocshmem:
+            return _ROCSHMEM_LACKS
+        return _NO_ROCSHMEM if library is None else None
     if not row.nvshmem:
         return _NVSHMEM_LACKS
     if library is None:

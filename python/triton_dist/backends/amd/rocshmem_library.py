@@ -1,0 +1,167 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The SHMEM rows over rocSHMEM's device bitcode: two libraries that Triton links into kernels which call them.
+
+The first has a function for each row that rocSHMEM has a C name for: it waits for the program's stores, meets the other waves,
+lets the threads call rocSHMEM that must, and meets again. The second is rocSHMEM's own file for the architecture. It must have
+been built with the same transports as the host library. Compiled against a stand-in for that file; never run.
+"""
+import functools
+import hashlib
+import os
+from pathlib import Path
+
+from triton_dist.language import abi, shmem_abi
+from triton_dist.runtime.environment import cache_dir
+from triton_dist.runtime.errors import UnsupportedFeature
+from triton_dist.runtime.files import write_shared
+
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
+BITCODE = "shmem"                       # key of the second library: a part of each row's symbol, or Triton would not link it
+STATE = "ROCSHMEM_CTX_DEFAULT"          # the global variable that rocshmem_hipmodule_init fills
+_TYPES = {"int32": "i32", "int64": "i64", "pointer": "ptr", "": "void"}
+_NEEDED = ("rocshmem_my_pe", "rocshmem_putmem_signal_nbi_wg", "rocshmem_quiet", "rocshmem_uint64_wait_until")
+
+_HEAD = """; Made by triton_dist from its table of SHMEM functions.
+target triple = "amdgcn-amd-amdhsa"
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare void @llvm.amdgcn.s.barrier()
+"""
+_ALL = """
+define {result} @{symbol}({parameters}) alwaysinline convergent nounwind {{
+{body}}}
+"""
+# A barrier does not wait for the stores of the other waves, and LLVM 22 may leave out the wait after a write-back: both waits
+# are assembly, as in device.ll. What the call has brought is loaded past stale caches.
+_TOGETHER = """
+define internal {result} @{raw}({parameters}) alwaysinline convergent nounwind {{
+{body}}}
+define i32 @{symbol}({parameters}) alwaysinline convergent nounwind {{
+entry:
+  call void asm sideeffect "s_waitcnt vmcnt(0)", "~{{memory}}"()
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  %thread = call i32 @llvm.amdgcn.workitem.id.x()
+  %mine = icmp ult i32 %thread, {threads}
+  br i1 %mine, label %act, label %done
+act:
+  fence release
+  call void asm sideeffect "s_waitcnt vmcnt(0)", "~{{memory}}"()
+  %r = call {result} @{raw}({arguments})
+  br label %done
+done:
+  call void asm sideeffect "s_waitcnt vmcnt(0)", "~{{memory}}"()
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  fence acquire
+  ret i32 0
+}}
+"""
+_THREADS = {"thread": 1, "warp": 64, "block": 1024}
+# rocSHMEM numbers comparisons EQ NE GT GE LT LE, the rows EQ NE GT LE LT GE. Its wait gives no value, so the flag is read again.
+_WAIT = """  %p = inttoptr i64 %a0 to ptr
+  %le = icmp eq i32 %a1, 3
+  %ge = icmp eq i32 %a1, 5
+  %one = select i1 %ge, i32 3, i32 %a1
+  %cmp = select i1 %le, i32 5, i32 %one
+  call void @rocshmem_uint64_wait_until(ptr %p, i32 %cmp, i64 %a2)
+  %v = load atomic i64, ptr %p acquire, align 8
+  ret i64 %v
+"""
+_SIGNAL = """  %p = inttoptr i64 %a0 to ptr
+  %set = icmp eq i32 %a2, 9
+  br i1 %set, label %store, label %add
+store:
+  call void @rocshmem_ulong_atomic_set(ptr %p, i64 %a1, i32 %a3)
+  ret i32 0
+add:
+  call void @rocshmem_ulong_atomic_add(ptr %p, i64 %a1, i32 %a3)
+  ret i32 0
+"""
+_SPECIAL = {"signal_wait_until": (_WAIT, {"rocshmem_uint64_wait_until": ("void", "ptr, i32, i64")}),
+            "signal_op": (_SIGNAL, {f"rocshmem_ulong_atomic_{name}": ("void", "ptr, i64, i32") for name in ("set", "add")})}
+
+
+def rows() -> list:
+    """The rows that rocSHMEM's device bitcode has a function for."""
+    return [row for row in abi.ROWS.values() if row.library == shmem_abi.LIBRARY and row.rocshmem]
+
+
+def _body(row) -> tuple[str, dict]:
+    """(LLVM IR that takes a row's arguments and calls rocSHMEM's function, {function: (result, parameters)} that it calls)."""
+    stem = row.symbol.removeprefix(f"{shmem_abi.LIBRARY}_")
+    if stem in _SPECIAL:
+        return _SPECIAL[stem]
+    lines, values = [], []
+    for i, (name, ty) in enumerate(zip(row.params, row.args)):
+        kind, value, ty = shmem_abi.PARAMETERS[name][0], f"%a{i}", _TYPES[ty]
+        if name == "size":
+            lines.append(f"%n{i} = mul i64 {values[-1][1]}, {value}")
+            values[-1] = "i64", f"%n{i}"
+            continue
+        if kind in ("pointer", "flag"):
+            lines.append(f"%p{i} = inttoptr i64 {value} to ptr")
+            ty, value = "ptr", f"%p{i}"
+        elif kind == "signal_op":                       # 9 and 10 mean set and add in the rows, 0 and 1 in rocSHMEM
+            lines.append(f"%s{i} = sub i32 {value}, 9")
+            value = f"%s{i}"
+        values.append((ty, value))
+    result = _TYPES[row.c_result]
+    call = f"call {result} @{row.rocshmem}({', '.join(map(' '.join, values))})"
+    lines.append(call if result == "void" else f"%r = {call}")
+    if result == "ptr":
+        lines += ["%i = ptrtoint ptr %r to i64", "ret i64 %i"]
+    else:
+        lines.append("ret i32 0" if result == "void" else f"ret {result} %r")
+    return "".join(f"  {line}\n" for line in lines), {row.rocshmem: (result, ", ".join(ty for ty, _ in values))}
+
+
+def text() -> str:
+    """LLVM IR of all rows. Its first line names those that rocSHMEM has no function for."""
+    missing = sorted(row.symbol for row in abi.ROWS.values() if row.library == shmem_abi.LIBRARY and not row.rocshmem)
+    called: dict = {}
+    bodies = []
+    for row in rows():
+        body, functions = _body(row)
+        called.update(functions)
+        types = [_TYPES[ty] for ty in row.args]
+        parameters = ", ".join(f"{ty} %a{i}" for i, ty in enumerate(types))
+        bodies.append((_ALL if row.caller == "all" else _TOGETHER).format(
+            symbol=row.symbol, raw=row.symbol.replace(shmem_abi.LIBRARY, "tdist_rocshmem", 1), result=_TYPES[row.result],
+            parameters=parameters, arguments=parameters, body=body, threads=_THREADS.get(row.caller)))
+    declared = "".join(f"declare {result} @{name}({types})\n" for name, (result, types) in sorted(called.items()))
+    return f"{' '.join([shmem_abi.LACKING, *missing])}\n{_HEAD}{declared}{''.join(bodies)}"
+
+
+def find_bitcode(architecture: str) -> Path:
+    """rocSHMEM's device bitcode for `architecture` ("gfx942"): lib/librocshmem_device_<architecture>.bc under ROCSHMEM_HOME,
+    ROCM_PATH or /opt/rocm. Raises UnsupportedFeature where there is none, or it is not rocSHMEM's."""
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedFeature(f"SHMEM calls on {architecture}: expected one of {', '.join(ARCHITECTURES)}")
+    folders = [Path(os.environ[name]) for name in ("ROCSHMEM_HOME", "ROCM_PATH") if os.environ.get(name)] or [Path("/opt/rocm")]
+    for folder in folders:
+        path = folder / "lib" / f"librocshmem_device_{architecture}.bc"
+        if path.is_file():
+            raw = path.read_bytes()
+            missing = [name for name in (*_NEEDED, STATE) if name.encode() not in raw]
+            if missing:
+                raise UnsupportedFeature(f"{path}: expected rocSHMEM's device bitcode with C names, found none of "
+                                         f"{', '.join(missing)}; build a newer rocSHMEM (its target rocshmem_device_bitcode)")
+            return path
+    raise UnsupportedFeature(f"rocSHMEM's device bitcode: found no lib/librocshmem_device_{architecture}.bc in "
+                             f"{', '.join(map(str, folders))}; build its target rocshmem_device_bitcode, or set ROCSHMEM_HOME")
+
+
+@functools.cache
+def rows_library() -> str:
+    """Path of the library of rows."""
+    made = text()
+    path = cache_dir() / "device" / f"tdist_shmem_amd_{hashlib.sha256(made.encode()).hexdigest()[:16]}.ll"
+    if not path.exists():
+        write_shared(path, made)
+    return str(path)
+
+
+def libraries(architecture: str) -> dict[str, str]:
+    """What a kernel links to call libshmem_device: {key of extern_libs: path}, in this order."""
+    return {shmem_abi.LIBRARY: rows_library(), BITCODE: str(find_bitcode(architecture))}
