@@ -86,6 +86,7 @@ def gemm_plan(m: int, n: int, k: int, config: GemmConfig):
         dtype=torch.bfloat16,
         hop_dtype=torch.bfloat16,
         hops=1,
+        columns=False,
         group=SimpleNamespace(size=2, rank=0, world_ranks=(0, 1)),
         gather=gather,
         halves=halves,

@@ -25,9 +25,14 @@ from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, as
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
+def ordered(weight, columns):
+    """`weight` with contiguous columns instead of rows, as a backward pass has it; or as it is."""
+    return weight.t().contiguous().t() if columns else weight
+
+
 class AG:
     """One ag_gemm call: n may be a function of the rank's index."""
-    kind, method, dtype = "ag_gemm", "portable", F16
+    kind, method, dtype, columns = "ag_gemm", "portable", F16, False
 
     def __init__(self, m, n, k, dtype=None, bias=False, comm_sms=None):
         self.m, self.n, self.k, self.dtype, self.bias, self.comm_sms = m, n, k, dtype or self.dtype, bias, comm_sms
@@ -35,7 +40,7 @@ class AG:
     def __call__(self, seed, group, **kwargs):
         n = self.n(group.rank) if callable(self.n) else self.n
         x = random_tensor(self.m, self.k, dtype=self.dtype, seed=1000 * seed + group.rank)
-        w = random_tensor(n, self.k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
+        w = ordered(random_tensor(n, self.k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank), self.columns)
         b = random_tensor(n, dtype=self.dtype, seed=1000 * seed + 200 + group.rank) if self.bias else None
         out = poisoned(self.m * group.size, n, dtype=self.dtype)
         got = ag_gemm(x, w, group=group, bias=b, out=out, method=self.method, comm_sms=self.comm_sms, **kwargs)
@@ -53,7 +58,7 @@ class AG:
 
 class RS:
     """One gemm_rs call: k may be a function of the rank's index; m is per rank."""
-    kind, method, dtype = "gemm_rs", "portable", F16
+    kind, method, dtype, columns = "gemm_rs", "portable", F16, False
 
     def __init__(self, m, n, k, dtype=None, bias=False, hop_dtype=None):
         self.m, self.n, self.k, self.dtype, self.bias, self.hop = m, n, k, dtype or self.dtype, bias, hop_dtype
@@ -61,7 +66,7 @@ class RS:
     def __call__(self, seed, group, **kwargs):
         k = self.k(group.rank) if callable(self.k) else self.k
         x = random_tensor(self.m * group.size, k, dtype=self.dtype, seed=1000 * seed + group.rank)
-        w = random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
+        w = ordered(random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank), self.columns)
         b = random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + 200) if self.bias else None
         out = poisoned(self.m, self.n, dtype=self.dtype)
         gemm_rs(x, w, group=group, bias=b, out=out, method=self.method, hop_dtype=self.hop, **kwargs)
@@ -138,7 +143,7 @@ class GAR:
     def __call__(self, seed, group):
         k = self.k(group.rank) if callable(self.k) else self.k
         x = random_tensor(self.m, k, dtype=self.dtype, seed=1000 * seed + group.rank)
-        w = random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
+        w = ordered(random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank), self.columns)
         b = random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + 200) if self.bias else None
         r = random_tensor(self.m, self.n, dtype=self.dtype, seed=1000 * seed + 300) if self.residual else None
         if self.residual == "strided":

@@ -1,12 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The Hopper core, unedited, in virtual worlds: values in every mode, in calls with no barrier between."""
+from unittest import mock
+
 import pytest
 import torch
 from gluon_core import AG, BF16, BLOCK_K, F16, F32, RS, STEPS, back_to_back, small_core
 
 from triton_dist.backends.emulator.engine.scheduler import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
+from triton_dist.ops.calls import checks
 
 pytestmark = pytest.mark.usefixtures("small_core")
 
@@ -55,6 +58,27 @@ def test_ag_gemm_repeated(steps, mode):
 def test_gemm_rs_with_a_k_of_its_own_on_each_rank(mode):
     calls = [RS(40, 24, lambda rank: depth(STEPS[(rank + i) % 3]), bias=True) for i in range(3)]
     run_ranks(back_to_back, 3, calls, mode=mode, seed=1, num_sms=2)
+
+
+class AGOfColumns(AG):
+    columns = True
+
+
+class RSOfColumns(RS):
+    columns = True
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_with_contiguous_columns(mode, world):
+    """As a backward pass has them: read as they are, in turn with weights of contiguous rows; the sums have the same bits."""
+    calls = [kind([70, 64][i % 2], [40, 24, 32][i % 3], depth(steps), [BF16, F16][i % 2], bias=i % 2 == 0)
+             for i, steps in enumerate(STEPS[1:]) for kind in (AGOfColumns, AG, RSOfColumns, RS)]
+    def unchanged(t):
+        assert t.stride(1) == 1, "a copy"
+        return t
+    with mock.patch.object(checks, "rows_contiguous", unchanged):
+        run_ranks(back_to_back, world, calls, mode=mode, seed=1, num_sms=3)
 
 
 def test_same_bits_in_every_schedule():

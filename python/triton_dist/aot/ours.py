@@ -42,7 +42,8 @@ def _tilings(stages: dict) -> list[dict]:
 
 def _gathers(dtype: str, more: dict) -> list[dict]:
     return [
-        dict(tiling, HAS_BIAS=bias, NARROW=narrow, STAGING=_layout(dtype, tiling["BLOCK_M"], tiling["BLOCK_N"]), **more)
+        dict(tiling, HAS_BIAS=bias, COLUMNS=False, NARROW=narrow, STAGING=_layout(dtype, tiling["BLOCK_M"], tiling["BLOCK_N"]),
+             **more)
         for tiling, bias, narrow in product(_tilings({256: 3, 128: 5}), (False, True), (False, True))
     ]
 
@@ -61,7 +62,7 @@ def _gather_boxes(dtype: str, info: dict) -> list[str]:
     ]
 
 
-_TILING = ["%HAS_BIAS", "%NARROW", "%STAGES", "%BLOCK_M", "%BLOCK_N", "%BLOCK_K", "%GROUP_M", "%STAGING"]
+_TILING = ["%HAS_BIAS", "%COLUMNS", "%NARROW", "%STAGES", "%BLOCK_M", "%BLOCK_N", "%BLOCK_K", "%GROUP_M", "%STAGING"]
 
 ag_gemm = aot_compile_spaces(
     {
@@ -106,7 +107,7 @@ ag_gemm_push = aot_compile_spaces(
 def _ring_infos(dtype: str, hop: str) -> list[dict]:
     stages = {128: 3} if hop == "fp32" else {256: 3, 128: 5}
     return [
-        dict(tiling, HAS_BIAS=bias, launch_cooperative_grid=True)
+        dict(tiling, HAS_BIAS=bias, COLUMNS=False, launch_cooperative_grid=True)
         for tiling, bias in product(_tilings(stages), (False, True))
     ]
 
@@ -122,6 +123,7 @@ def _ring_signature(dtype: str, hop: str, info: dict) -> str:
             *["*i32:16"] * 3,
             *["i32"] * 6,
             "%HAS_BIAS",
+            "%COLUMNS",
             "%STAGES",
             "%BLOCK_M",
             "%BLOCK_N",

@@ -75,11 +75,11 @@ static int make(tdist_plan *p) {
     const int64_t rest[] = {p->world->rank, p->world->size, p->shape.m, p->shape.n, p->shape.k, p->pieces, p->piece_tiles, p->wide};
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
         values[n++] = tdist_of_integer(rest[i]);
-    for (int i = 0; i < 8 + by_sms; i++)
+    for (int i = 0; i < 9 + by_sms; i++)
         values[n++] = tdist_constexpr();
     const tdist_option options[] = {
-        {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"NARROW", NULL, p->wide < p->total}, {"STAGES", NULL, p->stages},
-        {"BLOCK_M", NULL, BLOCK_M}, {"BLOCK_N", NULL, p->block_n}, {"BLOCK_K", NULL, BLOCK_K}, {"GROUP_M", NULL, p->shape.group_m},
+        {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"NARROW", NULL, p->wide < p->total},
+        {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M}, {"BLOCK_N", NULL, p->block_n}, {"BLOCK_K", NULL, BLOCK_K}, {"GROUP_M", NULL, p->shape.group_m},
     };
     int status = by_sms ? make_sender(p, any) : TDIST_OK;
     if (status != TDIST_OK)

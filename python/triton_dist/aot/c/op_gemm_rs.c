@@ -40,10 +40,10 @@ static int make(tdist_plan *p) {
         tdist_of_pointer(TDIST_I32, space->flags), tdist_of_pointer(TDIST_I32, tdist_peer(world, space->flags, after)),
         tdist_of_pointer(TDIST_I32, space->control), tdist_of_integer(world->rank), tdist_of_integer(world->size), tdist_of_integer(m),
         tdist_of_integer(n), tdist_of_integer(k), tdist_of_integer(gap_of(p, box * element)), tdist_constexpr(), tdist_constexpr(),
-        tdist_constexpr(), tdist_constexpr(), tdist_constexpr(), tdist_constexpr(),
+        tdist_constexpr(), tdist_constexpr(), tdist_constexpr(), tdist_constexpr(), tdist_constexpr(),
     };
     const tdist_option options[] = {
-        {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M},
+        {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M},
         {"BLOCK_N", NULL, p->block_n}, {"BLOCK_K", NULL, BLOCK_K}, {"GROUP_M", NULL, p->shape.group_m},
     };
     return tdist_plan_launch("gemm_rs_ws", values, sizeof values / sizeof *values, options, sizeof options / sizeof *options,

@@ -128,9 +128,9 @@ class Gather:
 
 @gluon_jit(do_not_specialize=["epoch", "index", "world", "m", "n", "k", "pieces", "piece_tiles", "wide"])
 def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, out_narrow_desc, bias, flags, epoch, index, world,
-                      m, n, k, pieces, piece_tiles, wide, HAS_BIAS: gl.constexpr, NARROW: gl.constexpr, STAGES: gl.constexpr,
-                      BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-                      STAGING: gl.constexpr):
+                      m, n, k, pieces, piece_tiles, wide, HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, NARROW: gl.constexpr,
+                      STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+                      GROUP_M: gl.constexpr, STAGING: gl.constexpr):
     """out [world, m, n] = all_gather(x [m, k]) @ weight [n, k]^T + bias [n]; the protocol is ag_gemm_kernel's.
 
     Chunks of the gather buffer start at multiples of cdiv(m, BLOCK_M) * BLOCK_M rows. Own rows are read from x.
@@ -142,7 +142,7 @@ def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, ou
     hooks = Gather(x_desc, gathered_desc, out_desc, out_narrow_desc, bias, flags, epoch, index, world, n, tiles_m, tiles_n,
                    total, wide, piece_tiles, gl.to_tensor(0), gl.to_tensor(1), 0, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW)
     dtype: gl.constexpr = out_desc.dtype
-    gemm_ws(hooks, x_desc, w_desc, w_narrow_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    gemm_ws(hooks, x_desc, w_desc, w_narrow_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS)
     if gl.program_id(0) == 0:           # what bounds the epoch: every peer has started this call
         last = flags + (pieces - 1) * world
         dl.wait(last, index, "sys", "acquire", epoch, "ge")
@@ -152,8 +152,9 @@ def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, ou
 @gluon_jit(do_not_specialize=["half", "pushers", "index", "world", "m", "n", "k", "pieces", "piece_tiles", "wide"])
 def ag_gemm_by_sms_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, out_narrow_desc, bias, flags, control, half,
                              pushers, index, world, m, n, k, pieces, piece_tiles, wide, MOST: gl.constexpr,
-                             HAS_BIAS: gl.constexpr, NARROW: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr,
-                             BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGING: gl.constexpr):
+                             HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, NARROW: gl.constexpr, STAGES: gl.constexpr,
+                             BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
+                             STAGING: gl.constexpr):
     """As ag_gemm_ws_kernel, beside a kernel that pushes; the protocol is ag_gemm_by_sms_kernel's.
 
     gathered_desc: both halves of the gather buffer, that of odd epochs from row `half` on.
@@ -166,7 +167,7 @@ def ag_gemm_by_sms_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_d
     hooks = Gather(x_desc, gathered_desc, out_desc, out_narrow_desc, bias, flags, epoch, index, world, n, tiles_m, tiles_n,
                    total, wide, piece_tiles, (epoch & 1) * half, pushers, MOST, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS, NARROW)
     dtype: gl.constexpr = out_desc.dtype
-    gemm_ws(hooks, x_desc, w_desc, w_narrow_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    gemm_ws(hooks, x_desc, w_desc, w_narrow_desc, STAGING, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS)
     if gl.program_id(0) == 0:
         for hop in range(1, world):
             last = flags + (2 * (pieces - 1) * world + (index + hop) % world) * MOST

@@ -54,9 +54,10 @@ class _Descriptors:
         return made
 
 
-def _tma_can_read(*tensors: torch.Tensor) -> bool:
-    """TMA wants a 16-byte aligned base, row strides of whole 16 bytes, and at least one element."""
-    return all(t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in tensors)
+def _tma_can_read(t: torch.Tensor) -> bool:
+    """TMA wants a 16-byte aligned base, contiguous rows, strides of whole 16 bytes between them, and at least one element."""
+    return (t.numel() > 0 and t.stride(1) == 1 and t.data_ptr() % 16 == 0
+            and t.stride(0) * t.element_size() % 16 == 0)
 
 
 def _wide_tiles(tiles: int, programs: int) -> int:
@@ -101,9 +102,13 @@ class _Core:
         """Whether calls whose symmetric buffers have rows of `row` elements can use the core."""
         return dtype.itemsize == 2 and row * dtype.itemsize % 16 == 0
 
-    def accepts(self, *tensors: torch.Tensor) -> bool:
-        """Whether this rank's tensors can be read and written by TMA."""
-        return _tma_can_read(*tensors)
+    def accepts(self, t: torch.Tensor) -> bool:
+        """Whether a tensor of this rank can be read and written by TMA."""
+        return _tma_can_read(t)
+
+    def accepts_columns(self, weight: torch.Tensor) -> bool:
+        """Whether a weight [n, k] can be read that has contiguous columns instead of rows."""
+        return _tma_can_read(weight.t())
 
 
 class _Bound:
@@ -112,9 +117,15 @@ class _Bound:
     def __init__(self, plan: Any, has_bias: bool):
         self.plan, c = plan, plan.config
         self.blocks = c.block_m, c.block_n, c.block_k
-        self.x, self.weight = _Descriptors(c.block_m, c.block_k), _Descriptors(c.block_n, c.block_k)
-        self.options = dict(HAS_BIAS=has_bias, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k,
-                            GROUP_M=c.group_m, num_warps=c.num_warps)
+        self.x, self.columns = _Descriptors(c.block_m, c.block_k), plan.columns
+        block = (c.block_k, c.block_n) if self.columns else (c.block_n, c.block_k)
+        self._weight = _Descriptors(*block)
+        self.options = dict(HAS_BIAS=has_bias, COLUMNS=self.columns, STAGES=c.num_stages, BLOCK_M=c.block_m,
+                            BLOCK_N=c.block_n, BLOCK_K=c.block_k, GROUP_M=c.group_m, num_warps=c.num_warps)
+
+    def weight(self, weight: torch.Tensor) -> TensorDescriptor:
+        """Describes weight [n, k]."""
+        return self._weight(weight.t() if self.columns else weight)
 
 
 class _AgGemm(_Bound):
@@ -125,13 +136,13 @@ class _AgGemm(_Bound):
         bm, bn, bk = self.blocks
         self.gathered = self._gathered(bm, bk)
         tiles = plan.pitch // bm * -(-plan.n // bn) * plan.group.size
-        splits = bn >= 2 * _NARROWEST
+        splits = bn >= 2 * _NARROWEST and not self.columns
         sms = max(1, backend().num_sms() - plan.gather.programs)
         self.wide, narrow = (_wide_tiles(tiles, sms), bn // 2) if splits else (tiles, bn)
         self.units = 2 * tiles - self.wide
         self.options.update(STAGING=_layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
         self.out, self.out_narrow = _Descriptors(1, bm, bn), _Descriptors(1, bm, narrow)
-        self.weight_narrow = _Descriptors(narrow, bk)
+        self.weight_narrow = self.weight if narrow == bn else _Descriptors(narrow, bk)
 
     def _gathered(self, *block: int) -> list:
         return [_descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]

@@ -146,8 +146,8 @@ class Ring:
 
 @gluon_jit(do_not_specialize=["index", "world", "m", "n", "k", "gap"])
 def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even, next_odd, bias, flags, next_flags, control,
-                      index, world, m, n, k, gap, HAS_BIAS: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr,
-                      BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr):
+                      index, world, m, n, k, gap, HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+                      BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr):
     """out [m, n] = this rank's rows of the sum of x [world * m, k] @ weight [n, k]^T, plus bias; as gemm_rs_kernel.
 
     A chunk of the slots starts at a multiple of cdiv(m, BLOCK_M) * BLOCK_M rows, so that a store never crosses one.
@@ -160,5 +160,5 @@ def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even
                  BLOCK_N, GROUP_M, HAS_BIAS)
     staging: gl.constexpr = slots_even.layout
     hop_dtype: gl.constexpr = slots_even.dtype
-    gemm_ws(hooks, x_desc, w_desc, w_desc, staging, hop_dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    gemm_ws(hooks, x_desc, w_desc, w_desc, staging, hop_dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS)
     count_call(control, epoch)

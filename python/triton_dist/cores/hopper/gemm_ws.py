@@ -30,7 +30,7 @@ HANDOVER = gl.constexpr(8)     # blocks of K before the end of a tile at which t
 class Stages:
     """Shared memory and barriers of a CTA, and how many blocks of K a tile has."""
     a: gl.shared_memory_descriptor          # [STAGES, BLOCK_M, BLOCK_K]
-    b: gl.shared_memory_descriptor          # [STAGES, BLOCK_N, BLOCK_K]
+    b: gl.shared_memory_descriptor          # [STAGES, BLOCK_N, BLOCK_K], or [STAGES, BLOCK_K, BLOCK_N] with COLUMNS
     staging: gl.shared_memory_descriptor    # [BLOCK_M, BLOCK_N]
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
@@ -42,9 +42,10 @@ class Stages:
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     BLOCK_K: gl.constexpr
+    COLUMNS: gl.constexpr                   # whether columns of the weights, [N, K], are contiguous instead of rows
 
     @gluon.constexpr_function
-    def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K):
+    def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS):
         self.a = a
         self.b = b
         self.staging = staging
@@ -58,6 +59,7 @@ class Stages:
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.BLOCK_K = gl.constexpr(BLOCK_K)
+        self.COLUMNS = gl.constexpr(COLUMNS)
 
 
 @aggregate
@@ -94,10 +96,20 @@ def grouped(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 @gluon.jit
 def _weights(s, slot, BLOCK_N: gl.constexpr):
+    """[BLOCK_N, BLOCK_K]: a stage's weights, whose rows are contiguous."""
     view = s.b.index(slot)
     if BLOCK_N < s.BLOCK_N:
         view = view.slice(0, BLOCK_N, 0)
     return view
+
+
+@gluon.jit
+def _right(s, slot, BLOCK_N: gl.constexpr):
+    """[BLOCK_K, BLOCK_N]: the right operand. wgmma reads 16-bit operands of either order."""
+    if s.COLUMNS:
+        return s.b.index(slot)
+    else:
+        return _weights(s, slot, BLOCK_N).permute((1, 0))
 
 
 @gluon.jit
@@ -111,7 +123,10 @@ def _load(hooks, w_desc, s, tile, it, lap, BLOCK_N: gl.constexpr):
         mbarrier.wait(s.empty.index(slot), (it // s.STAGES & 1) ^ 1)
         mbarrier.expect(s.full.index(slot), load_bytes)
         hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), s.a.index(slot))
-        tma_load(w_desc, [tile.n * BLOCK_N, k * s.BLOCK_K], s.full.index(slot), _weights(s, slot, BLOCK_N))
+        if s.COLUMNS:
+            tma_load(w_desc, [k * s.BLOCK_K, tile.n * BLOCK_N], s.full.index(slot), s.b.index(slot))
+        else:
+            tma_load(w_desc, [tile.n * BLOCK_N, k * s.BLOCK_K], s.full.index(slot), _weights(s, slot, BLOCK_N))
         it += 1
         if k == handover:
             mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
@@ -145,7 +160,7 @@ def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
     for k in range(s.steps):
         slot = it % s.STAGES
         mbarrier.wait(s.full.index(slot), it // s.STAGES & 1)
-        acc = warpgroup_mma(s.a.index(slot), _weights(s, slot, BLOCK_N).permute((1, 0)), acc, is_async=True, use_acc=k > 0)
+        acc = warpgroup_mma(s.a.index(slot), _right(s, slot, BLOCK_N), acc, is_async=True, use_acc=k > 0)
         acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
         if k > 0:                       # the wgmma before this one has read its stage
             mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
@@ -195,15 +210,17 @@ def _storer(hooks, s):
 
 @gluon.jit
 def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, staging_dtype: gl.constexpr, k,
-            STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
+            STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, COLUMNS: gl.constexpr):
     """Runs the three roles over `hooks.total` tiles of BLOCK_M x BLOCK_N with sums of length k.
 
     `narrow_desc` describes the weights in blocks for narrow tiles, of BLOCK_N // 2 columns; where hooks.NARROW is false there are
-    none, and it is not used.
+    none, and it is not used. `w_desc` describes the weights [N, K] in blocks [BLOCK_N, BLOCK_K]; with COLUMNS, where columns are
+    contiguous, it describes their transpose [K, N] in blocks [BLOCK_K, BLOCK_N], and there are no narrow tiles.
     """
     dtype: gl.constexpr = w_desc.dtype
     a = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
-    b = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
+    weights: gl.constexpr = [STAGES, BLOCK_K, BLOCK_N] if COLUMNS else [STAGES, BLOCK_N, BLOCK_K]
+    b = gl.allocate_shared_memory(dtype, weights, w_desc.layout)
     staging = gl.allocate_shared_memory(staging_dtype, [BLOCK_M, BLOCK_N], staging_layout)
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
@@ -218,5 +235,6 @@ def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, st
     mbarrier.init(filled.index(0), count=1)
     mbarrier.init(free.index(0), count=1)
     fence_async_shared()
-    s = Stages(a, b, staging, full, empty, ready, filled, free, gl.cdiv(k, BLOCK_K), STAGES, BLOCK_M, BLOCK_N, BLOCK_K)
+    s = Stages(a, b, staging, full, empty, ready, filled, free, gl.cdiv(k, BLOCK_K), STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
+               COLUMNS)
     gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, narrow_desc, s)), (_storer, (hooks, s))], [1, 1], [24, 24])

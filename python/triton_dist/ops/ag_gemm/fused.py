@@ -7,7 +7,7 @@ import torch
 
 from triton_dist.ops.ag_gemm import by_sms, gather
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
-from triton_dist.ops.calls import aligned, checks, possible
+from triton_dist.ops.calls import aligned, possible
 from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.calls.plans import OnWorkspace
 from triton_dist.ops.tuning.table import Choice
@@ -20,6 +20,7 @@ class Fused(OnWorkspace):
     """A gather beside one kernel. Holds all that does not change from call to call.
 
     asked: whether the caller named the core's method. m, k, n: sizes of x [m, k] and weight [n, k].
+    reader: the core, where it reads the caller's weight itself. columns: whether that has contiguous columns.
     A chunk of the gather buffer has `tiles` tiles of rows; pitch: its rows.
     """
 
@@ -39,11 +40,14 @@ class Fused(OnWorkspace):
         self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
 
     def compile(self, x, weight, bias, out):
-        x, weight = x.contiguous(), checks.rows_contiguous(weight)
+        x, weight = x.contiguous(), aligned.weight_for(self.core, weight)
         self.gather.prepare(x)
         by_core, self.copies = aligned.served("ag_gemm", self.core, self.asked, x, weight, out)
+        self.reader = self.core if by_core and not self.copies else None
+        weight = aligned.weight_for(self.reader, weight)
         if self.copies:
             x, weight, out = (aligned.readable(self.core, t) for t in (x, weight, out))
+        self.columns = weight.stride(1) != 1
         self.call = self.gather.arguments(self.core if by_core else None)(self, bias is not None)
         programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
         self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
@@ -52,7 +56,7 @@ class Fused(OnWorkspace):
     def run(self, group, x, weight, bias, out, return_gathered=False):
         target = out
         try:                                    # may copy, so it may fail
-            x, weight = x.contiguous(), checks.rows_contiguous(weight)
+            x, weight = x.contiguous(), aligned.weight_for(self.reader, weight)
             if self.copies:
                 backend().before_torch()
                 x, weight = aligned.readable(self.core, x), aligned.readable(self.core, weight)

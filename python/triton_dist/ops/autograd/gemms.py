@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Gradients of ag_gemm, gemm_rs and gemm_ar: the gradient of one is the other, so both directions overlap.
 
-Weights are [N, K], and the backward pass multiplies by their transpose. It is passed as a view; a core that cannot read that
-copies it at each call.
+Weights are [N, K], and the backward pass multiplies by their transpose. It is passed as a view, which a core reads as it is; the
+portable kernels copy it at each call.
 """
 from typing import Any
 

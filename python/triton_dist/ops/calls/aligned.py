@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops.calls import log
+from triton_dist.ops.calls import checks, log
 
 _BYTES = 16                     # of which addresses and row strides are multiples
 
@@ -18,11 +18,19 @@ def served(op: str, core: Any, asked: bool, x: torch.Tensor, weight: torch.Tenso
     """
     if core is None or not x.numel() * weight.numel() * out.numel():
         return False, False                                 # without elements the core has nothing to do
-    wrong = [name for name, t in (("x", x), ("weight", weight), ("out", out)) if not core.accepts(t)]
+    wrong = [name for name, t in (("x", x), ("weight", weight), ("out", out)) if not core.accepts(t)
+             and not (name == "weight" and core.accepts_columns(t))]
     if wrong and not asked:
         _warn(op, wrong, x, weight, out)
         return False, False
     return True, bool(wrong)
+
+
+def weight_for(core: Any, weight: torch.Tensor) -> torch.Tensor:
+    """`weight` [N, K] with contiguous rows, or as it is where `core` reads contiguous columns as well."""
+    if weight.stride(1) == 1 or core is not None and core.accepts_columns(weight):
+        return weight
+    return checks.rows_contiguous(weight)
 
 
 def readable(core: Any, t: torch.Tensor) -> torch.Tensor:

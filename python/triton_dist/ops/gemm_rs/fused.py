@@ -19,6 +19,7 @@ class Fused(OnWorkspace):
     """A ring, or one in each node, inside one kernel. Holds all that does not change from call to call.
 
     asked: whether the caller named the core's method. m, n, k: sizes of out [m, n] and weight [n, k].
+    reader: the core, where it reads the caller's weight itself. columns: whether that has contiguous columns.
     pitch: rows from one chunk of the slots to the next, whole tiles.
     """
 
@@ -38,10 +39,13 @@ class Fused(OnWorkspace):
         self.captured = False if self.portable is RingsOverNodes else None
 
     def compile(self, x, weight, bias, out):
-        x, weight = checks.rows_contiguous(x), checks.rows_contiguous(weight)
+        x, weight = checks.rows_contiguous(x), aligned.weight_for(self.core, weight)
         by_core, self.copies = aligned.served("gemm_rs", self.core, self.asked, x, weight, out)
+        self.reader = self.core if by_core and not self.copies else None
+        weight = aligned.weight_for(self.reader, weight)
         if self.copies:
             x, weight, out = (aligned.readable(self.core, t) for t in (x, weight, out))
+        self.columns = weight.stride(1) != 1
         self.call = (self.core.bind if by_core else self.portable)(self, bias is not None)
         self.launch = backend().prepare(self.call.kernel, (self.programs,),
                                         self.call.args(x, weight, bias, out),
@@ -60,7 +64,7 @@ class Fused(OnWorkspace):
             out.copy_(target)
 
     def args(self, x, weight, bias, out) -> tuple:
-        return self.call.args(checks.rows_contiguous(x), checks.rows_contiguous(weight), bias, out)
+        return self.call.args(checks.rows_contiguous(x), aligned.weight_for(self.reader, weight), bias, out)
 
 
 class Portable:
