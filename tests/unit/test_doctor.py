@@ -67,6 +67,54 @@ def test_devices_that_are_renumbered_have_no_link_names(nvidia):
     assert nvidia({"CUDA_VISIBLE_DEVICES": "4,5,6"}).peers[1] == ["GPU 0", "self", "yes", "yes"]
 
 
+ROCM_TOPOLOGY = """
+============================ ROCm System Management Interface ============================
+================================ Link Type between two GPUs ================================
+       GPU0         GPU1         GPU2
+GPU0   0            XGMI         PCIE
+GPU1   XGMI         0            XGMI
+GPU2   PCIE         XGMI         0
+================================== End of ROCm SMI Log ===================================
+"""
+MI300X = dict(name="AMD Instinct MI300X", arch="gfx942:sramecc+:xnack-", memory_gib=191.5, sms=304)
+
+
+def amd(monkeypatch, device=MI300X, environ=None):
+    """The report on a machine with three AMD GPUs."""
+    monkeypatch.setattr(software, "run", lambda *command: ROCM_TOPOLOGY if command[0] == "rocm-smi" else "")
+    known = dict(gpus(3), devices=[device] * 3)
+    return examine.examine(environ or {}, trial(chosen={"backend": "amd"}, gpus=known))
+
+
+def test_three_amd_gpus(monkeypatch):
+    report = amd(monkeypatch)
+    assert (report.backend, report.exit_code) == ("amd", 0)
+    assert report.peers[1:] == [["GPU 0", "self", "XGMI", "PCIE"], ["GPU 1", "XGMI", "self", "XGMI"],
+                                ["GPU 2", "PCIE", "XGMI", "self"]]
+    assert "gfx942" in report.to_text() and "only in the tests" not in report.to_text()
+    assert amd(monkeypatch, environ={"ROCR_VISIBLE_DEVICES": "4,5,6"}).peers[1] == ["GPU 0", "self", "yes", "yes"]
+
+
+def test_an_amd_gpu_that_kernels_were_never_compiled_for_is_told(monkeypatch):
+    report = amd(monkeypatch, dict(MI300X, arch="gfx1100"))
+    assert report.exit_code == 0 and "compiled for gfx90a, gfx942, gfx950 only in the tests" in report.to_text()
+
+
+def test_rocshmem_is_looked_for_where_it_is_named(monkeypatch, tmp_path):
+    for name in ("TRITON_DIST_ROCSHMEM", "ROCSHMEM_HOME", "ROCM_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert software.rocshmem() == []
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "librocshmem_device_gfx942.bc").touch()
+    monkeypatch.setenv("ROCSHMEM_HOME", str(tmp_path))
+    binding, bitcode = software.rocshmem()
+    assert (binding.status, bitcode.status, bitcode.value) == (NOTE, OK, "librocshmem_device_gfx942.bc")
+    monkeypatch.setenv("TRITON_DIST_ROCSHMEM", str(tmp_path / "gone.so"))
+    assert software.rocshmem()[0].status == BAD and "does not exist" in software.rocshmem()[0].value
+    (tmp_path / "gone.so").touch()
+    assert software.rocshmem()[0].status == OK
+
+
 def test_a_pair_that_cannot_reach_each_other_and_a_heap_that_fails(nvidia):
     access = [[True, True, False], [True, True, True], [False, True, True]]
     report = nvidia(gpus=gpus(3, access), world=lambda env: {} if env["TRITON_DIST_BACKEND"] == "emulator" else

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Mapping
 
 from triton_dist.doctor import software, variables
-from triton_dist.doctor.report import BAD, NOTE, OK, Finding, Report
+from triton_dist.doctor.report import BAD, NOTE, OK, WARN, Finding, Report
 from triton_dist.runtime.backend import device_nodes
 from triton_dist.runtime.console import printable
 from triton_dist.runtime.folders import own_cache, triton_cache, unwritable
@@ -15,6 +15,10 @@ from triton_dist.runtime.folders import own_cache, triton_cache, unwritable
 Trial = Callable[..., dict]
 _DRIVER = ("install the vendor's driver, or show the devices to this container (docker: --gpus all; ROCm: --device /dev/kfd "
            "/dev/dri)")
+
+_AMD = ("gfx90a", "gfx942", "gfx950")               # what kernels are compiled for in the tests
+_TOPOLOGY = {"nvidia": ("nvidia-smi", "topo", "-m"), "amd": ("rocm-smi", "--showtopotype")}
+_RENUMBER = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")      # then the tool's numbers are others
 
 
 def examine(environ: Mapping[str, str], trial: Trial) -> Report:
@@ -32,7 +36,7 @@ def examine(environ: Mapping[str, str], trial: Trial) -> Report:
 def _examine(report: Report, environ: Mapping[str, str], trial: Trial, early: Callable[[str], dict]) -> None:
     guarded(report, "backend", lambda: _backend(report, environ, early))
     emulated = report.backend == "emulator"
-    for look in (software.supported, software.toolkit, software.driver, software.nccl, software.nvshmem,
+    for look in (software.supported, software.toolkit, software.driver, software.nccl, software.nvshmem, software.rocshmem,
                  lambda: software.package("numpy", "needed by the emulator and the benchmark", "emulator", needed=emulated),
                  lambda: software.package("greenlet", "the emulator's programs", "emulator", needed=emulated),
                  lambda: software.package("matplotlib", "pictures of a checked schedule", "plot")):
@@ -86,8 +90,11 @@ def _gpus(report: Report, environ: Mapping[str, str], early: Callable[[str], dic
         lines.append(Finding(f"GPU {i}", f"{known['name']}, {known['arch']}, {known['memory_gib']} GiB, {known['sms']} SMs"))
         lines.append(Finding("", "stream memory operations: " + (f"no: {flag}" if flag else "work"), NOTE if flag else OK,
                              "ops run unfused here" if flag else ""))
-    numbered_alike = report.backend == "nvidia" and not environ.get("CUDA_VISIBLE_DEVICES")
-    links = _links(software.run("nvidia-smi", "topo", "-m")) if numbered_alike else {}
+        if report.backend == "amd" and known["arch"].split(":")[0] not in _AMD:
+            lines.append(Finding("", f"kernels are compiled for {', '.join(_AMD)} only in the tests", WARN,
+                                 "see docs/amd.md for what has been checked"))
+    renumbered = any(environ.get(name) for name in _RENUMBER)
+    links = {} if renumbered else _links(software.run(*_TOPOLOGY[report.backend])) if report.backend in _TOPOLOGY else {}
     report.peers = [["", *(f"GPU {j}" for j in range(count))]]
     for i in range(count):
         report.peers.append([f"GPU {i}", *("self" if i == j else (links.get((i, j)) or "yes") if found["access"][i][j] else "no"
@@ -96,11 +103,11 @@ def _gpus(report: Report, environ: Mapping[str, str], early: Callable[[str], dic
 
 
 def _links(topology: str) -> dict:
-    """{(i, j): "NV18"} of the driver's matrix."""
+    """{(i, j): "NV18" or "XGMI"} of the matrix that the vendor's tool prints."""
     text = re.sub(r"\x1b\[[\d;]*m", "", topology)
     rows = {int(match[1]): line.split()[1:] for line in text.splitlines() if (match := re.match(r"GPU(\d+)\s", line.lstrip()))
             and not re.match(r"GPU\d+\s+GPU\d+", line.lstrip())}
-    return {(i, j): row[j] for i, row in rows.items() for j in range(min(len(rows), len(row))) if row[j] != "X"}
+    return {(i, j): row[j] for i, row in rows.items() for j in range(min(len(rows), len(row))) if row[j] not in ("X", "0")}
 
 
 def shell(environ: Mapping[str, str], emulated: bool) -> list[Finding]:
@@ -137,7 +144,7 @@ def _heap(report: Report, trial: Trial, early: Callable[[str], dict], caches: li
     works = any("error" not in found for found in heaps.values())
     lines += [_tried(f"  by {name}", "shared between 2 processes", found, emulated and not works,
                      "set TMPDIR to a folder that all ranks can write") for name, found in heaps.items()]
-    return lines + [Finding("nvshmem, rocshmem", "no provider in this version", NOTE)]
+    return lines + [Finding("nvshmem, rocshmem", "not tried; TRITON_DIST_HEAP takes one of them", NOTE)]
 
 
 def _tried(name: str, what: str, found: dict, needed: bool, remedy: str) -> Finding:

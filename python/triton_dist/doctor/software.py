@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Versions: of what triton_dist stands on, of what a vendor brings, and of what may be installed beside it."""
+import ctypes.util
 import glob
 import importlib.metadata
 import importlib.util
@@ -61,11 +62,12 @@ def nccl() -> Finding:
     if not dist.is_nccl_available():
         return Finding("NCCL, RCCL", "not in this torch", NOTE)
     version = torch.cuda.nccl.version()
-    return Finding("NCCL", ".".join(map(str, version)) if isinstance(version, tuple) else str(version))
+    name = "RCCL" if torch.version.hip else "NCCL"
+    return Finding(name, ".".join(map(str, version)) if isinstance(version, tuple) else str(version))
 
 
 def nvshmem() -> list[Finding]:
-    """Host library, device bitcode and Python bindings. No heap provider uses them yet, so absence is no fault."""
+    """Host library, device bitcode and Python bindings: what TRITON_DIST_HEAP=nvshmem takes."""
     folders = [folder for name in ("cu12", "cu13") for folder in _nvshmem_folders(name)]
     host = sorted(path for folder in folders for path in glob.glob(f"{folder}/lib/libnvshmem_host.so*"))
     device = sorted(path for folder in folders for path in glob.glob(f"{folder}/lib/libnvshmem_device*.bc"))
@@ -77,6 +79,23 @@ def nvshmem() -> list[Finding]:
         Finding("NVSHMEM host library", f"{Path(host[0]).name}, {version}".strip(", ") if host else "none", OK if host else NOTE),
         Finding("NVSHMEM device bitcode", ", ".join(Path(path).name for path in device) or "none", OK if device else NOTE),
         Finding("nvshmem4py", bindings or "none", OK if bindings else NOTE),
+    ]
+
+
+def rocshmem() -> list[Finding]:
+    """The binding to the host library, and the device bitcode: what TRITON_DIST_HEAP=rocshmem takes. On ROCm, or where named."""
+    import torch
+    binding, home = os.environ.get("TRITON_DIST_ROCSHMEM"), os.environ.get("ROCSHMEM_HOME") or os.environ.get("ROCM_PATH")
+    if not (torch.version.hip or binding or home):
+        return []
+    found = binding or ctypes.util.find_library("tdist_rocshmem")
+    device = sorted(glob.glob(f"{home or '/opt/rocm'}/lib/librocshmem_device_*.bc"))
+    missing = binding is not None and not os.path.exists(binding)
+    return [
+        Finding("rocSHMEM binding", f"{binding}, which does not exist" if missing else found or "none",
+                BAD if missing else OK if found else NOTE,
+                "build it with shmem/rocshmem_bind/build.sh" if missing or not found else ""),
+        Finding("rocSHMEM device bitcode", ", ".join(Path(path).name for path in device) or "none", OK if device else NOTE),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Callable, Mapping
 
 from triton_dist.doctor.report import BAD, NOTE, OK, WARN, Finding
 from triton_dist.runtime.backend import backends
-from triton_dist.runtime.environment import parse_autotune, parse_nodes, parse_number, parse_size
+from triton_dist.runtime.environment import parse_autotune, parse_logs, parse_nodes, parse_number, parse_size
 
 
 def _one_of(*allowed: str) -> Callable:
@@ -64,6 +64,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "TRITON_DIST_CACHE_DIR": _folder,
     "TRITON_DIST_DEBUG": _nothing,
     "TRITON_DIST_AUTOTUNE": _read_by(parse_autotune),
+    "TRITON_DIST_LOG": _read_by(parse_logs),
     "TRITON_DIST_EMULATOR_MODE": _mode,
     "TRITON_DIST_EMULATOR_SEED": _number(int),
     "TRITON_DIST_EMULATOR_SMS": _number(int, 1),
