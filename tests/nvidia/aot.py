@@ -58,6 +58,8 @@ def main(out: Path) -> int:
         f"cmake -S examples/cpp -B {out}/cpp -DAOT={folder} && cmake --build {out}/cpp -j",
         seconds=60,
     )
+    program = f"cc -O2 -I{folder}/runtime tests/nvidia/launch_time.c -L{folder} -ltriton_dist_aot -ldl -o {out}/launch_time"
+    step("launch", "bash", "-c", f"{program} && LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH {out}/launch_time", seconds=60)
     for shape in AG:
         step(f"C++ {shape}", f"{out}/cpp/ag_gemm", "--ranks", RANKS, "--shape", *shape, "--comm-sms", COMM_SMS, seconds=60)
     step(
