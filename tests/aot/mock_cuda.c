@@ -8,7 +8,6 @@
    TDIST_MOCK_ARCH: 90 and the like. TDIST_MOCK_DEVICES: how many. TDIST_MOCK_FAIL: "cuName,code", that call fails. */
 #define _GNU_SOURCE
 #include <cuda.h>
-#include <elf.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -18,6 +17,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "mock_elf.h"
 
 #define GRANULE ((size_t)2 << 20)
 #define MOST_PARAMS 256
@@ -120,16 +121,6 @@ CUresult CUDAAPI cuCtxGetDevice(CUdevice *device) {
 CUresult CUDAAPI cuCtxSynchronize(void) { return wanted("cuCtxSynchronize"); }
 
 /* -- modules: what is read off a cubin ------------------------------------------------------------------------------------- */
-static const Elf64_Shdr *section(const unsigned char *image, const char *name) {
-    const Elf64_Ehdr *head = (const Elf64_Ehdr *)image;
-    const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + head->e_shoff);
-    const char *names = (const char *)image + sections[head->e_shstrndx].sh_offset;
-    for (int i = 0; i < head->e_shnum; i++)
-        if (strcmp(names + sections[i].sh_name, name) == 0)
-            return &sections[i];
-    return NULL;
-}
-
 /* EIATTR_KPARAM_INFO: index, ordinal and offset, size in the upper bits. */
 static void read_params(function *f) {
     char name[300];
@@ -155,17 +146,6 @@ static void read_params(function *f) {
     }
 }
 
-static const Elf64_Sym *symbol(const unsigned char *image, const char *name) {
-    const Elf64_Shdr *table = section(image, ".symtab"), *strings = section(image, ".strtab");
-    if (table == NULL || strings == NULL)
-        return NULL;
-    const Elf64_Sym *found = (const Elf64_Sym *)(image + table->sh_offset);
-    for (size_t i = 0; i < table->sh_size / sizeof *found; i++)
-        if (strcmp((const char *)image + strings->sh_offset + found[i].st_name, name) == 0)
-            return &found[i];
-    return NULL;
-}
-
 CUresult CUDAAPI cuModuleLoadData(CUmodule *out, const void *image) {
     ENTER("cuModuleLoadData %p", image);
     if (memcmp(image, ELFMAG, SELFMAG) != 0 || (uintptr_t)image % 8 != 0)
@@ -178,7 +158,7 @@ CUresult CUDAAPI cuModuleLoadData(CUmodule *out, const void *image) {
 CUresult CUDAAPI cuModuleUnload(CUmodule it) { ENTER("cuModuleUnload"); free(it); return CUDA_SUCCESS; }
 CUresult CUDAAPI cuModuleGetFunction(CUfunction *out, CUmodule it, const char *name) {
     ENTER("cuModuleGetFunction %s", name);
-    if (symbol(((module *)it)->image, name) == NULL)
+    if (symbol(((module *)it)->image, ".symtab", ".strtab", name) == NULL)
         return CUDA_ERROR_NOT_FOUND;
     function *made = calloc(1, sizeof *made);           /* lives as long as the process */
     made->of = (module *)it;
@@ -189,7 +169,7 @@ CUresult CUDAAPI cuModuleGetFunction(CUfunction *out, CUmodule it, const char *n
 }
 CUresult CUDAAPI cuModuleGetGlobal(CUdeviceptr *address, size_t *size, CUmodule it, const char *name) {
     CUresult fail = wanted("cuModuleGetGlobal");
-    const Elf64_Sym *found = symbol(((module *)it)->image, name);
+    const Elf64_Sym *found = symbol(((module *)it)->image, ".symtab", ".strtab", name);
     if (fail || found == NULL)
         return fail ? fail : CUDA_ERROR_NOT_FOUND;
     *size = found->st_size;

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Iterator
 
-from triton_dist.aot.layout import Parameter, TensorMap, check_against_ptx, parameters_of, tensor_maps_of
+from triton_dist.aot.layout import Parameter, TensorMap, check_against_gcn, check_against_ptx, parameters_of, tensor_maps_of
 from triton_dist.aot.spaces import Variant
 from triton_dist.aot.targets import Target
 from triton_dist.backends.gpu.device_runtime import library
@@ -118,6 +118,8 @@ def _built(variant: Variant, target: Target, key: str, compiled: Any) -> Built:
     parameters, maps = parameters_of(variant, meta), tensor_maps_of(meta)
     if text:
         check_against_ptx(meta.name, parameters, text)
+    else:
+        check_against_gcn(meta.name, parameters, compiled.asm["amdgcn"])
     threads = re.search(r"\.reqntid (\d+)", text)
     return Built(
         variant,

@@ -116,6 +116,16 @@ def tensor_maps_of(meta: Any) -> tuple[TensorMap, ...]:
     return tuple(found)
 
 
+def check_against_gcn(name: str, parameters: tuple[Parameter, ...], text: str) -> None:
+    """The same for AMD's assembly, whose metadata has a size for each argument. Those that begin with hidden_ are not ours."""
+    head = re.search(r"\.args:(.*?)\n\s+\.group_segment_fixed_size", text, re.S)
+    found = re.findall(r"\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)", head[1] if head else "")
+    declared = [int(size) for size, kind in found if not kind.startswith("hidden_")]
+    expected = [SIZES[parameter.kind] for parameter in parameters]
+    if declared != expected:
+        raise TritonDistError(f"{name}: expected parameters of {expected} bytes, its assembly declares {declared}")
+
+
 def check_against_ptx(name: str, parameters: tuple[Parameter, ...], text: str) -> None:
     """Raises TritonDistError where the assembly declares other parameters: of another Triton, say."""
     head = re.search(r"\.entry " + re.escape(name) + r"\((.*?)\)", text, re.S)[1]

@@ -83,18 +83,12 @@ static int capturing(void *stream, int *yes) {
 }
 
 static int to_device(uint64_t address, const void *bytes, size_t size) {
-    void *stream = NULL, *copy = malloc(size);          /* HIP's call takes bytes that are not const */
-    if (copy == NULL)
-        return tdist_fail(TDIST_ERR_MEMORY, "no memory for %zu bytes", size);
-    memcpy(copy, bytes, size);
-    int code = hip.stream_create(&stream, STREAM_NON_BLOCKING);
-    if (!code) {
-        code = hip.to_device((void *)(uintptr_t)address, copy, size, stream);
-        if (!code)
-            code = hip.stream_wait(stream);
-        hip.stream_destroy(stream);
-    }
-    free(copy);
+    void *stream = NULL;
+    CHECK(hip.stream_create(&stream, STREAM_NON_BLOCKING), "hipStreamCreateWithFlags");
+    int code = hip.to_device((void *)(uintptr_t)address, bytes, size, stream);
+    if (!code)
+        code = hip.stream_wait(stream);
+    hip.stream_destroy(stream);
     CHECK(code, "hipMemcpyHtoDAsync");
     return TDIST_OK;
 }

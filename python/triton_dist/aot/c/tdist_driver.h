@@ -117,7 +117,7 @@ typedef struct tdist_cuda_host { TDIST_CUDA_HOST(TDIST_DECLARE) } tdist_cuda_hos
     X(stream_create, hipStreamCreateWithFlags, (void **, unsigned)) \
     X(stream_destroy, hipStreamDestroy, (void *)) \
     X(stream_wait, hipStreamSynchronize, (void *)) \
-    X(to_device, hipMemcpyHtoDAsync, (void *, void *, size_t, void *)) \
+    X(to_device, hipMemcpyHtoDAsync, (void *, const void *, size_t, void *)) \
     X(allocate, hipMalloc, (void **, size_t)) \
     X(release, hipFree, (void *)) \
     X(allocate_async, hipMallocAsync, (void **, size_t, void *)) \

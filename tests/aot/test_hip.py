@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""A library's code for AMD devices on a mock of HIP's driver; no AMD device has run it."""
+
+import struct
+import sys
+
+import pytest
+from aot_mock import HERE, HIP_INCLUDE, Mock, compile_c, parameters
+
+START = """
+from pathlib import Path
+from triton_dist.backends.gpu.kernel_library import *
+lib = KernelLibrary(Path({library!r}))
+def code(f, *args, **more):
+    try:
+        f(*args, **more)
+    except LibraryError as error:
+        return error.code, str(error)
+    return 0, ''
+"""
+
+
+@pytest.fixture(scope="module")
+def hip(library, tmp_path_factory):
+    """Runs Python on the library, where HIP's driver is the only one."""
+    folder = tmp_path_factory.mktemp("hip")
+    compile_c(
+        folder / "libamdhip64.so",
+        "-std=gnu11",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-Werror=incompatible-pointer-types",
+        f"-I{HIP_INCLUDE}",
+        HERE / "mock_hip.c",
+    )
+    mock = Mock(folder)
+
+    def run(code: str, **environ):
+        done = mock.run(sys.executable, "-c", START.format(library=str(library)) + code, **environ)
+        assert done.code == 0, done.err
+        return done
+
+    return run
+
+
+def test_kernels_are_loaded_and_launched_with_64_lanes_a_warp(hip):
+    done = hip(
+        """
+lib.launch("add_fp32", 0x99, [0x1000, 0x2000, 0x3000, 4096])
+lib.launch("fill", 0, [0x100, 100000])
+print(code(lib.launch, "fill_in_clusters", 0, [0x100, 5], grid=(1,)))
+print(code(lib.launch, "who_am_i", 0, [0x100, 0x200], grid=(1,)))
+from triton_dist.runtime.context import Context
+lib.set_world(Context(rank=1, world_size=2, bases=[1, 2]).pack())
+lib.launch("who_am_i", 0, [0x100, 0x200], grid=(1,))
+""",
+        TDIST_MOCK_PARAMS="2",
+    )
+    launches = [line for line in done.calls if "Launch" in line]
+    assert launches[0].startswith("hipModuleLaunchKernel add_kernel grid=4 block=256") and "stream=0x99" in launches[0]
+    assert parameters(launches[0]) == [struct.pack("<Q", 0x1000), struct.pack("<Q", 0x2000)]
+    assert launches[1].startswith("hipModuleLaunchCooperativeKernel fill grid=304 block=256"), (
+        "as many as there are compute units"
+    )
+    first, second = done.out.splitlines()
+    assert first.startswith("(2, 'NOT_BUILT") and second.startswith("(7, 'NO_WORLD")
+    assert len(launches) == 3 and done.named("hipMemcpyHtoDAsync 552")
+
+
+def test_descriptors_are_taken_apart(hip):
+    import triton
+
+    more = [] if triton.__version__.startswith("3.6") else [0]
+    done = hip(
+        """
+import torch
+lib.launch("copy_box", 0, [torch.empty(128, 256, dtype=torch.bfloat16)] * 2 + [64], grid=(2,))
+""",
+        TDIST_MOCK_PARAMS=str(2 * (10 + len(more)) + 3),
+    )
+    (launch,) = [line for line in done.calls if "Launch" in line]
+    found = [struct.unpack("<q", word)[0] for word in parameters(launch)]
+    one = [128, 256, 256, 1, 0, *more, 128, 256, 256, 1]
+    assert found[1 : 1 + len(one)] == one and found[2 + len(one) : 2 + 2 * len(one)] == one and found[-3:] == [64, 0, 0]
+
+
+def test_another_architecture_has_no_kernel(hip):
+    done = hip('print(code(lib.launch, "add_fp32", 0, [0x1000, 0x2000, 0x3000, 4096]))', TDIST_MOCK_GFX="gfx90a")
+    assert done.out.startswith("(3, 'WRONG_ARCH") and "gfx90a" in done.out
