@@ -73,10 +73,10 @@ class AloneWhole(Way):
 
 
 class Ours(Way):
-    """ag_gemm and gemm_rs."""
+    """ag_gemm and gemm_rs. In training the gathered x is kept, as plain torch keeps it."""
 
     def column(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return ops.ag_gemm(x, weight)
+        return ops.ag_gemm(x, weight, save_gathered=True)
 
     def row(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return ops.gemm_rs(x, weight)
