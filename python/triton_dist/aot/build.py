@@ -61,7 +61,7 @@ def build(kernel: Any, variant: Variant, target: Target) -> Built:
 
 def key_of(kernel: Any, variant: Variant, target: Target) -> str:
     """The identity of what `build` compiles."""
-    from triton.compiler.compiler import make_backend
+    from triton_dist.compat.compiler import make_backend
 
     constants, attrs = _by_position(kernel, variant)
     options = make_backend(target.triton).parse_options(dict(_options(variant, target)))

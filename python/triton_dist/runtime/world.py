@@ -51,7 +51,7 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
     with ambient.clean():
         if me.world is None:
             _join(me)
-            library = prebuilt() if aot is None else {True: "", False: None}.get(aot, aot)
+            library = prebuilt() if aot is None else None if aot is False else "" if aot is True else aot
             if library is not None:
                 backend().use_prebuilt(library, me.world.world_ranks[me.world.rank] == 0)
         if initialize_shmem and me.heap is None:

@@ -15,6 +15,7 @@ from triton import knobs
 
 from triton_dist.backends.gpu.kernel_library import KernelLibrary, LibraryLaunch
 from triton_dist.backends.gpu.source_digest import source_digest
+from triton_dist.compat.torch import cuda_raw_stream
 from triton_dist.runtime.environment import cache_dir
 from triton_dist.runtime.errors import UnsupportedFeature
 
@@ -130,7 +131,7 @@ class PrebuiltLaunch:
 
     def __init__(self, name: str, device: int, bound: LibraryLaunch):
         self._name, self._device, self._bound, self._hooks = name, device, bound, knobs.runtime
-        self._stream = torch._C._cuda_getCurrentRawStream
+        self._stream = cuda_raw_stream
         self.again = bound.again
 
     def __call__(self, *args: Any) -> None:
