@@ -6,8 +6,8 @@ from triton_dist.runtime.state import state
 
 def records(op=None):
     """The records of an op, or of all, each once."""
-    found = {id(record): record for (what, _), record in state().records.items() if op in (None, what.name)}
-    return list(found.values())
+    found = [record for what, groups in state().records.items() if op in (None, what.name) for record in groups.values()]
+    return list({id(record): record for record in found}.values())
 
 
 def plans(op=None):

@@ -319,7 +319,7 @@ def _sweep() -> None:
     for key, (_, group) in list(me.groups.items()):
         if group is not me.world and not group.usable_in(me.world):
             del me.groups[key]
-            me.records = {what: record for what, record in me.records.items() if record.group is not group}
+            me.forget_records(lambda record, group=group: record.group is group)
             if all(other.key != group.key for _, other in me.groups.values()) and group.key != me.world.key:
                 forget(group.key)
 
@@ -327,7 +327,7 @@ def _sweep() -> None:
 def forget(key: tuple) -> None:
     """Drops what calls on groups of these ranks have left. Their buffers are free once all members have dropped them."""
     me = state()
-    me.records = {what: record for what, record in me.records.items() if record.group.key != key}
+    me.forget_records(lambda record: record.group.key == key)
     me.workspaces = {where: space for where, space in me.workspaces.items() if where[0] != key}
     me.teams.pop(key, None)
 

@@ -36,7 +36,7 @@ class RankState:
     named: dict = field(default_factory=dict)           # name -> Group, of groups that torch does not know
     workspaces: dict = field(default_factory=dict)      # (group key, kind) -> workspace.Workspace
     teams: dict = field(default_factory=dict)           # group key -> int32 device tensor
-    records: dict = field(default_factory=dict)         # (what, group, as a user passes it) -> Record
+    records: dict = field(default_factory=dict)         # what remembers -> {group, as users pass it: Record}
     debug: bool = field(default_factory=debug)          # compare op calls over the ranks
     calls: dict = field(default_factory=dict)           # group key -> [number of op calls]
     refused: set = field(default_factory=set)           # keys of groups whose last call this rank refused, unknown to its peers
@@ -49,9 +49,18 @@ class RankState:
     owns_process_group: bool = False
     forked: str = ""                                    # why there can be no world in a fork of a process that had one
 
+    def all_records(self) -> list:
+        """Every Record, more than once where users pass a group in several ways."""
+        return [record for of_groups in self.records.values() for record in of_groups.values()]
+
+    def forget_records(self, gone: Callable[[Record], bool]) -> None:
+        """Drops the records that `gone` says are of a group that is gone."""
+        self.records = {what: {group: record for group, record in of_groups.items() if not gone(record)}
+                        for what, of_groups in self.records.items()}
+
     def doubt(self) -> None:
         """See Record.doubt."""
-        for record in list(self.records.values()):
+        for record in self.all_records():
             record.doubt()
 
     def end(self, how: str) -> None:

@@ -127,7 +127,7 @@ class Workspace:
                                      "with the largest shape before capturing")
         self.generation += 1
         if old is not None:
-            for record in list(state().records.values()):
+            for record in state().all_records():
                 record.moved()
             self._give_up(old)
         return create_symm_tensor(shape, dtype, self.group, name=f"{self.kind} {what}")

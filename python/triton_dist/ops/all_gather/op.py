@@ -44,5 +44,5 @@ def all_gather(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
     The gradient (without `out`) is that of the sum of all ranks' losses, as torch.distributed has it: a reduce_scatter.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
-    done = ALL_GATHER.call((method, None), group, x, None, out)
+    done = ALL_GATHER.call((method, None), group, x, out)
     return ALL_GATHER.record(x=x, group=group, out=out, method=method) if done is None else done

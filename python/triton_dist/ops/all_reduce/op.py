@@ -132,5 +132,5 @@ def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
     Example:
         mean = all_reduce(grad, op="avg")
     """
-    done = ALL_REDUCE.call((method, op), group, x, None, out)
+    done = ALL_REDUCE.call((method, op), group, x, out)
     return ALL_REDUCE.record(x=x, group=group, out=out, method=method, op=op) if done is None else done

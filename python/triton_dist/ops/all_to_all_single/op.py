@@ -56,8 +56,8 @@ def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
     if output_split_sizes is not None or input_split_sizes is not None:
-        done = BY_LISTS.call((output_split_sizes, input_split_sizes, method), group, x, None, out)
+        done = BY_LISTS.call((output_split_sizes, input_split_sizes, method), group, x, out)
     else:
-        done = ALL_TO_ALL_SINGLE.call((method, None), group, x, None, out)
+        done = ALL_TO_ALL_SINGLE.call((method, None), group, x, out)
     return done if done is not None else ALL_TO_ALL_SINGLE.record(
         x=x, output_split_sizes=output_split_sizes, input_split_sizes=input_split_sizes, group=group, out=out, method=method)

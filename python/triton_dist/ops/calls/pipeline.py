@@ -76,7 +76,7 @@ class Calls:
             if more:
                 key = (*key, "more", *(None if t is None else t.data_ptr() for t in more))
                 given = (*given, *(t for t in more if t is not None))
-            record = me.records[self, group]
+            record = me.records[self][group]
             found = record.known.get(key)
             if found is None or not found.same(*given):
                 found = record.elsewhere(key, given)
@@ -90,18 +90,14 @@ class Calls:
             found.count[0] += 1
         return found
 
-    def call(self, asked: tuple, group: Any, x: Any, weight: Any = None, out: Any = None, *more: Any) -> Any:
-        """One call of an op with one output, allocated where it is None: gives the output, or None as `known` does."""
-        known = self.known(asked, group, x, weight, out, *more)
+    def call(self, asked: tuple, group: Any, x: Any, out: Any = None) -> Any:
+        """One call of an op of one input and one output, allocated where it is None: gives the output, or None as `known` does."""
+        known = self.known(asked, group, x, None, out)
         if known is None:
             return None
         if out is None:
             out = known.new_out()
-        if self._order == (0, 2):
-            known.plan.run(known.group, x, out)
-        else:
-            places = (x, weight, out, *more)
-            known.plan.run(known.group, *(places[place] if place < len(places) else None for place in self._order))
+        known.plan.run(known.group, x, out)
         return out
 
     def _looked_at(self, key: tuple | None, given: tuple, asked: tuple, group: Any, places: tuple) -> Known | None:

@@ -163,12 +163,12 @@ def _by_shapes(key: tuple, given: tuple) -> tuple:
 
 def record_of(what: Any, asked: Any, group: Group) -> CallRecord:
     """The record of `what`, an op, for calls on `group`, which users pass as `asked`. Made on first use."""
-    records = state().records
+    records = state().records.setdefault(what, {})
     if len(records) >= MOST:                        # users may pass a group by new objects each time
-        for where in [where for where, record in records.items() if where[1] is not record.group]:
-            del records[where]
-    found = records.get((what, group))
+        for other in [other for other, record in records.items() if other is not record.group]:
+            del records[other]
+    found = records.get(group)
     if found is None:
-        found = records[what, group] = CallRecord(group)
-    records[what, asked] = found
+        found = records[group] = CallRecord(group)
+    records[asked] = found
     return found

@@ -197,7 +197,7 @@ def all_gather_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | Non
 
     Returns out [M, K]. Raises InvalidArgument before anything is sent.
     """
-    done = ALL_GATHER_2D.call((), group, x, None, out)
+    done = ALL_GATHER_2D.call((), group, x, out)
     return ALL_GATHER_2D.record(x=x, group=group, out=out) if done is None else done
 
 
@@ -217,5 +217,5 @@ def reduce_scatter_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor |
     nodes, both in order, with a rounding to x's dtype where a node's sum leaves it: the same inputs give the same bits.
     The gradient (without `out`) is an all_gather_2d. Raises InvalidArgument before anything is sent.
     """
-    done = REDUCE_SCATTER_2D.call((), group, x, None, out)
+    done = REDUCE_SCATTER_2D.call((), group, x, out)
     return REDUCE_SCATTER_2D.record(x=x, group=group, out=out) if done is None else done

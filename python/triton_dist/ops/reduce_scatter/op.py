@@ -49,5 +49,5 @@ def reduce_scatter(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | No
     The gradient (without `out`, of a sum or an average) is that of the sum of all ranks' losses: an all_gather.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
     """
-    done = REDUCE_SCATTER.call((method, op), group, x, None, out)
+    done = REDUCE_SCATTER.call((method, op), group, x, out)
     return REDUCE_SCATTER.record(x=x, group=group, out=out, method=method, op=op) if done is None else done
