@@ -8,10 +8,12 @@
     triton-dist bench dispatch                                # what does an eager call cost the host?
     triton-dist bench all_reduce --sizes 1K:128M --graph      # collectives, by size instead of shape
     triton-dist bench gemm_ar --graph                         # the models' down projections for 1 to 2048 rows
+    triton-dist bench my_module:my_op --shapes 512,1024,1     # an op of another package or a file here
     triton-dist bench all_reduce_rmsnorm --graph              # what follows a linear in a decoder, alone and in a chain
     triton-dist bench model --arch llama3-8b --phase decode --graph       # layers of a decoder, beside what else there is
 """
 import argparse
+import inspect
 import os
 import sys
 from datetime import date
@@ -21,23 +23,24 @@ from typing import Any, Callable
 from triton_dist.bench import dispatch_rows
 from triton_dist.bench.collective import norm_words, sizes
 from triton_dist.bench.model import words as model
+from triton_dist.bench.any_op import loaded
 from triton_dist.bench.shapes import OPS, parse
+from triton_dist.ops import OPS as REGISTRY
 
 DTYPES = ("bfloat16", "float16", "float32")
-_METHODS = ("auto", "ws", "portable", "unfused")
-_GEMM_AR_METHODS = ("auto", "packets", "ring", "unfused")
 _LATEST = 1000                              # milliseconds: later than this, and waits would be taken for hangs
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of `bench`."""
+def parser(asked: str = "") -> argparse.ArgumentParser:
+    """The command line of `bench`. asked: the command, maybe MODULE:NAME. Raises ValueError where that is no op."""
     top = argparse.ArgumentParser(prog="triton-dist bench", description=__doc__,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = top.add_subparsers(dest="command")
     for op in OPS:
         sub = commands.add_parser(op, help=f"time {op} beside its baselines")
         _shapes(sub)
-        _common(sub, _METHODS, ("auto", "ws", "portable"), ("torch", "none"), "torch (its fused symmetric-memory op) or none")
+        _common(sub, ("auto", *REGISTRY[op].methods), ("auto", "ws", "portable"), ("torch", "none"),
+                "torch (its fused symmetric-memory op) or none")
         who = sub.add_mutually_exclusive_group()
         who.add_argument("--late", type=_late, metavar="RANK:MS", help="time also with this rank late before each call")
         who.add_argument("--jitter", type=_milliseconds, metavar="MS",
@@ -53,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("gemm_ar", help="time gemm_ar beside a matmul with NCCL or torch's symmetric-memory ops")
     _shapes(sub)
     _graph(sub)
-    _common(sub, _GEMM_AR_METHODS, ("auto", "unfused"), (*sizes.PEERS, "none"),
+    _common(sub, ("auto", *REGISTRY["gemm_ar"].methods), ("auto", "unfused"), (*sizes.PEERS, "none"),
             f"all-reduce behind a matmul: of {', '.join(sizes.PEERS)}, or none")
     sub = commands.add_parser(norm_words.COMMAND, help="time all_reduce_rmsnorm beside an all-reduce, then torch's sum and norm")
     sub.add_argument("--shapes", nargs="+", default=[], metavar="M,N[,K]",
@@ -67,6 +70,14 @@ def parser() -> argparse.ArgumentParser:
     _graph(sub)
     _repeats(sub)
     _where(sub)
+    others = {name: op for name, op in REGISTRY.items() if name not in commands.choices and name not in sizes.COMMANDS.values()}
+    for name, op in {**others, **({asked: loaded(asked)} if ":" in asked else {})}.items():
+        sub = commands.add_parser(name, help=f"time the methods of {op.name}")
+        sub.add_argument("--shapes", nargs="+", default=[], metavar="M,N,K", help="global sizes, or tiny")
+        _graph(sub)
+        methods = ("auto", *(op.methods if "method" in inspect.signature(op.function).parameters else ()))
+        _common(sub, methods, methods, ("none",), "none are known")
+        sub.set_defaults(any_op=op)
     calls = commands.add_parser(dispatch_rows.COMMAND, help="host time of eager calls, beside a bare launch of the same kernel")
     calls.add_argument("--calls", nargs="+", default=[], choices=dispatch_rows.CALLS, metavar="OP",
                        help=f"of {', '.join(dispatch_rows.CALLS)} (default: all)")
@@ -108,9 +119,12 @@ def _where(sub: argparse.ArgumentParser) -> None:
 
 def main(argv: list) -> int:
     """Runs the command; the exit status is 1 where a result was wrong or a shape gave no figure."""
-    args = parser().parse_args(argv)
+    try:
+        args = parser(argv[0] if argv else "").parse_args(argv)
+    except ValueError as error:
+        parser().error(str(error))
     if args.command is None:
-        measuring = ", ".join([*OPS, *sizes.BESIDE_PEERS, model.COMMAND, dispatch_rows.COMMAND])
+        measuring = ", ".join([*OPS, *sizes.BESIDE_PEERS, model.COMMAND, dispatch_rows.COMMAND, "or another op"])
         parser().error(f"a command is required: {measuring}")
     if args.command in OPS and args.late_on is not None and args.late is None and args.jitter is None:
         parser().error("--late-on: needs --late or --jitter, which say who is late")

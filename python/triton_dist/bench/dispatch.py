@@ -81,7 +81,8 @@ def _plan_of(name: str, calls: list) -> Any:
     for call in (*calls, *calls):
         call()
     synchronize()
-    found = [known.plan for key, known in state().recent.items() if key[0] == name]
+    records = state().records[ops.OPS[name]].values()
+    found = [known.plan for record in records for known in record.known.values()]
     if not found:
         raise ValueError("dispatch: this torch's guards are not what is expected of them, so every call is looked at in full")
     return found[-1]

@@ -3,11 +3,13 @@
 """Rows of host time: what is timed, and their table."""
 from typing import Any
 
+from triton_dist.bench.collective.sizes import COMMANDS
+from triton_dist.bench.shapes import OPS
 from triton_dist.bench.table import aligned
 
 COMMAND = "dispatch"
-BASELINES = ("ag_gemm", "gemm_rs")                          # by method="unfused", whose plan is then emptied
-KERNELS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all_single", "gemm_ar")
+BASELINES = OPS                                             # by method="unfused", whose plan is then emptied
+KERNELS = (*COMMANDS.values(), "gemm_ar")
 CALLS = (*BASELINES, *KERNELS)
 _LEGEND = ("us: host time a call, median over rounds, of the slowest rank. floor: a bare launch of the same kernel with the same "
            "arguments. Of ag_gemm and gemm_rs, unfused, the plan does nothing: what is left is the way to it.")

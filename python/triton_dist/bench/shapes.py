@@ -4,13 +4,15 @@
 import re
 from dataclasses import dataclass
 
-OPS = ("ag_gemm", "gemm_rs")
+from triton_dist.ops import OPS as _ALL
+
 _MODELS = {  # model: {op: (N, K)} of its MLP, up and down projection
     "8B": {"ag_gemm": (28672, 4096), "gemm_rs": (4096, 14336)},
     "70B": {"ag_gemm": (57344, 8192), "gemm_rs": (8192, 28672)},
     "GPT3": {"ag_gemm": (49152, 12288), "gemm_rs": (12288, 49152)},
     "405B": {"ag_gemm": (106496, 16384), "gemm_rs": (16384, 53248)},
 }
+OPS = tuple(name for name, op in _ALL.items() if op.timed and name in _MODELS["8B"])       # those with a limit T*
 _ANY_ROWS = {"gemm_ar": "gemm_rs"}          # ops of which M need not divide by the world size: whose N and K they have
 _SMALL_M = tuple(2**i for i in range(10))
 _SETS = {
@@ -38,7 +40,8 @@ def parse(words: list, op: str, world: int, emulated: bool) -> list[Shape]:
     M must divide by the world size, but for gemm_ar; of a set, shapes whose M does not are left out. Raises ValueError.
     """
     shapes: list = []
-    for word in words or ["tiny" if emulated else "serving" if op in _ANY_ROWS else "default"]:
+    usual = "serving" if op in _ANY_ROWS else "default" if op in OPS else "tiny"
+    for word in words or ["tiny" if emulated else usual]:
         found = [shape for shape in _expand(word, op) if op in _ANY_ROWS or shape.m % world == 0]
         if not found:
             raise ValueError(f"--shapes {word}: M must divide by the {world} ranks; found "
@@ -48,6 +51,8 @@ def parse(words: list, op: str, world: int, emulated: bool) -> list[Shape]:
 
 
 def _expand(word: str, op: str) -> list[Shape]:
+    if op not in OPS and op not in _ANY_ROWS and not re.fullmatch(r"tiny|\d+,\d+,\d+", word):
+        raise ValueError(f"--shapes {word}: expected tiny or M,N,K, since no model's shapes are known for {op}")
     if word in _SETS:
         return [_of_model(model, m, op) for model, m in _SETS[word]]
     if word == "tiny":

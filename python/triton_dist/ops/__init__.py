@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Overlap operators. One op, one folder: op.py says what it is, kernels.py how it runs fused, unfused.py how without."""
-from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.all_reduce.op import all_reduce
-from triton_dist.ops.all_to_all_single.op import all_to_all_single
+from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.reduce_scatter.op import reduce_scatter
+from triton_dist.ops.all_to_all_single.op import all_to_all_single
 from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
 from triton_dist.ops.ag_gemm.op import ag_gemm
 from triton_dist.ops.gemm_rs.op import gemm_rs
@@ -12,7 +12,8 @@ from triton_dist.ops.gemm_ar.op import gemm_ar
 from triton_dist.ops.all_reduce_rmsnorm.op import all_reduce_rmsnorm
 from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
 from triton_dist.ops.explain import explain
-from triton_dist.ops.op import Agreed, Choice, Op, Plan
+from triton_dist.ops.calls.plans import OnWorkspace, Plan
+from triton_dist.ops.op import Agreed, Choice, Op, Shape
 from triton_dist.ops import registry
 from triton_dist.ops.registry import Gradient, Operator
 
@@ -20,7 +21,8 @@ from triton_dist.ops.registry import Gradient, Operator
 OPS: dict[str, Op] = registry.OPS
 
 __all__ = [
-    "Agreed", "Choice", "Gradient", "OPS", "Op", "Operator", "Plan", "ag_gemm", "all_gather", "all_gather_2d", "all_reduce",
+    "Agreed", "Choice", "Gradient", "OPS", "OnWorkspace", "Op", "Operator", "Plan", "Shape",
+    "ag_gemm", "all_gather", "all_gather_2d", "all_reduce",
     "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev", "explain", "gemm_ar", "gemm_rs",
     "reduce_scatter", "reduce_scatter_2d",
 ]

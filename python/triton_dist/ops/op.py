@@ -139,7 +139,7 @@ class Op(Calls):
         return {}
 
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
-        """Shapes of this rank's inputs in a call of these global sizes, by name, for `tune` and `bench`; others are left out."""
+        """{name: shape of this rank's input, or another argument} for a call of these global sizes, for `tune` and `bench`."""
         raise UnsupportedFeature(f"{self.name} does not say what it takes at M, N and K: it has no method `inputs`")
 
     def fake(self, **call: Any) -> Any:

@@ -96,20 +96,26 @@ def enter(op: Any, function: Callable) -> Callable:
                               f"{known.function.__module__}; choose another")
     op.function = entry(function)
     OPS[op.name] = op
-    if op.schema and known is None:
-        def call(*args: Any) -> Any:
-            return function(**dict(zip(op.recorder.arguments, args)))
-
-        def fake(*args: Any) -> Any:
-            return op.fake(**dict(zip(op.recorder.arguments, args)))
-        op.recorder = Operator(op.name, op.schema, call, fake, op.gradient)
+    if op.schema:
+        # Where the op's module has been loaded anew, torch keeps the operator that it has.
+        op.recorder = known.recorder if known is not None else _operator_of(op.name)
         wrong = {*op.recorder.arguments} - {*names}
         if wrong:
             raise InvalidArgument(f"schema: expected names of the function's arguments {list(names)}, found {sorted(wrong)}")
         seen_by_compile_as(function, _recorded(op, function))
-    elif known is not None:                         # its module has been loaded anew: torch keeps the operator it has
-        op.recorder = known.recorder
     return function
+
+
+def _operator_of(name: str) -> Operator:
+    """The operator that calls the op's function, and its `fake`, with arguments by name."""
+    def call(*args: Any) -> Any:
+        op = OPS[name]
+        return op.function(**dict(zip(op.recorder.arguments, args)))
+
+    def fake(*args: Any) -> Any:
+        op = OPS[name]
+        return op.fake(**dict(zip(op.recorder.arguments, args)))
+    return Operator(name, OPS[name].schema, call, fake, OPS[name].gradient)
 
 
 def _recorded(op: Any, function: Callable) -> Callable:

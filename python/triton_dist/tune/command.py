@@ -13,17 +13,20 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from triton_dist.bench.command import DTYPES, positive
-from triton_dist.bench.shapes import OPS, Shape, parse
+from triton_dist.bench.any_op import arguments, loaded
+from triton_dist.bench.shapes import Shape, parse
+from triton_dist.ops import OPS, Op
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `tune`."""
     top = argparse.ArgumentParser(prog="triton-dist tune", description=__doc__,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("ops", nargs="+", choices=OPS, metavar="OP", help=" or ".join(OPS))
+    top.add_argument("ops", nargs="+", type=_op, metavar="OP",
+                     help=f"{' or '.join(_timed())}, or MODULE:NAME of an op of another package")
     top.add_argument("--shapes", nargs="+", default=[], metavar="NAME|M,N,K", help="as for triton-dist bench")
     top.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"])
     top.add_argument("--seconds", type=positive, default=10**9, metavar="S",
@@ -38,7 +41,7 @@ def main(argv: list) -> int:
     args = parser().parse_args(argv)
     try:
         for op in args.ops:
-            parse(args.shapes, op, world=1, emulated=True)
+            parse(args.shapes, op.name, world=1, emulated=True)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
     if "RANK" not in os.environ:
@@ -51,7 +54,6 @@ def main(argv: list) -> int:
 
 def _on_rank(args: argparse.Namespace) -> int:
     import triton_dist
-    from triton_dist.ops import OPS
     from triton_dist.ops.calls.record import record_of
     from triton_dist.ops.tuning import table, tables
     from triton_dist.runtime.groups import resolve
@@ -62,7 +64,7 @@ def _on_rank(args: argparse.Namespace) -> int:
     say: Callable = print if group.rank == 0 else (lambda *words, **options: None)
     try:
         jobs = [(op, dtype, shape) for dtype in args.dtype for op in args.ops
-                for shape in parse(args.shapes, op, group.size, device().type != "cuda")]
+                for shape in parse(args.shapes, op.name, group.size, device().type != "cuda")]
     except ValueError as error:
         say(f"triton-dist tune: {error}", file=sys.stderr)
         jobs, status = [], 2
@@ -75,7 +77,7 @@ def _on_rank(args: argparse.Namespace) -> int:
             status = 1
             break
         _call(op, dtype, shape, group)
-    known = [tables.of(OPS[op], record_of(OPS[op], group, group)) for op in dict.fromkeys(args.ops)]
+    known = [tables.of(op, record_of(op, group, group)) for op in dict.fromkeys(args.ops)]
     found = [every.entries[shape] for every in known for shape in sorted(every.fresh, key=str)]
     status = status or int(any(not entry.ms for entry in found))
     if group.rank == 0 and args.out is not None and found:
@@ -86,13 +88,26 @@ def _on_rank(args: argparse.Namespace) -> int:
     return status
 
 
-def _call(op: str, dtype: str, shape: Shape, group: object) -> None:
+def _call(op: Op, dtype: str, shape: Shape, group: Any) -> None:
     """One call of the op at a shape on random inputs, which tunes it."""
     import torch
 
-    from triton_dist.bench.problems import PROBLEMS
-    problem = PROBLEMS[op](shape, getattr(torch, dtype), group, sets=1)
-    problem.ours(0, "auto")
-    del problem
+    op.function(**arguments(op, shape, getattr(torch, dtype), group), group=group)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()                        # the next shape's buffers have other sizes
+
+
+def _timed() -> list[str]:
+    return [name for name, op in OPS.items() if op.timed]
+
+
+def _op(word: str) -> Op:
+    """The op of the command line's word. Raises ArgumentTypeError for one whose ways are not timed."""
+    try:
+        found = loaded(word) if ":" in word else OPS.get(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if found is None or not found.timed:
+        raise argparse.ArgumentTypeError(f"expected {', '.join(_timed())}, or MODULE:NAME of an op whose ways are timed, found "
+                                         f"{word!r}")
+    return found

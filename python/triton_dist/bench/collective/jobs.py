@@ -8,6 +8,7 @@ from typing import Callable
 import torch
 
 from triton_dist.bench import shapes
+from triton_dist.bench.any_op import AnyOp
 from triton_dist.bench.collective import norm_words, rows, sizes
 from triton_dist.bench.collective.norm import Norm
 from triton_dist.bench.collective.gemm_ar import GemmAr
@@ -30,6 +31,9 @@ def jobs(args: argparse.Namespace, group: Group) -> list:
     elif args.command == norm_words.COMMAND:
         made = [(shape.name, partial(Norm, shape, dtype, group))
                 for shape in norm_words.parse(args.shapes, emulated)]
+    elif getattr(args, "any_op", None) is not None:
+        made = [(shape.name, partial(AnyOp, args.any_op, shape, dtype, group))
+                for shape in shapes.parse(args.shapes, args.any_op.name, group.size, emulated)]
     else:
         made = [(sizes.text(nbytes), partial(Problem, args.command, nbytes, dtype, group))
                 for nbytes in sizes.parse(args.sizes, emulated)]

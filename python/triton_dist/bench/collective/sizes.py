@@ -3,12 +3,16 @@
 """The words of the command line of a collective's benchmark: ops, methods, peers, and what --sizes means."""
 import re
 
-COMMANDS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-            "all_to_all": "all_to_all_single"}      # command: op
-METHODS = ("auto", "one_shot", "two_shot", "push", "unfused")
+from triton_dist.ops import OPS
+from triton_dist.ops.exchange.collective import Collective
+
+_COLLECTIVES = [op for op in OPS.values() if isinstance(op, Collective)]
+COMMANDS = {op.name.removesuffix("_single"): op.name for op in _COLLECTIVES}        # command: op
+METHODS = tuple(dict.fromkeys(("auto", *(method for op in _COLLECTIVES for method in op.methods))))
 PEERS = ("nccl", "symm_one_shot", "symm_two_shot")
 
-BESIDE_PEERS = (*COMMANDS, "gemm_ar", "all_reduce_rmsnorm")       # commands whose rows compare with peers, instead of a limit
+# Commands whose rows compare with peers, instead of a limit: collectives, and ops that add a residual to a sum.
+BESIDE_PEERS = (*COMMANDS, *(name for name, op in OPS.items() if "residual" in op.tensors))
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST = 1 << 32

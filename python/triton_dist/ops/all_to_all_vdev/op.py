@@ -108,7 +108,14 @@ class AllToAllVdev(Op):
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Splits:
         rows = -(-m // group.size)
-        return self._agreed(rows, n, rows * group.size, dtype, "auto", group)
+        return self._agreed(rows, n, rows, dtype, "auto", group)
+
+    def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
+        """Splits that are equal, but for the last rank's, which gets the rest."""
+        rows = m // group.size
+        splits = [rows // group.size] * (group.size - 1)
+        splits = torch.tensor([*splits, rows - sum(splits)], dtype=torch.int32).to(backend().device())
+        return {"x": (rows, n), "in_splits": splits, "capacity": rows}
 
     def recorded(self, given: dict) -> tuple:
         out = given["out"]

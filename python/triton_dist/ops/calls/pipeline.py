@@ -91,7 +91,7 @@ class Calls:
         return found
 
     def call(self, asked: tuple, group: Any, x: Any, out: Any = None) -> Any:
-        """One call of an op of one input and one output, allocated where it is None: gives the output, or None as `known` does."""
+        """One call of an op with one input and one output, allocated if None: gives the output, or None as `known` does."""
         known = self.known(asked, group, x, None, out)
         if known is None:
             return None
