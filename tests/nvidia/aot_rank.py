@@ -227,6 +227,7 @@ def launch_times(library: str | None) -> dict:
         config=config,
         pitch=128,
         dtype=torch.bfloat16,
+        columns=False,
         group=SimpleNamespace(size=1, rank=0),
         gather=SimpleNamespace(programs=0, pieces=1, piece_tiles=1),
         halves=[zeros(128 * 64)] * 2,

@@ -53,7 +53,7 @@ int main(void) {
     out.strides[0] = 128 * 256, out.strides[1] = 256, out.strides[2] = 1;
     const uint32_t box = TDIST_TENSOR | TDIST_BF16, grid[3] = {2, 1, 1};
     const tdist_tensor *boxes[6] = {&x, &x, &w, &half, &out, &out};
-    tdist_value values[25] = {{0}};
+    tdist_value values[64] = {{0}};
     for (int i = 0; i < 6; i++) {
         values[i].type = box;
         values[i].as.tensor = boxes[i];
@@ -66,14 +66,15 @@ int main(void) {
         values[8 + i].type = TDIST_I32;
         values[8 + i].as.integer = rest[i];
     }
-    for (int i = 17; i < 25; i++)
-        values[i].type = TDIST_CONSTEXPR;
-    const tdist_option options[] = {{"HAS_BIAS", NULL, 1}, {"NARROW", NULL, 1}, {"BLOCK_N", NULL, 256}, {"GROUP_M", NULL, 8}};
     const tdist_kernel *kernel = tdist_find_kernel("ag_gemm_ws");
+    const size_t count = tdist_kernel_parameter_count(kernel);
+    for (size_t i = 17; i < count; i++)
+        values[i].type = TDIST_CONSTEXPR;
+    const tdist_option options[] = {{"HAS_BIAS", NULL, 1}, {"NARROW", NULL, 1}, {"COLUMNS", NULL, 0}, {"BLOCK_N", NULL, 256}, {"GROUP_M", NULL, 8}};
     const tdist_variant *variant = NULL;
     tdist_launch *launch = NULL;
-    require(tdist_select(kernel, values, 25, options, 4, &variant));
-    require(tdist_launch_create(variant, grid, values, 25, &launch));
+    require(tdist_select(kernel, values, count, options, 5, &variant));
+    require(tdist_launch_create(variant, grid, values, count, &launch));
     double kept[ROUNDS], fresh[ROUNDS];
     int64_t given[17];
     for (int i = 0; i < 9; i++)
@@ -91,7 +92,7 @@ int main(void) {
             return 3;
         start = now_us();
         for (int call = 0; call < CALLS; call++)
-            require(tdist_launch_kernel(kernel, NULL, grid, values, 25, options, 4));
+            require(tdist_launch_kernel(kernel, NULL, grid, values, count, options, 5));
         fresh[round] = (now_us() - start) / CALLS;
         if (wait())
             return 3;

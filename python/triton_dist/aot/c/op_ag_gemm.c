@@ -44,7 +44,7 @@ static int make_sender(tdist_plan *p, const void *x) {
         tdist_of_pointer(p->dtype, x), tdist_of_pointer(p->dtype, space->data), tdist_of_pointer(TDIST_I32, space->flags),
         tdist_of_pointer(TDIST_I32, space->control + TDIST_MAX_PROGRAMS), tdist_of_pointer(TDIST_I32, p->world->team),
         tdist_of_integer(p->half_rows * p->shape.k), tdist_of_integer(count), tdist_of_integer(p->pitch * p->shape.k),
-        tdist_of_integer(piece), tdist_of_integer(p->pieces), tdist_constexpr(), tdist_constexpr(),
+        tdist_of_integer(piece), tdist_of_integer(p->pieces),
     };
     const tdist_option options[] = {{"BLOCK", NULL, (double)p->block}, {"MOST", NULL, MOST_SMS}, {"num_warps", NULL, SENDER_WARPS}};
     return tdist_plan_launch("ag_gemm_push", values, sizeof values / sizeof *values, options, 3, (uint32_t)p->shape.comm_sms, &p->sender);
@@ -75,11 +75,10 @@ static int make(tdist_plan *p) {
     const int64_t rest[] = {p->world->rank, p->world->size, p->shape.m, p->shape.n, p->shape.k, p->pieces, p->piece_tiles, p->wide};
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
         values[n++] = tdist_of_integer(rest[i]);
-    for (int i = 0; i < 9 + by_sms; i++)
-        values[n++] = tdist_constexpr();
     const tdist_option options[] = {
         {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"NARROW", NULL, p->wide < p->total},
-        {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M}, {"BLOCK_N", NULL, p->block_n}, {"BLOCK_K", NULL, BLOCK_K}, {"GROUP_M", NULL, p->shape.group_m},
+        {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M}, {"BLOCK_N", NULL, p->block_n}, {"BLOCK_K", NULL, BLOCK_K},
+        {"GROUP_M", NULL, p->shape.group_m},
     };
     int status = by_sms ? make_sender(p, any) : TDIST_OK;
     if (status != TDIST_OK)

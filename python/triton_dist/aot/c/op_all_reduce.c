@@ -47,18 +47,15 @@ static int make_self_flagged(tdist_plan *p) {
     int two = p->method == TDIST_TWO_SHOT;
     int64_t part = two ? whole(vectors, world->size) : vectors;
     grid_of_vectors(world, part, &threads, &each, &programs, &rounds);
-    tdist_value values[15] = {
+    const tdist_value values[] = {
         tdist_of_pointer(p->dtype, space->data), tdist_of_pointer(p->dtype, space->data), tdist_of_pointer(TDIST_I32, space->data),
         tdist_of_integer((int64_t)space->half_bytes / 4), tdist_of_pointer(TDIST_I32, space->control),
         tdist_of_pointer(TDIST_I32, world->team), tdist_of_integer(p->count), tdist_of_integer(part), tdist_of_integer(rounds),
     };
-    size_t count = two ? 14 : 15;
-    for (size_t i = 9; i < count; i++)
-        values[i] = tdist_constexpr();
     const tdist_option options[] = {
         {"OP", "sum", 0}, {"WORLD", NULL, world->size}, {"THREADS", NULL, (double)threads}, {"EACH", NULL, (double)each}, {"WHOLE", NULL, 1},
     };
-    return tdist_plan_launch(two ? "all_reduce_two_hops" : "all_reduce_one_hop", values, count, options, 5, (uint32_t)programs, &p->main);
+    return tdist_plan_launch(two ? "all_reduce_two_hops" : "all_reduce_one_hop", values, sizeof values / sizeof *values, options, 5, (uint32_t)programs, &p->main);
 }
 
 static int make_push(tdist_plan *p) {
@@ -67,20 +64,17 @@ static int make_push(tdist_plan *p) {
     int two = p->kind == TDIST_PUSH_TWO_HOPS;
     int64_t n = two ? whole(p->count, world->size) : p->count, block, blocks, programs, warps;
     grid_of_blocks(world, n, &block, &blocks, &programs, &warps);
-    tdist_value values[16] = {
+    const tdist_value values[] = {
         tdist_of_pointer(p->dtype, space->data), tdist_of_pointer(p->dtype, space->data), tdist_of_pointer(p->dtype, space->data),
         tdist_of_integer((int64_t)space->half_bytes / 2), tdist_of_pointer(TDIST_I32, space->flags),
         tdist_of_integer((int64_t)space->flag_count / 2), tdist_of_pointer(TDIST_I32, space->control),
         tdist_of_pointer(TDIST_I32, world->team), tdist_of_integer(p->count), tdist_of_integer(blocks),
         tdist_of_integer(whole(blocks, programs)),
     };
-    size_t count = two ? 15 : 16;
-    for (size_t i = 11; i < count; i++)
-        values[i] = tdist_constexpr();
     const tdist_option options[] = {
         {"OP", "sum", 0}, {"WORLD", NULL, world->size}, {"BLOCK", NULL, (double)block}, {"num_warps", NULL, (double)warps},
     };
-    return tdist_plan_launch(two ? "all_reduce_push" : "all_reduce_push_one_hop", values, count, options, 4, (uint32_t)programs, &p->main);
+    return tdist_plan_launch(two ? "all_reduce_push" : "all_reduce_push_one_hop", values, sizeof values / sizeof *values, options, 4, (uint32_t)programs, &p->main);
 }
 
 int tdist_all_reduce_plan(tdist_world *world, uint32_t dtype, int64_t count, int method, tdist_plan **out) {

@@ -39,8 +39,7 @@ static int make(tdist_plan *p) {
         tdist_of_tensor(p->hop_dtype, &next_even), tdist_of_tensor(p->hop_dtype, &next_odd), tdist_of_pointer(p->dtype, even),
         tdist_of_pointer(TDIST_I32, space->flags), tdist_of_pointer(TDIST_I32, tdist_peer(world, space->flags, after)),
         tdist_of_pointer(TDIST_I32, space->control), tdist_of_integer(world->rank), tdist_of_integer(world->size), tdist_of_integer(m),
-        tdist_of_integer(n), tdist_of_integer(k), tdist_of_integer(gap_of(p, box * element)), tdist_constexpr(), tdist_constexpr(),
-        tdist_constexpr(), tdist_constexpr(), tdist_constexpr(), tdist_constexpr(), tdist_constexpr(),
+        tdist_of_integer(n), tdist_of_integer(k), tdist_of_integer(gap_of(p, box * element)),
     };
     const tdist_option options[] = {
         {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M},

@@ -7,6 +7,8 @@
 
 #include "tdist_world.h"
 
+enum { MOST_VALUES = 64 };
+
 tdist_value tdist_of_pointer(uint32_t dtype, const void *address) {
     tdist_value value = {.type = TDIST_POINTER | dtype};
     value.as.pointer = (void *)(uintptr_t)address;
@@ -25,8 +27,6 @@ tdist_value tdist_of_tensor(uint32_t dtype, const tdist_tensor *tensor) {
     return value;
 }
 
-tdist_value tdist_constexpr(void) { return (tdist_value){.type = TDIST_CONSTEXPR}; }
-
 tdist_tensor tdist_matrix(const void *data, int64_t rows, int64_t columns) {
     return (tdist_tensor){.data = (void *)(uintptr_t)data, .rank = 2, .shape = {rows, columns}, .strides = {columns, 1}};
 }
@@ -40,21 +40,28 @@ uint64_t tdist_power_of_two(uint64_t value) {
 
 uint64_t tdist_element_bytes(uint32_t dtype) { return dtype == TDIST_FP32 ? 4 : 2; }
 
-int tdist_plan_launch(const char *name, const tdist_value *values, size_t count, const tdist_option *options, size_t option_count,
+int tdist_plan_launch(const char *name, const tdist_value *given, size_t count, const tdist_option *options, size_t option_count,
                       uint32_t programs, tdist_launch **out) {
     const uint32_t grid[3] = {programs, 1, 1};
     const tdist_kernel *kernel = tdist_find_kernel(name);
     const tdist_variant *variant = NULL;
     tdist_launch *made = NULL;
+    tdist_value values[MOST_VALUES];
+    size_t all = tdist_kernel_parameter_count(kernel);
     if (kernel == NULL)
         return TDIST_ERR_NOT_BUILT;
+    if (all < count || all > MOST_VALUES)
+        return tdist_fail(TDIST_ERR_VERSION, "%s has %zu parameters, but this host side knows of %zu", name, all, count);
     for (size_t i = 0; i < count; i++)
-        if (values[i].type == TDIST_I32 && values[i].as.integer != (int32_t)values[i].as.integer)
+        if (given[i].type == TDIST_I32 && given[i].as.integer != (int32_t)given[i].as.integer)
             return tdist_fail(TDIST_ERR_UNSUPPORTED, "%s: %lld does not fit 32 bits: the shape is too large for one call", name,
-                              (long long)values[i].as.integer);
-    int status = tdist_select(kernel, values, count, options, option_count, &variant);
+                              (long long)given[i].as.integer);
+    memcpy(values, given, count * sizeof *values);
+    for (size_t i = count; i < all; i++)
+        values[i] = (tdist_value){.type = TDIST_CONSTEXPR};
+    int status = tdist_select(kernel, values, all, options, option_count, &variant);
     if (status == TDIST_OK)
-        status = tdist_launch_create(variant, grid, values, count, &made);
+        status = tdist_launch_create(variant, grid, values, all, &made);
     if (status == TDIST_OK) {
         tdist_launch_destroy(*out);
         *out = made;

@@ -22,6 +22,8 @@ const tdist_kernel *tdist_kernel_at(size_t index) { return index < tdist_kernels
 
 const char *tdist_kernel_name(const tdist_kernel *kernel) { return kernel == NULL ? NULL : kernel->name; }
 
+size_t tdist_kernel_parameter_count(const tdist_kernel *kernel) { return kernel == NULL ? 0 : kernel->parameter_count; }
+
 const tdist_variant *tdist_find_variant(const char *key) {
     for (size_t k = 0; key != NULL && k < tdist_kernels_count; k++)
         for (size_t v = 0; v < tdist_kernels[k]->variant_count; v++)

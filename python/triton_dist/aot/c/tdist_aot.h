@@ -104,6 +104,8 @@ TDIST_API const tdist_kernel *tdist_find_kernel(const char *name);
 TDIST_API size_t tdist_kernel_count(void);
 TDIST_API const tdist_kernel *tdist_kernel_at(size_t index);
 TDIST_API const char *tdist_kernel_name(const tdist_kernel *kernel);
+/* Of its parameters, constexprs included: as many values does a launch take. */
+TDIST_API size_t tdist_kernel_parameter_count(const tdist_kernel *kernel);
 /* The variant of that key (sixty-four hexadecimal digits, see the manifest), or NULL. */
 TDIST_API const tdist_variant *tdist_find_variant(const char *key);
 TDIST_API const char *tdist_variant_key(const tdist_variant *variant);

@@ -96,12 +96,12 @@ struct tdist_plan {
 int tdist_plan_create(tdist_world *world, tdist_op op, tdist_plan **out);
 int tdist_plan_finish(tdist_plan *plan, uint64_t half_bytes, uint64_t flags, tdist_plan **out);
 int tdist_plan_ready(tdist_plan *plan);
+/* A kept launch of the kernel, with values for the parameters before its constexprs, in place of *out. */
 int tdist_plan_launch(const char *kernel, const tdist_value *values, size_t count, const tdist_option *options, size_t option_count,
                       uint32_t programs, tdist_launch **out);
 tdist_value tdist_of_pointer(uint32_t dtype, const void *address);
 tdist_value tdist_of_integer(int64_t value);
 tdist_value tdist_of_tensor(uint32_t dtype, const tdist_tensor *tensor);
-tdist_value tdist_constexpr(void);
 tdist_tensor tdist_matrix(const void *data, int64_t rows, int64_t columns);
 uint64_t tdist_power_of_two(uint64_t value);
 uint64_t tdist_element_bytes(uint32_t dtype);
