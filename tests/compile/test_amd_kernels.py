@@ -5,9 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+import test_op_code
+import torch
 from amd_isa import ISA, acquire, assert_sound, release_before
 from amd_kernels import KERNELS
 from compile_util import HIP, position
+
+from triton_dist.backends.amd import machines
+from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
+from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 
 FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged|tutorial 4", name)]     # data says itself that it is there
 SMALL = ["tutorial 1", "tutorial 3"]                                                            # a word a thread, or one word
@@ -57,3 +63,12 @@ def test_flags_follow_the_stores_of_every_wave_and_loads_follow_an_acquire(name,
         release_before(lines, flag, target, "sys")
     if waits:
         position(lines, WIDE, acquire(lines, target, "sys"))
+
+
+@pytest.mark.parametrize("kernel", [ag_gemm_kernel, gemm_rs_kernel], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("target", HIP)
+def test_every_tiling_that_is_tried_compiles_without_spills(target, kernel):
+    """Those that measuring chooses from, for few and many rows."""
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
+        for tiling in dict.fromkeys(one for m in (64, 4096) for one in machines.gemm_configs(dtype, m)):
+            assert_sound(test_op_code.compiled(kernel, target, dtype=name, **tiling.options()), target)

@@ -16,16 +16,20 @@ CONSTEXPRS = dict(HAS_BIAS=True, PRECISION="ieee", BLOCK_M=128, BLOCK_N=128, BLO
 _POINTERS = {"flags": "*i32", "control": "*i32", "team": "*i32"}
 
 
-def compiled(kernel, target: str, even_k: bool = True, dtype: str = "bf16"):
-    """`kernel` with operands of `dtype`; m, n, k and the strides divisible by 16, as usual shapes are."""
+def compiled(kernel, target: str, even_k: bool = True, dtype: str = "bf16", **tiling):
+    """`kernel` with operands of `dtype`; m, n, k and the strides divisible by 16, as usual shapes are.
+
+    tiling: constexprs and options in place of the usual ones, as GemmConfig.options() gives them."""
     pointers = {"x", "gathered", "weight", "bias", "out", "slots"}
     types = {name: f"*{dtype}" if name in pointers else _POINTERS.get(name, "i32") for name in kernel.arg_names}
     types.update({name: "constexpr" for name in kernel.arg_names if name.isupper()})
     attrs = ("x", "gathered", "weight", "bias", "out", "slots", "flags", "control", "team", "half", "m", "n", "k", "stride_x",
              "stride_w")
     constants = dict(CONSTEXPRS, EVEN_K=even_k, **({"MOST": 32} if kernel is ag_gemm_by_sms_kernel else {}))
-    return compile_kernel(kernel, types, constants, target, divisible=attrs, num_warps=8,
-                          num_stages=2 if target.startswith("gfx") else 3)
+    constants.update({name: value for name, value in tiling.items() if name.isupper()})
+    options = {"num_warps": 8, "num_stages": 2 if target.startswith("gfx") else 3,
+               **{name: value for name, value in tiling.items() if not name.isupper()}}
+    return compile_kernel(kernel, types, constants, target, divisible=attrs, **options)
 
 
 def compiled_push(kernel, target: str):
