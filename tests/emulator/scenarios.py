@@ -143,7 +143,7 @@ class GAR:
     def __call__(self, seed, group):
         k = self.k(group.rank) if callable(self.k) else self.k
         x = random_tensor(self.m, k, dtype=self.dtype, seed=1000 * seed + group.rank)
-        w = ordered(random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank), self.columns)
+        w = random_tensor(self.n, k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank)
         b = random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + 200) if self.bias else None
         r = random_tensor(self.m, self.n, dtype=self.dtype, seed=1000 * seed + 300) if self.residual else None
         if self.residual == "strided":

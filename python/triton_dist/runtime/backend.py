@@ -10,12 +10,11 @@ import importlib
 import os
 from importlib.metadata import entry_points
 
-from triton_dist.runtime.capabilities import Capabilities, GemmConfig, MachineModel
-from triton_dist.runtime.device import Arena, Device, Stream, Transfer
+from triton_dist.runtime.capabilities import Capabilities
+from triton_dist.runtime.device import Device
 from triton_dist.runtime.errors import InvalidArgument
 
-__all__ = ["Arena", "Backend", "Capabilities", "Device", "GemmConfig", "MachineModel", "Stream", "Transfer", "BACKENDS",
-           "backend", "backends", "detect", "device_nodes"]
+__all__ = ["BACKENDS", "Backend", "backend", "backends", "detect", "device_nodes"]
 
 BACKENDS = {
     "nvidia": "triton_dist.backends.nvidia",

@@ -220,6 +220,9 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch's allow_tf32 switch for matmuls.
     Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
+
+    Example:
+        hidden = ag_gemm(x, up_proj.weight)                 # x [M / W, K] -> [M, N_local]
     """
     known = AG_GEMM.known((method, comm_sms), group, x, weight, out, bias)
     if known is None:

@@ -43,6 +43,9 @@ def all_gather(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
     Returns out, rows in the order of the group's ranks.
     The gradient (without `out`) is that of the sum of all ranks' losses, as torch.distributed has it: a reduce_scatter.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
+
+    Example:
+        everyone = all_gather(x)                            # x [rows, ...] -> [W * rows, ...]
     """
     done = ALL_GATHER.call((method, None), group, x, out)
     return ALL_GATHER.record(x=x, group=group, out=out, method=method) if done is None else done

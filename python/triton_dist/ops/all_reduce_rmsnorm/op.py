@@ -181,6 +181,9 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
     be equal on all ranks. Then nothing is sent in the backward pass, and all gradients are equal on all ranks.
     In graphs: as all_reduce; without a call before capture auto captures "unfused".
     Raises InvalidArgument before anything is sent.
+
+    Example:
+        normed, x = all_reduce_rmsnorm(partial, norm.weight, residual=x)
     """
     known = ALL_REDUCE_RMSNORM.known((eps, method), group, x, weight, out, bias, residual, residual_out)
     if known is None:

@@ -54,6 +54,9 @@ def all_to_all_single(x: torch.Tensor, *, output_split_sizes: list | None = None
     Returns out, rows in the order of the ranks that sent them.
     The gradient (without `out`) is the exchange back.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
+
+    Example:
+        received = all_to_all_single(x)                     # rows [rank * rows:] of x go to that rank
     """
     if output_split_sizes is not None or input_split_sizes is not None:
         done = BY_LISTS.call((output_split_sizes, input_split_sizes, method), group, x, out)

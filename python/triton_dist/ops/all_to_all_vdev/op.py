@@ -183,6 +183,10 @@ def all_to_all_vdev(x: torch.Tensor, in_splits: torch.Tensor, *, capacity: int |
     The gradient (without `out`) of a row goes back to the rank that it came from; that of a row that was cut off, or that no rank
     got, is zero.
     In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
+
+    Example:
+        received, told = all_to_all_vdev(tokens, splits)    # splits int32 [W] on the device
+        rows = received[:told[0].sum()]
     """
     known = ALL_TO_ALL_VDEV.known((capacity, method), group, x, in_splits, out, None, None, out_splits_offsets)
     if known is None:

@@ -184,6 +184,9 @@ def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None 
     calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.
     Raises InvalidArgument before anything is sent.
+
+    Example:
+        x = gemm_ar(hidden, down_proj.weight, residual=x)   # hidden [M, K_local] -> [M, N] on every rank
     """
     known = GEMM_AR.known((method,), group, x, weight, out, bias, residual)
     if known is None:

@@ -156,6 +156,9 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.
     Raises InvalidArgument before anything is sent.
+
+    Example:
+        y = gemm_rs(hidden, down_proj.weight)               # hidden [M, K_local] -> [M / W, N]
     """
     known = GEMM_RS.known((hop_dtype, method), group, x, weight, out, bias)
     if known is None:

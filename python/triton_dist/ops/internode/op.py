@@ -196,6 +196,9 @@ def all_gather_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | Non
     The gradient (without `out`) is a reduce_scatter_2d.
 
     Returns out [M, K]. Raises InvalidArgument before anything is sent.
+
+    Example:
+        everyone = all_gather_2d(x)                         # x [M / W, K] -> [M, K]
     """
     done = ALL_GATHER_2D.call((), group, x, out)
     return ALL_GATHER_2D.record(x=x, group=group, out=out) if done is None else done
@@ -216,6 +219,9 @@ def reduce_scatter_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor |
     Returns out [M / W, K]: the rows of this rank's group index. Sums accumulate in fp32, over the members of a node and then over
     nodes, both in order, with a rounding to x's dtype where a node's sum leaves it: the same inputs give the same bits.
     The gradient (without `out`) is an all_gather_2d. Raises InvalidArgument before anything is sent.
+
+    Example:
+        mine = reduce_scatter_2d(terms)                     # terms [M, K] -> [M / W, K]
     """
     done = REDUCE_SCATTER_2D.call((), group, x, out)
     return REDUCE_SCATTER_2D.record(x=x, group=group, out=out) if done is None else done

@@ -48,6 +48,9 @@ def reduce_scatter(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | No
     Returns out, reduced as all_reduce does: the same inputs give the same bits, but with "unfused".
     The gradient (without `out`, of a sum or an average) is that of the sum of all ranks' losses: an all_gather.
     In graphs: as all_reduce. Raises InvalidArgument before anything is sent.
+
+    Example:
+        mine = reduce_scatter(grads, op="avg")              # grads [W * rows, ...] -> [rows, ...]
     """
     done = REDUCE_SCATTER.call((method, op), group, x, out)
     return REDUCE_SCATTER.record(x=x, group=group, out=out, method=method, op=op) if done is None else done
