@@ -278,6 +278,11 @@ CUresult CUDAAPI cuEventDestroy(CUevent it) { free(it); return CUDA_SUCCESS; }
 CUresult CUDAAPI cuEventRecord(CUevent it, CUstream on) { say("cuEventRecord %p %p", (void *)it, (void *)on); return CUDA_SUCCESS; }
 CUresult CUDAAPI cuEventSynchronize(CUevent it) { (void)it; return CUDA_SUCCESS; }
 CUresult CUDAAPI cuEventElapsedTime(float *ms, CUevent a, CUevent b) { (void)a; (void)b; *ms = 1; return CUDA_SUCCESS; }
+#ifdef cuEventElapsedTime               /* newer headers rename it; drivers have both */
+#undef cuEventElapsedTime
+CUresult CUDAAPI cuEventElapsedTime(float *ms, CUevent a, CUevent b);
+CUresult CUDAAPI cuEventElapsedTime(float *ms, CUevent a, CUevent b) { (void)a; (void)b; *ms = 1; return CUDA_SUCCESS; }
+#endif
 CUresult CUDAAPI cuStreamWaitEvent(CUstream it, CUevent event, unsigned flags) {
     (void)flags;
     say("cuStreamWaitEvent %p %p", (void *)it, (void *)event);
