@@ -122,7 +122,7 @@ def test_every_candidate_of_a_collective_is_checked(command, monkeypatch):
         return collective_measure.measure(collective_problem.Problem(command, 600, torch.bfloat16, resolve()), settings)
     for found in run_ranks(script, 3):
         assert set(found.us) == {"one_shot", "push", "peer:nccl"} and not found.failed
-        assert "expected one of auto, one_shot, push, nccl" in found.skipped["two_shot"]
+        assert "expected one of auto, one_shot, push, unfused" in found.skipped["two_shot"]
     monkeypatch.setattr(collective_problem.Problem, "reference", lambda self: torch.zeros_like(self.out[0], dtype=torch.float64))
     for found in run_ranks(script, 3):
         assert not found.us and set(found.failed) == {"one_shot", "push", "peer:nccl"}

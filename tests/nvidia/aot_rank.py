@@ -300,7 +300,8 @@ def graphs(host: Host, tensors, results: dict) -> None:
             ways = {"Python": python, "C": lambda: call(x, w, b, out), **others}
             captured = {}
             for name, way in ways.items():
-                way()
+                with triton_dist.prepare_graphs():
+                    way()
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):

@@ -250,7 +250,8 @@ def main() -> None:
     pair = None if args.memcheck else pair_of(world)
     groups = [world] + ([pair] if pair is not None else [])
     streams = [triton_dist.current_stream(), triton_dist.new_stream()]
-    jobs, seconds = prepare(cases, groups, len(streams), args.seed, order)
+    with triton_dist.prepare_graphs():
+        jobs, seconds = prepare(cases, groups, len(streams), args.seed, order)
     firsts = "first calls: " + ", ".join(f"{op} {spent:.1f} s" for op, spent in seconds.most_common())
     wrong = on_all_ranks(world, [job.wrong for of_group in jobs for job in of_group if job.wrong])
     if world.rank == 0:
