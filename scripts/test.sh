@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 # The CPU test suite on all cores, and a small part of it (tests/newest.txt) under the newest Triton. `--full` adds what takes
-# longer than CI should (all modes and sizes of the world: tests/conftest.py), one test at a time, since it measures times.
+# longer than CI should: all modes and sizes of the world, all that is compiled (tests/conftest.py).
 # Other arguments go to pytest, which then runs once; `--triton VERSION` before them picks the Triton.
 set -euo pipefail
 export TRITON_DIST_DEV=1
@@ -13,11 +13,8 @@ cd "$TRITON_DIST_ROOT"
 newest=3.9.0
 select=(-m "not full")
 all_cores=(-n auto --dist worksteal)
-smoke=(@tests/newest.txt)            # what is compiled, and a few tests of the emulator
 if [ "${1:-}" = --full ]; then
     select=()
-    all_cores=()
-    smoke=(tests/compile tests/unit tests/emulator)
     shift
 fi
 if [ "${1:-}" = --triton ]; then
@@ -25,7 +22,7 @@ if [ "${1:-}" = --triton ]; then
     shift 2
 elif [ $# = 0 ]; then
     select+=("${all_cores[@]}")
-    ( other_triton "$newest" && echo "== Triton $newest ==" && "$PYTHON" -m pytest "${select[@]}" "${smoke[@]}" )
+    ( other_triton "$newest" && echo "== Triton $newest ==" && "$PYTHON" -m pytest "${select[@]}" @tests/newest.txt )
     echo "== $("$PYTHON" -c 'import triton; print("Triton", triton.__version__)'), the whole suite =="
 fi
 exec "$PYTHON" -m pytest "${select[@]}" "$@"        # testpaths in pytest.ini, unless paths are given
