@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Ops that launch from a library: they find the binary that would be compiled, and go on without one."""
 
+import json
 import logging
 import os
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ def hopper():
 
     from triton_dist.runtime.backend import backend
 
-    backend()                                   # the emulator puts its own driver there, once
+    backend()  # the emulator puts its own driver there, once
     before = driver.active
     driver.set_active(SimpleNamespace(get_current_device=lambda: 0, get_current_target=lambda: GPUTarget("cuda", 90, 32)))
     yield
@@ -260,3 +261,57 @@ def test_a_source_digest_is_of_all_that_a_kernel_reaches(monkeypatch):
     again = module.source_digest(type(kernel)(kernel.fn))
     monkeypatch.setattr(packets.count_call, "_src", packets.count_call._src + "    # changed\n")
     assert usual == again != module.source_digest(type(kernel)(kernel.fn))
+
+
+def test_recorded_launches_are_compiled_to_the_very_binaries(hopper, monkeypatch, tmp_path):
+    """Two launches of one kernel and one with tensor descriptors and a layout; a launch that repeats is not written again."""
+    from triton_dist.aot.command import main
+    from triton_dist.aot.kernels import find, recorded
+    from triton_dist.backends.gpu.recording import Recorder
+
+    path = tmp_path / "launches.jsonl"
+    recorder, keys = Recorder(str(path)), []
+    plan = gemm_plan(256, 512, 256, GemmConfig(128, 256, 64, group_m=2, num_warps=8, num_stages=3))
+    call = cores._AgGemm(plan, True)
+    core = call.args(aligned(256, 256), aligned(512, 256), aligned(512), aligned(512, 512), 1), call.options
+    pushed = aligned(1 << 20), aligned(1 << 21), words(4096), words(1024), words(400), 1 << 20, 1 << 19, 1 << 19, 1 << 18
+    push = dict(BLOCK=2048, MOST=32, num_warps=8)
+    launches = [(ours.ag_gemm, *core), (ours.ag_gemm_push, (*pushed, 1), push), (ours.ag_gemm_push, (*pushed, 3), push)]
+    for kernel, args, options in [*launches, launches[0]]:
+        fresh = type(kernel)(kernel.fn, do_not_specialize=kernel.do_not_specialize)
+        given = dict(options, extern_libs={"tdist": device_runtime("nvidia")})
+        recorder.add(fresh, args, given)
+        keys.append(wanted(kernel, args, options))
+    assert len(path.read_text().splitlines()) == 3
+    kernels = [find(word) for word in recorded(path)]
+    found = [key_of(k, v, HOPPER) for k in kernels for space in spaces_of(k) for v in variants_of(k, space)]
+    assert sorted(found) == sorted(keys[:3]) and not any(has(*launch) for launch in launches), "tilings that are not listed"
+    assert main([f"@{path}", "--target", "cuda:90", "--out", str(tmp_path / "library"), "--compiler", "none"]) == 0
+    manifest = json.loads((tmp_path / "library" / "manifest.json").read_text())
+    assert sorted(entry["key"] for entry in manifest["variants"]) == sorted(keys[:3])
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", "expected what"),
+        ('{"kernel": 1}', "kernel"),
+        ('{"kernel": "triton_dist.aot.ours:none", "types": {}, "hints": {}, "constexprs": {}, "options": {}}', "no kernel"),
+    ],
+)
+def test_a_record_that_makes_no_sense_is_refused(tmp_path, capsys, text, words):
+    from triton_dist.aot.command import main
+
+    (tmp_path / "one.jsonl").write_text(text + "\n")
+    assert main([f"@{tmp_path / 'one.jsonl'}", "--out", str(tmp_path / "library")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_constants_are_not_evaluated():
+    from triton_dist.backends.gpu.recording import read_value
+    from triton_dist.runtime.errors import InvalidArgument
+
+    assert read_value(3) == 3 and read_value(None) is None
+    for text in ("__import__('os').system('true')", "NVMMASharedLayout(open('x'))", "print", "nothing(1)"):
+        with pytest.raises(InvalidArgument):
+            read_value({"gluon": text})

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Sequence
 
-from triton_dist.aot.kernels import compile_all, read_list
+from triton_dist.aot.kernels import compile_all, read_list, recorded
 from triton_dist.aot.library import compile_library, write
 from triton_dist.aot.targets import parse_targets
 from triton_dist.backends.gpu.prebuilt import default_folder
@@ -42,7 +42,8 @@ def _parser() -> argparse.ArgumentParser:
         "kernels",
         nargs="+",
         metavar="KERNEL",
-        help="module:name or path.py:name of a kernel with @aot_compile_spaces, or @FILE with one a line",
+        help="module:name or path.py:name of a kernel with @aot_compile_spaces, @FILE with one a line, or @FILE.jsonl "
+        "of recorded launches",
     )
     parser.add_argument(
         "--target", default=EVERY_TARGET, help=f"comma list of vendor:architecture (default {EVERY_TARGET})"
@@ -65,7 +66,11 @@ def _parser() -> argparse.ArgumentParser:
 def _build(args: argparse.Namespace) -> int:
     targets, kernels = parse_targets(args.target), []
     for word in args.kernels:
-        kernels += read_list(Path(word[1:])) if word.startswith("@") else [word]
+        path = Path(word[1:])
+        if word.startswith("@") and path.suffix == ".jsonl":
+            kernels += recorded(path)
+        else:
+            kernels += read_list(path) if word.startswith("@") else [word]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
         os.environ.setdefault("TRITON_CACHE_DIR", cache)  # a build leaves nothing behind in the user's

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: MIT
 """Finding kernels by the words of a command line, and compiling all their variants on several cores."""
 
+import functools
+import hashlib
 import importlib
 import importlib.util
+import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -11,9 +14,13 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Sequence
 
 from triton_dist.aot.build import Built, build
-from triton_dist.aot.spaces import name_of, spaces_of, variants_of
+from triton_dist.aot.spaces import aot_compile_spaces, name_of, spaces_of, variants_of
 from triton_dist.aot.targets import Target
+from triton_dist.backends.gpu.recording import read_value
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError
+
+
+_FIELDS = ("types", "hints", "constexprs", "options")  # of a recorded launch
 
 
 def read_list(path: Path) -> list[str]:
@@ -27,6 +34,48 @@ def read_list(path: Path) -> list[str]:
     return found
 
 
+def recorded(path: Path) -> list[str]:
+    """The kernels of a file of recorded launches, as words that `find` knows: "FILE.jsonl:number", one for each function."""
+    return [f"{path.resolve()}:{number}" for number in range(len(_launches(str(path.resolve()))))]
+
+
+@functools.cache
+def _launches(path: str) -> list[list[dict]]:
+    """The launches of a file, by function."""
+    found: dict = {}
+    try:
+        for line in Path(path).read_text().splitlines():
+            entry = json.loads(line)
+            if not isinstance(entry["kernel"], str) or not all(isinstance(entry[name], dict) for name in _FIELDS):
+                raise ValueError(line)
+            found.setdefault(entry["kernel"], []).append(entry)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"{path}: expected what TRITON_DIST_AOT_RECORD has written: {error!r}") from error
+    return list(found.values())
+
+
+@functools.cache
+def _from_launches(path: str, number: int) -> Any:
+    """A kernel with a space for each of its recorded launches."""
+    launches = _launches(path)[number]
+    module, _, name = launches[0]["kernel"].partition(":")
+    original = getattr(importlib.import_module(module), name, None)
+    if original is None:
+        raise InvalidArgument(f"{path}: {module} has no kernel {name}")
+    kernel = type(original)(original.fn)  # its own, beside what may be declared of the original
+    spaces = {}
+    for entry in launches:
+        constexprs = {key: read_value(value) for key, value in entry["constexprs"].items()}
+        signature = ", ".join(
+            f"%{key}" if kind == "constexpr" else kind + (f":{entry['hints'][key]}" if key in entry["hints"] else "")
+            for key, kind in entry["types"].items()
+        )
+        digest = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()[:12]
+        spaces[f"{name}_{digest}"] = {"signature": signature, "triton_algo_infos": [{**constexprs, **entry["options"]}]}
+    place = hashlib.sha256(module.encode()).hexdigest()[:4]
+    return aot_compile_spaces(spaces, name=f"{name}_{place}")(kernel)
+
+
 def find(word: str) -> Any:
     """The kernel that "module:name" or "path.py:name" stands for.
 
@@ -35,6 +84,8 @@ def find(word: str) -> Any:
     place, _, name = word.rpartition(":")
     if not place or not name:
         raise InvalidArgument(f"kernel: expected module:name or path.py:name, found {word!r}")
+    if place.endswith(".jsonl") and name.isdigit():
+        return _from_launches(place, int(name))
     kernel = getattr(_module(place, word), name, None)
     if kernel is None or not hasattr(kernel, "arg_names"):
         raise InvalidArgument(f"{word}: there is no jit function of that name")

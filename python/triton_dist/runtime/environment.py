@@ -105,6 +105,12 @@ def prebuilt() -> str | None:
     return None if text in ("", "0") else "" if text == "1" else text
 
 
+def aot_record() -> str | None:
+    """TRITON_DIST_AOT_RECORD: the file that rank 0 records launches in; None on others, and where it is unset."""
+    text = os.environ.get("TRITON_DIST_AOT_RECORD", "").strip()
+    return text if text and os.environ.get("RANK", "0") == "0" else None
+
+
 def autotune() -> str:
     """TRITON_DIST_AUTOTUNE: "0" (never measure), "1" (measure shapes that no table has) or "force" (measure all again)."""
     return _value("TRITON_DIST_AUTOTUNE", "0", parse_autotune)

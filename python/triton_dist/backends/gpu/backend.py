@@ -14,13 +14,14 @@ from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.backends.gpu.prebuilt import Prebuilt
+from triton_dist.backends.gpu.recording import Recorder
 from triton_dist.compat.torch import cuda_device as _device, cuda_empty as _empty, cuda_raw_stream as _raw_stream
 from triton_dist.compat.triton import load
 from triton_dist.language._call import LIBRARY
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.device import Arena, Stream, Transfer, copy_bytes, described, descriptors, flag_address
-from triton_dist.runtime.environment import wait_timeout
+from triton_dist.runtime.environment import aot_record, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
 from triton_dist.runtime.state import state
@@ -74,6 +75,8 @@ class GpuBackend(Backend):
         self._contexts = ContextWriter(driver, bounded)
         self._watch: HangWatch | None = None
         self._prebuilt: Prebuilt | None = None
+        path = aot_record()
+        self._recorder = Recorder(path) if path else None
         self._home: int | None = None                           # the device of this rank
         self._memory_ops: dict[int, bool] = {}
         self._raw, self._current = None, None                   # the current stream: handle and object
@@ -180,18 +183,24 @@ class GpuBackend(Backend):
 
     # -- kernels -------------------------------------------------------------------------------------------
     def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
-        if self._prebuilt is not None:
-            libraries = {**dict(kwargs.get("extern_libs") or ()), **self._extern_libs}
-            given = dict(self._possible(kwargs), extern_libs=libraries)
-            found = self._prebuilt.prepare(kernel, grid, args, given, len(args) if varying is None else varying)
-            if found is not None:
-                return found
+        found = self._from_library(kernel, grid, args, kwargs, len(args) if varying is None else varying)
+        if found is not None:
+            return found
         compiled = self.compile(kernel, grid, args, kwargs)
         constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
         load(compiled)
         varying = len(args) if varying is None else varying
         return PreparedLaunch(compiled, torch.cuda.current_device(), grid, descriptors(args[:varying]),
                               args[varying:] + constants, self._bind(compiled, grid, args, varying))
+
+    def _from_library(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int) -> Callable | None:
+        """A launch of a kernel that was compiled ahead of time, if this process uses some and has this one."""
+        if self._prebuilt is None and self._recorder is None:
+            return None
+        given = dict(self._possible(kwargs), extern_libs={**dict(kwargs.get("extern_libs") or ()), **self._extern_libs})
+        if self._recorder is not None:
+            self._recorder.add(kernel, args, given)
+        return None if self._prebuilt is None else self._prebuilt.prepare(kernel, grid, args, given, varying)
 
     def _bind(self, compiled: Any, grid: tuple, args: tuple, varying: int) -> Callable | None:
         """A launcher (stream, the first `varying` of args) that needs less host time than Triton's; None where there is none."""
