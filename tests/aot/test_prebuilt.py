@@ -221,8 +221,36 @@ def test_a_device_that_runs_source_says_that_it_has_no_use_for_a_library(caplog)
     with caplog.at_level(logging.WARNING):
         backend().use_prebuilt("", True)
         backend().use_prebuilt("", False)
+        backend().use_prebuilt(None, True)
     (line,) = caplog.messages
     assert "emulator" in line and "no use" in line
+
+
+def test_the_argument_is_a_bool_or_a_folder():
+    import triton_dist
+
+    with pytest.raises(triton_dist.InvalidArgument, match="aot"):
+        triton_dist.initialize_distributed(aot=3)
+
+
+def test_a_world_says_where_its_kernels_come_from(monkeypatch):
+    """By the variable, or by the argument, which counts for more; also of a world that has been joined."""
+    import triton_dist
+    from triton_dist.runtime.backend import backend
+
+    asked = []
+    monkeypatch.setattr(backend(), "use_prebuilt", lambda folder, tells: asked.append((folder, tells)))
+    for variable, argument in (("", None), ("1", None), ("/there", None), ("1", False), ("", True), ("", "/here")):
+        monkeypatch.setenv("USE_TRITON_DISTRIBUTED_AOT", variable)
+        triton_dist.initialize_distributed(aot=argument, initialize_shmem=False)
+        triton_dist.initialize_distributed(initialize_shmem=False)
+        triton_dist.finalize_distributed()
+    assert asked == [(folder, True) for folder in (None, "", "/there", None, "", "/here")]
+    monkeypatch.setenv("USE_TRITON_DISTRIBUTED_AOT", "")
+    triton_dist.initialize_distributed(initialize_shmem=False)
+    triton_dist.initialize_distributed(initialize_shmem=False, aot="/later")
+    triton_dist.finalize_distributed()
+    assert asked[-1] == ("/later", True)
 
 
 def test_a_script_runs_emulated_with_the_variable_set():

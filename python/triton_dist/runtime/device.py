@@ -199,12 +199,12 @@ class Device(ABC):
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         """Compiles `kernel` for these arguments without running it; None where there is nothing to compile."""
 
-    def use_prebuilt(self, folder: str, tells: bool) -> None:
-        """Kernels come from the library in `folder`, "" for its usual place, where it has them.
+    def use_prebuilt(self, folder: str | None, tells: bool) -> None:
+        """Kernels come from the library in `folder`, "" for its usual place, where it has them; None: they are compiled.
 
         A device that runs kernels from their source says so in one line, and goes on. tells: whether to write to the log.
         """
-        if tells:
+        if tells and folder is not None:
             logging.getLogger("triton_dist").warning("triton_dist: USE_TRITON_DISTRIBUTED_AOT: the %s runs kernels from their "
                                                      "source, so it has no use for a library of compiled ones", self.name)
 

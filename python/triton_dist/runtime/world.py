@@ -49,11 +49,12 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
         raise InvalidArgument(f"aot: expected None, a bool or the folder of a library, found {aot!r}")
     me.thread = me.thread or get_ident()
     with ambient.clean():
-        if me.world is None:
+        joins = me.world is None
+        if joins:
             _join(me)
+        if joins or aot is not None:
             library = prebuilt() if aot is None else None if aot is False else "" if aot is True else aot
-            if library is not None:
-                backend().use_prebuilt(library, me.world.world_ranks[me.world.rank] == 0)
+            backend().use_prebuilt(library, me.world.world_ranks[me.world.rank] == 0)
         if initialize_shmem and me.heap is None:
             attach_heap(me)
     world: Any = state().world

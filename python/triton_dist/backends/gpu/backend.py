@@ -211,8 +211,10 @@ class GpuBackend(Backend):
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, self._possible(kwargs), grid, True, self._extern_libs)
 
-    def use_prebuilt(self, folder: str, tells: bool) -> None:
-        self._prebuilt = Prebuilt(folder, tells)
+    def use_prebuilt(self, folder: str | None, tells: bool) -> None:
+        self._prebuilt = None if folder is None else Prebuilt(folder, tells)
+        if self._prebuilt is not None and self._contexts.context is not None:
+            self._prebuilt.set_context(self._contexts.context.pack())
 
     def launches_overlap(self) -> bool:
         """Whether a kernel can start before the one ahead on its stream has ended."""

@@ -48,6 +48,11 @@ class ContextWriter:
         if hasattr(hooks, "kernel_unload_hook"):       # Triton 3.6 never unloads
             hooks.kernel_unload_hook.add(self._before_unload)
 
+    @property
+    def context(self) -> Context | None:
+        """What modules see now; None before there is a world."""
+        return self._context
+
     def set(self, context: Context) -> None:
         """Makes `context` the one that all modules see, those loaded so far and those to come."""
         self._context = self._complete(context)
