@@ -14,7 +14,7 @@ from triton_dist.ops.calls.possible import UNFUSED, no_kernel
 from triton_dist.ops.registry import Gradient, Operator
 from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
-from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.groups import Group
 
 # What the ranks hold of a tensor together.
 ROLES = {
@@ -226,6 +226,3 @@ def sent(call: Any, group: Group) -> dict[int, int]:
     """Op.traffic of a call of which ranks agreed on `call`; {} for what is no op's, or is not run by kernels."""
     op = registry.OPS.get(getattr(call, "op", None))
     return op.traffic(call, group) if op is not None and call.method != UNFUSED and group.size > 1 else {}
-
-
-__all__ = ["Agreed", "Choice", "Gradient", "Op", "Operator", "Plan", "ROLES", "Shape", "UNFUSED", "op_of", "resolve", "sent"]
