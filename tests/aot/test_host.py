@@ -219,6 +219,49 @@ def test_every_rank_is_told_what_is_wrong(host, scenario, ranks, expected):
             assert line.startswith(beginning), lines
 
 
+@pytest.fixture
+def mocked_device(monkeypatch):
+    """The sizes that Python's ops would choose on the mock's device."""
+    from triton_dist.cores.hopper import cores
+    from triton_dist.ops.exchange import sizes
+
+    device = SimpleNamespace(num_sms=lambda: 132, warp_size=32)
+    monkeypatch.setattr(sizes, "backend", lambda: device)
+    monkeypatch.setattr(cores, "backend", lambda: device)
+    return SimpleNamespace(cores=cores, sizes=sizes)
+
+
+def integers(line: str, first: int, count: int) -> list:
+    return [struct.unpack("<i", word[:4])[0] for word in parameters(line)[first : first + count]]
+
+
+def test_c_lays_calls_out_as_python_does(host, mocked_device):
+    """all_reduce of 4096 elements on two ranks, by every method, and the pace of gemm_rs."""
+    import torch
+
+    done, sizes = host("ops", 2), mocked_device.sizes
+    half = (64 << 10) // 4  # int32 words of the smallest half of a workspace, which has 64 KiB
+    for name, count in (("one_hop_self_flagged", 512), ("two_hops_self_flagged", 256)):
+        programs, rounds, options = sizes.grid_of_vectors(count, 2)
+        for line in done.named(f"cuLaunchKernelEx {name} "):
+            assert f"grid={programs},1,1 block={options['THREADS']}" in line
+            assert integers(line, 3, 1) == [half] and integers(line, 6, 3) == [4096, count, rounds]
+    blocks, programs, rounds, options = sizes.grid_of_blocks(4096, torch.bfloat16, 2)
+    for line in done.named("cuLaunchKernelEx one_hop_push "):
+        assert f"grid={programs},1,1 block={32 * options['num_warps']}" in line
+        assert (
+            integers(line, 3, 1) == [2 * half]
+            and integers(line, 5, 1) == [512]
+            and integers(line, 8, 3) == [4096, blocks, rounds]
+        )
+    plan = SimpleNamespace(
+        config=SimpleNamespace(block_m=128, block_n=128), pitch=256, n=256, k=64, programs=8, hop_dtype=torch.bfloat16
+    )
+    for line in done.named("cuLaunchKernelEx gemm_rs_ws_kernel "):
+        assert "grid=8,1,1" in line and integers(line, 40, 4) == [2, 200, 256, 64]
+        assert integers(line, 44, 1) == [mocked_device.cores._gap(plan, 32 * 64 * 2)]
+
+
 @pytest.mark.parametrize(
     "call",
     [
