@@ -11,10 +11,11 @@ from triton_dist.language._call import SELECT
 project = "triton_dist"
 copyright = "triton_dist contributors"     # noqa: A001 - Sphinx's name
 release = triton_dist.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
-html_theme = "alabaster"
-html_theme_options = {"page_width": "1100px", "description": "overlap kernels on stock Triton"}
+html_theme = "furo"
+html_title = "triton_dist"
+copybutton_prompt_text = "$ "               # what a shell shows is not part of a command
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "none"
@@ -34,3 +35,42 @@ def _plain_functions() -> None:
 
 
 _plain_functions()
+
+
+def _show_code(app, what, name, obj, options, lines: list) -> None:
+    """Code in docstrings is indented, or follows `Example:`; reStructuredText would make paragraphs of it."""
+    shown, number = [], 0
+    while number < len(lines):
+        line, before = lines[number], shown[-1] if shown else ""
+        block = number + (line.strip() == "Example:")
+        end = _end_of_block(lines, block)
+        if block > number and end > block and not lines[block].rstrip().endswith("."):
+            indent = " " * (len(line) - len(line.lstrip()) + 4)
+            shown += [line, f"{indent}.. code-block:: python", "", *["    " + text for text in lines[block:end]]]
+            number = end
+        elif end > number and not before.strip() and line.startswith("    ") and not lines[number].lstrip().startswith("-"):
+            shown += [".. code-block:: python", "", *lines[number:end]]
+            number = end
+        else:
+            shown.append(line)
+            number += 1
+            if line.rstrip().endswith(":"):                 # a section such as Args: its lines are left to napoleon
+                end = _end_of_block(lines, number)
+                shown += lines[number:end]
+                number = end
+    lines[:] = shown
+
+
+def _end_of_block(lines: list, first: int) -> int:
+    """Where the indented lines from `first` on end, without blank lines at their end."""
+    last = first
+    for number in range(first, len(lines)):
+        if lines[number].strip():
+            if not lines[number].startswith("    "):
+                break
+            last = number + 1
+    return last
+
+
+def setup(app) -> None:
+    app.connect("autodoc-process-docstring", _show_code, priority=400)      # before napoleon

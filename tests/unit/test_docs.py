@@ -28,6 +28,9 @@ def test_docs_build_without_warnings(tmp_path):
         public = [name for name in module.__all__ if not isinstance(getattr(module, name), int)]      # constants have a table
         missing = [name for name in public if f'id="{module.__name__}.{name}"' not in reference]
         assert not missing, f"{module.__name__}: not in the reference: {missing}"
+    code = re.findall(r'<div class="highlight-python.*?</div>', reference, re.S)
+    assert any("triton_dist.language" in block for block in code), "the code of a docstring is no paragraph"
+    assert sum("ag_gemm" in re.sub("<.*?>", "", block) for block in code) >= 3
 
 
 def test_links_between_files_lead_somewhere():
