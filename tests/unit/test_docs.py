@@ -30,7 +30,7 @@ def test_docs_build_without_warnings(tmp_path):
         assert not missing, f"{module.__name__}: not in the reference: {missing}"
     code = re.findall(r'<div class="highlight-python.*?</div>', reference, re.S)
     assert any("triton_dist.language" in block for block in code), "the code of a docstring is no paragraph"
-    assert sum("ag_gemm" in re.sub("<.*?>", "", block) for block in code) >= 3
+    assert sum("ag_gemm" in re.sub("<.*?>", "", block) for block in code) >= 2
 
 
 def test_links_between_files_lead_somewhere():

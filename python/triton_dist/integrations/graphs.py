@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from triton_dist.compat.inductor import detect_fake_mode, placed
+from triton_dist.compat.inductor import detect_fake_mode, functional_collectives, placed
 from triton_dist.runtime.groups import name_of
 
 Node = torch.fx.Node
-_ATEN, _C10D = torch.ops.aten, torch.ops._c10d_functional
+_ATEN, _C10D = torch.ops.aten, functional_collectives
 _RESHAPES = (_ATEN.reshape.default, _ATEN.view.default, _ATEN._unsafe_view.default)
 _PURE = (_C10D.all_gather_into_tensor.default, _C10D.wait_tensor.default, _ATEN.split.Tensor, operator.getitem, _ATEN.cat.default,
          *_RESHAPES)

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from triton_dist.compat.inductor import CustomGraphPass, get_hash_for_files, inductor_config
+from triton_dist.compat.inductor import CustomGraphPass, functional_collectives, get_hash_for_files, inductor_config
 from triton_dist.integrations.graphs import Product, group_name, item, make, merge_equal, product_before, rows_of
 from triton_dist.ops.ag_gemm.op import AG_GEMM_GATHERED
 from triton_dist.ops.registry import OPS
 from triton_dist.runtime.errors import InvalidArgument
 
 LOG = logging.getLogger("triton_dist.inductor")
-_C10D = torch.ops._c10d_functional
+_C10D = functional_collectives
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
