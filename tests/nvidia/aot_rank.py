@@ -272,6 +272,8 @@ def graphs(host: Host, tensors, results: dict) -> None:
     import torch
     import torch.distributed as dist
 
+    import triton_dist
+
     from triton_dist.ops import ag_gemm, gemm_rs
 
     for kind, shapes in (("ag", AG), ("rs", RS)):
