@@ -22,11 +22,17 @@ class CoreRS(RS):
     method = "ws"
 
 
+class Scatter(RS):
+    method = "scatter"
+
+
 CALLS = {
     "ag_gemm": [AG(70, 40, 96, bias=True), AG(9, 41, 50), AG(20, lambda r: 24 * (r == 1), 40), AG(40, 72, 64, dtype=F32)],
     "ag_gemm by SMs": [AG(70, 40, 96, bias=True, comm_sms=3), AG(9, 41, 50, comm_sms=1), AG(40, 72, 64, dtype=F32, comm_sms=2),
                        AG(20, lambda r: 24 * (r == 1), 40, comm_sms=16)],
     "gemm_rs": [RS(70, 40, 96, bias=True), RS(9, 41, 50), RS(20, 24, lambda r: 40 * (r == 1)), RS(40, 72, 64, hop_dtype=F32)],
+    "gemm_rs, scatter": [Scatter(70, 40, 96, bias=True), Scatter(9, 41, 50), Scatter(20, 24, lambda r: 40 * (r == 1)),
+                         Scatter(40, 72, 64, hop_dtype=F32)],
     "ag_gemm, core": [CoreAG(136, 40, 64), CoreAG(16, 72, 160, bias=True), CoreAG(70, 40, 96)],
     "ag_gemm by SMs, core": [CoreAG(136, 40, 64, comm_sms=3), CoreAG(16, 72, 160, bias=True, comm_sms=1), CoreAG(70, 40, 96)],
     "gemm_rs, core": [CoreRS(72, 40, 128), CoreRS(136, 40, 32, bias=True), CoreRS(20, 72, 160, hop_dtype=F32)],
@@ -75,7 +81,7 @@ def test_ops_together_are_clean(script):
 
 def test_the_ops_move_what_their_formula_says():
     """ag_gemm: its shard and a flag, or one of each SM that pushes, to every peer. gemm_rs: W - 1 chunks, and a flag for
-    each tile, to the next rank."""
+    each tile, to the next rank; by "scatter" one chunk, and these flags, to each peer."""
     world, m, n, k, calls, runs = 4, 64, 256, 128, 3, 2
     report = check_kernel(lambda: back_to_back([AG(m, n, k)] * calls), world, runs)
     assert report.links == {(a, b): runs * calls * (2 * m * k + 4) for a in range(world) for b in range(world) if a != b}
@@ -88,6 +94,9 @@ def test_the_ops_move_what_their_formula_says():
     tiles = n // 64
     assert report.links == {(r, (r + 1) % world): runs * calls * (world - 1) * (2 * m * n + 4 * tiles) for r in range(world)}
     assert report.formula == {link: runs * calls * (world - 1) * 2 * m * n for link in report.links}
+    report = check_kernel(lambda: back_to_back([Scatter(m, n, k)] * calls), world, runs)
+    assert report.links == {(a, b): runs * calls * (2 * m * n + 4 * tiles) for a in range(world) for b in range(world) if a != b}
+    assert report.formula == {link: runs * calls * 2 * m * n for link in report.links}
 
 
 def test_collectives_move_what_their_formula_says():

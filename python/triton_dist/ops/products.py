@@ -43,6 +43,8 @@ def rule(op: Any, agreed: Any, group: Group, ways: Sequence[Choice], bytes_in: i
         return usual[possible.UNFUSED], f"the collective brings only {bytes_in / 1e6:.1f} MB to a rank"
     reason = (f"the collective's {bytes_in / 1e6:.1f} MB a rank hide behind the GEMM" if backend().machine_model() else
               "the device has not been measured, and fusing is what it usually gains by")
+    if "scatter" in usual and not possible.switched():
+        return usual["scatter"], reason + ", and there is no switch: each peer has a link of its own"
     return usual["ws" if "ws" in usual and backend().core(op.name).preferred else "portable"], reason
 
 

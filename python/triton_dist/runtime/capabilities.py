@@ -37,6 +37,7 @@ class MachineModel:
     library call and of a fused op's call; signal_us: store to poll between devices; fuse_bytes: from how many
     bytes into a device fusing a collective with a GEMM has paid. For calls in graphs: memory_gbs: the rate at which a matmul of
     few rows reads its weights; kernel_us: what a kernel takes without work; hop_us: a hop of packets.
+    switched: a switch gives one peer the whole rate of a device's links; otherwise each peer has a link of its own.
     published: the rates are others' publications; otherwise this project has measured them.
     """
     sms: int
@@ -53,6 +54,7 @@ class MachineModel:
     memory_gbs: float
     kernel_us: float
     hop_us: float
+    switched: bool = True
     published: bool = False
 
 

@@ -12,6 +12,7 @@ UNFUSED = "unfused"             # the way of each op that runs anywhere: the gro
 METHODS = {
     "ws": "fused; the device's own warp-specialised GEMM core",
     "portable": "fused; a Triton kernel that runs on every device",
+    "scatter": "fused; a Triton kernel that stores each tile straight to the rank that sums it: for machines without a switch",
     "packets": "fused; tiles of a product of few rows travel in packets that carry their own flag",
     "ring": "two fused ops: the product with a reduce-scatter, then an all-gather",
     "one_shot": "one kernel, everything to everyone in data that is its own flag, or in packets: the lowest latency",
@@ -56,6 +57,12 @@ def fusing_pays(world: int, bytes_in: int) -> bool:
     """
     machine = backend().machine_model()
     return machine is None or world == 1 or bytes_in >= machine.fuse_bytes
+
+
+def switched() -> bool:
+    """Whether one peer can have the whole rate of a device's links. So it is where nothing else is known."""
+    machine = backend().machine_model()
+    return machine is None or machine.switched
 
 
 def precision(dtype: torch.dtype) -> str:

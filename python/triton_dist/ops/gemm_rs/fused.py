@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The fused plan of gemm_rs: a ring, or one in each node, inside one GEMM."""
+"""The fused plan of gemm_rs: a ring, one in each node, or tiles that go straight to their owners, inside one GEMM."""
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from triton_dist.ops.calls import aligned, checks, possible
 from triton_dist.ops.calls.plans import OnWorkspace
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
+from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
@@ -16,7 +17,7 @@ from triton_dist.runtime.workspace import CountedWorkspace, team, workspace
 
 
 class Fused(OnWorkspace):
-    """A ring, or one in each node, inside one kernel. Holds all that does not change from call to call.
+    """The exchange and the GEMM in one kernel. Holds all that does not change from call to call.
 
     asked: whether the caller named the core's method. m, n, k: sizes of out [m, n] and weight [n, k].
     reader: the core, where it reads the caller's weight itself. columns: whether that has contiguous columns.
@@ -32,8 +33,9 @@ class Fused(OnWorkspace):
         tiles = tiles_m * -(-self.n // self.config.block_n)
         self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
         self.programs = min(tiles * group.size, backend().num_sms())
-        self.portable = RingsOverNodes if possible.across_nodes(group) else Portable
-        space = workspace(group, "gemm_rs", self.portable.space)
+        within = Scatter if choice.method == "scatter" else Portable
+        self.portable = RingsOverNodes if possible.across_nodes(group) else within
+        space = workspace(group, self.portable.kind, self.portable.space)
         space.reserve(*self.portable.room(self, tiles))
         super().__init__(space)
         self.captured = False if self.portable is RingsOverNodes else None
@@ -70,7 +72,7 @@ class Fused(OnWorkspace):
 class Portable:
     """Arguments of the portable kernel for the calls of a plan."""
 
-    kernel, space = gemm_rs_kernel, CountedWorkspace
+    kernel, space, kind = gemm_rs_kernel, CountedWorkspace, "gemm_rs"
 
     @staticmethod
     def room(plan: Fused, tiles: int) -> tuple:
@@ -88,3 +90,18 @@ class Portable:
         p = self.plan
         return (x, weight, weight if bias is None else bias, out, self.slots, p.space.flags, p.space.control, self.team,
                 self.half, p.m, p.n, p.k, p.pitch, x.stride(0), weight.stride(0))
+
+
+class Scatter(Portable):
+    """The same where tiles go straight to their owners.
+
+    Its workspace is its own, since other ranks write its flags than the ring's.
+    """
+
+    kernel, kind = gemm_rs_scatter_kernel, "gemm_rs scatter"
+
+    @staticmethod
+    def room(plan: Fused, tiles: int) -> tuple:
+        """The same: a slot, and a flag of each tile, for each peer."""
+        nbytes, flags, _ = Portable.room(plan, tiles)
+        return nbytes, flags, lambda flag: (plan.group.rank + 1 + flag % plan.hops) % plan.group.size

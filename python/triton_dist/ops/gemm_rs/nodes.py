@@ -13,7 +13,7 @@ from triton_dist.runtime.workspace import Workspace, team
 class RingsOverNodes:
     """Arguments of the kernel for the calls of a plan, as the portable one's."""
 
-    kernel, space = gemm_rs_nodes_kernel, Workspace
+    kernel, space, kind = gemm_rs_nodes_kernel, Workspace, "gemm_rs"
 
     @staticmethod
     def room(plan: Any, tiles: int) -> tuple:

@@ -10,6 +10,7 @@ from triton_dist.ops import products, registry
 from triton_dist.ops.autograd import gemms as gradients
 from triton_dist.ops.calls import checks, possible
 from triton_dist.ops.gemm_rs.fused import Fused
+from triton_dist.ops.gemm_rs.scatter_kernel import MOST_ROWS
 from triton_dist.ops.gemm_rs.unfused import gemm_rs_unfused
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.reduce_scatter.op import reduce_scatter
@@ -35,12 +36,12 @@ class Chunk(Agreed):
 
 
 class GemmRs(Op):
-    """A ring, or one in each node, inside one GEMM."""
+    """A ring, one in each node, or tiles that go straight to their owners, inside one GEMM."""
 
     name = "gemm_rs"
     tensors = {"x": "sharded", "weight": "sharded", "bias": "equal"}
     outputs = {"out": "summed"}
-    methods = ("ws", "portable", "unfused")
+    methods = ("ws", "portable", "scatter", "unfused")
     schema = "(Tensor x, Tensor weight, Tensor? bias, str group, ScalarType? hop_dtype, str method) -> Tensor"
     gradient = Gradient(gradients.keep_gemm_rs, gradients.gemm_rs_backward)
     autocasts = timed = True
@@ -66,6 +67,8 @@ class GemmRs(Op):
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype, method: str, group: Group) -> Chunk:
         found = Chunk(op=self.name, dtype=dtype, method=method, m=m, n=n, hop_dtype=hop_dtype)
+        if method == "scatter" and possible.across_nodes(group):
+            self.possible(method, possible.no_kernel(group))
         return products.resolved(self, found, group, False, possible.BEFORE_CAPTURE, _core(n, dtype, group))
 
     def candidates(self, agreed: Chunk, group: Group) -> Sequence[Choice]:
@@ -74,7 +77,10 @@ class GemmRs(Op):
         core, portable = _core(agreed.n, agreed.dtype, group), backend().gemm_configs(agreed.dtype, agreed.m)
         by_core = core.configs(agreed.dtype, agreed.m, agreed.n, agreed.hop_dtype) if core else []
         found = [Choice("ws", config) for config in by_core]
-        found += [Choice("portable", config) for config in portable[:1 if core else None]]
+        straight = self._straight(agreed, group)
+        if straight:
+            found += [Choice("scatter", config) for config in portable if config.block_m <= MOST_ROWS]
+        found += [Choice("portable", config) for config in portable[:1 if core or straight else None]]
         return [choice for choice in (*found, Choice("unfused")) if agreed.method in ("auto", choice.method)]
 
     def rule(self, agreed: Chunk, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:
@@ -101,10 +107,21 @@ class GemmRs(Op):
         return x.shape[0] // world, weight.shape[0]
 
     def traffic(self, agreed: Chunk, group: Group) -> dict[int, int]:
-        """W - 1 chunks of partial sums to the next rank; over nodes these inside the own one, and a chunk to each other node."""
+        """W - 1 chunks of partial sums to the next rank; over nodes these inside the own one, and a chunk to each other node.
+
+        Where tiles go straight to their owners, a chunk to each other rank.
+        """
         if possible.across_nodes(group):
             return products.summed_over_nodes(group, agreed.nbytes)
+        if self._straight(agreed, group):
+            return {rank: agreed.nbytes for rank in group.world_ranks if rank != group.world_ranks[group.rank]}
         return {group.world_ranks[(group.rank + 1) % group.size]: (group.size - 1) * agreed.nbytes}
+
+    def _straight(self, agreed: Chunk, group: Group) -> bool:
+        """Whether tiles go straight to their owners, or may: an "auto" has that way where there is no switch."""
+        if agreed.method == "auto":
+            return group.size > 1 and not possible.across_nodes(group) and not possible.switched()
+        return agreed.method == "scatter"
 
     def local_size(self, x: torch.Tensor, *_: torch.Tensor | None) -> int:
         return x.shape[1]
@@ -143,15 +160,17 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         bias: [N] or None, same dtype: added once, in fp32, to the sum. Pass the same on every rank.
         out: [M / W, N] contiguous, or None to allocate.
         hop_dtype: dtype in which partial sums travel: that of x (one rounding a hop) or torch.float32. None: that of x.
+            By "scatter" products travel in it, rounded once.
         method: "auto", "ws" (fused, the device's warp-specialised core; what it cannot read or write is copied at each
-            call), "portable" (fused) or "unfused" (a matmul, then a collective). The same on all ranks.
+            call), "portable" (fused, a ring), "scatter" (fused, each tile straight to the rank that sums it: for machines
+            without a switch, inside a node) or "unfused" (a matmul, then a collective). The same on all ranks.
 
     Returns out [M / W, N]: the rows of this rank's group index.
     Gradients (without `out`): that of x by ag_gemm, whose gathered gradient also gives that of weight and, summed over all M
     rows, that of bias, equal on all ranks. The same tensors must require them on all ranks.
-    Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; over nodes so in each
-    node, then the own node's sum and those of the nodes after it), so the same inputs give the same bits. fp16 may overflow at
-    a hop unless hop_dtype is float32.
+    Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; by "scatter" c, c + 1,
+    ...; over nodes as in a ring in each node, then the own node's sum and those of the nodes after it), so the same inputs give
+    the same bits. fp16 may overflow at a hop unless hop_dtype is float32.
     In graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. Replays and
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.

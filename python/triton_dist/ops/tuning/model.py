@@ -74,8 +74,19 @@ def gemm_rs_estimates(machine: MachineModel, m: int, n: int, k: int, world: int,
         exposed = max(0.0, burst + machine.signal_us - slack)
         time = max(whole, (world - 1) * chunk / (machine.link_gbs * 1e3)) + (world - 1) * exposed
         fused[method] = max(time, machine.fused_us)
+    fused["scatter"] = max(_scatter_us(machine, m, n, k, world, itemsize, config), machine.fused_us)
     note = f"GEMM {library / 1e3:.3f} + reduce-scatter {scatter / 1e3:.3f}"
-    return _sorted(max(library + scatter, 2 * machine.launch_us), note, fused, "ring inside the GEMM")
+    return _sorted(max(library + scatter, 2 * machine.launch_us), note, fused, "ring inside the GEMM",
+                   scatter="tiles sent to their owners inside the GEMM")
+
+
+def _scatter_us(machine: MachineModel, m: int, n: int, k: int, world: int, itemsize: int, config: GemmConfig) -> float:
+    """gemm_rs whose tiles go straight to their owners: all but the own chunk travels while the GEMM runs, then is read."""
+    whole = gemm_us(machine, m * world, n, k, itemsize, config.block_m, config.block_n, machine.portable_ratio)
+    chunk, peers = m * n * itemsize, world - 1
+    links = max(1, 1 if machine.switched else peers)
+    sent = peers * chunk / (links * machine.link_gbs * 1e3)
+    return max(whole, sent) + (machine.signal_us + peers * chunk / (machine.memory_gbs * 1e3) if peers else 0.0)
 
 
 def gemm_ar_estimates(machine: MachineModel, m: int, n: int, k: int, world: int, itemsize: int) -> list[Estimate]:
@@ -104,7 +115,8 @@ def _fused_methods(machine: MachineModel, core: bool) -> list:
     return ([("ws", machine.core_ratio)] if core else []) + [("portable", machine.portable_ratio)]
 
 
-def _sorted(unfused: float, unfused_note: str, fused: dict, fused_note: str) -> list[Estimate]:
+def _sorted(unfused: float, unfused_note: str, fused: dict, fused_note: str, **notes: str) -> list[Estimate]:
+    """notes: of methods to which `fused_note` does not apply."""
     found = [Estimate("unfused", unfused / 1e3, unfused_note)]
-    found += [Estimate(method, us / 1e3, fused_note) for method, us in fused.items()]
+    found += [Estimate(method, us / 1e3, notes.get(method, fused_note)) for method, us in fused.items()]
     return sorted(found, key=lambda estimate: estimate.ms)
