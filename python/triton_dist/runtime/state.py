@@ -45,7 +45,7 @@ class RankState:
     warned: set = field(default_factory=set)
     thread: int = 0                                     # identity of the one that called an op last
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)
-    side_stream: Any = None                             # copy-engine pushes go here
+    side_streams: list = field(default_factory=list)    # copy-engine pushes go here
     owns_process_group: bool = False
     forked: str = ""                                    # why there can be no world in a fork of a process that had one
 

@@ -270,8 +270,9 @@ def follow_last_op(stream: Stream) -> None:
     me.last_stream = stream
 
 
-def side_stream() -> Stream:
-    """The stream on which this rank's ops push with the copy engine."""
-    if state().side_stream is None:
-        state().side_stream = backend().new_stream(priority=-1)
-    return state().side_stream
+def side_streams(count: int) -> list[Stream]:
+    """The first `count` streams on which this rank's ops push beside a kernel. They are made once and kept."""
+    streams = state().side_streams
+    while len(streams) < count:
+        streams.append(backend().new_stream(priority=-1))
+    return streams[:count]

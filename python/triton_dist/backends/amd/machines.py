@@ -5,7 +5,7 @@
 Nothing here was measured by this project. Sources of the rates: the ROCm documentation's table of GPU specifications, AMD's
 blogs on maximum achievable FLOPS and on RCCL over XGMI (MI300X), the README of mori and the notes of Primus-Turbo (MI355X). Host
 times are those of an H100's host, since there are no others. Links are those to one peer: there is no switch, so one peer gets a
-seventh of what a GPU can send, and a ring, or pushes one after the other, use one link at a time.
+seventh of what a GPU can send, and a ring uses one link at a time.
 """
 from dataclasses import replace
 from typing import Any

@@ -13,7 +13,7 @@ from triton_dist.ops.calls.plans import OnWorkspace
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.workspace import side_stream
+from triton_dist.runtime.workspace import side_streams
 
 
 class Fused(OnWorkspace):
@@ -61,16 +61,18 @@ class Fused(OnWorkspace):
                 backend().before_torch()
                 x, weight = aligned.readable(self.core, x), aligned.readable(self.core, weight)
                 target = out if self.core.accepts(out) else aligned.room(out)
-            current, side = backend().current_stream(), side_stream()
+            current, sides = backend().current_stream(), side_streams(self.gather.streams)
             begun = self.space.call()
         except BaseException as error:
             withdraw(group, self.space.kind, error)
             raise
         with begun as epoch:
-            side.wait_stream(current)
-            self.gather.start(x, epoch, side)
+            for side in sides:
+                side.wait_stream(current)
+            self.gather.start(x, epoch, *sides)
             self.launch(*self.call.args(x, weight, bias, target, epoch))
-            current.wait_stream(side)
+            for side in sides:
+                current.wait_stream(side)
         if target is not out:
             backend().before_torch()
             out.copy_(target)

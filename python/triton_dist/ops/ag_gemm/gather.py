@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops.calls.possible import precision
+from triton_dist.ops.calls.possible import precision, switched
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.runtime.backend import backend
@@ -22,12 +22,12 @@ class Gather:
     """Fills a plan's gather buffer beside the GEMM, and sets the flags that tiles of peers' rows wait for.
 
     A shard is sent in `pieces` of `piece_tiles` tiles of rows, so that a tile waits for one flag, or one of each program that
-    pushes. programs: SMs that it takes. captured: as calls.plans.Plan has it.
+    pushes. programs: SMs that it takes. streams: how many it takes. captured: as calls.plans.Plan has it.
     """
 
     pieces: int
     piece_tiles: int
-    programs = 0
+    programs, streams = 0, 1
     captured: bool | None = False
 
     def __init__(self, plan: Any, choice: Choice):
@@ -47,8 +47,8 @@ class Gather:
         """Makes ready for tensors like x [m, k] what a first call would have to wait for."""
         raise NotImplementedError
 
-    def start(self, x: torch.Tensor, epoch: int | None, stream: Any) -> None:
-        """Puts the gather of one call on `stream`."""
+    def start(self, x: torch.Tensor, epoch: int | None, *streams: Any) -> None:
+        """Puts the gather of one call on its streams."""
         raise NotImplementedError
 
     def chunks(self, epoch: int | None) -> torch.Tensor:
@@ -58,34 +58,40 @@ class Gather:
 
 
 class PushesByCopies(Gather):
-    """The copy engine pushes x to every peer, the epoch behind each piece."""
+    """The copy engine pushes x to every peer, the epoch behind each piece.
+
+    One peer after another; to all at once where there is no switch, since each then has a link of its own.
+    """
 
     def __init__(self, plan: Any, choice: Choice):
         super().__init__(plan, choice)
         size, row = plan.group.size, plan.k * plan.dtype.itemsize
         self.pieces, self.piece_tiles = cut(plan.tiles, plan.m * row, PIECE_BYTES, choice.pieces)
+        self.streams = 1 if switched() else max(1, size - 1)
         plan.space.reserve(size * plan.pitch * row, size * MAX_PIECES, writer=lambda flag: flag % size)
 
     def prepare(self, x: torch.Tensor) -> None:
         """Collects the pushes to both halves."""
         self.transfers = [self._transfers(half) for half in self.plan.halves]
 
-    def start(self, x: torch.Tensor, epoch: int, stream: Any) -> None:
-        backend().push(x, self.transfers[epoch & 1], epoch, stream)
+    def start(self, x: torch.Tensor, epoch: int, *streams: Any) -> None:
+        for transfers, stream in zip(self.transfers[epoch & 1], streams):
+            backend().push(x, transfers, epoch, stream)
 
-    def _transfers(self, half: torch.Tensor) -> list[Transfer]:
-        """Each rank in a rotation of its own."""
+    def _transfers(self, half: torch.Tensor) -> list[list[Transfer]]:
+        """What is pushed on each stream: to each peer, in a rotation of this rank's own, or all in turn."""
         plan, group = self.plan, self.plan.group
         row, piece_rows = plan.k * half.element_size(), self.piece_tiles * plan.config.block_m
-        found = []
+        found: list[list[Transfer]] = [[] for _ in range(self.streams)]
         for hop in range(1, group.size):
             peer = group.world_ranks[(group.rank - hop) % group.size]
             to = peer_tensor(half, peer).data_ptr() + group.rank * plan.pitch * row
             flags = peer_tensor(plan.space.flags, peer).data_ptr()
+            on_stream = found[(hop - 1) % self.streams]
             for piece in range(self.pieces):
                 start = piece * piece_rows
-                found.append(Transfer(to + start * row, start * row, (min(plan.m, start + piece_rows) - start) * row,
-                                      flags + 4 * (piece * group.size + group.rank)))
+                nbytes, flag = (min(plan.m, start + piece_rows) - start) * row, piece * group.size + group.rank
+                on_stream.append(Transfer(to + start * row, start * row, nbytes, flags + 4 * flag))
         return found
 
 

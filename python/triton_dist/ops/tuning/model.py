@@ -51,7 +51,8 @@ def ag_gemm_estimates(machine: MachineModel, m: int, n: int, k: int, world: int,
         part = gemm_us(machine, m * world, n, k, itemsize, config.block_m, config.block_n, ratio) / world
         time = 0.0
         for step in range(world):       # a chunk starts when the chunk before is done and its data is there
-            arrival = step * (shard / (machine.link_gbs * 1e3)) + (machine.signal_us if step else 0.0)
+            links_in_turn = step if machine.switched else min(step, 1)
+            arrival = links_in_turn * (shard / (machine.link_gbs * 1e3)) + (machine.signal_us if step else 0.0)
             time = max(time, arrival) + part
         fused[method] = max(time, machine.fused_us)
     note = f"all-gather {gather / 1e3:.3f} + GEMM {library / 1e3:.3f}"
