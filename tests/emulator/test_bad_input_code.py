@@ -190,7 +190,7 @@ ROWS = [(kernel.__name__, lambda kernel=kernel: kernel[(1,)](torch.zeros(64), 5)
 LACKING = [(kernel.__name__, lambda kernel=kernel: kernel[(1,)](torch.zeros(64), 5), name, found, says, UnsupportedFeature)
            for kernel, name, found, says in ((scaled_dot, "dot_scaled", "the emulator has no twin", "code.py:"),
                                              (vendors_function, "cyl_bessel_i0", "the emulator has no twin", "code.py:"),
-                                             (assembly, "inline assembly", "mov.u32", "put it behind a triton_dist primitive"),
+                                             (assembly, "inline assembly", "mov.u32", "make it a triton_dist primitive"),
                                              (nested, "inner", "nested function", "Triton has none"))]
 
 
