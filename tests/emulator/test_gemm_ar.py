@@ -17,7 +17,7 @@ from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.backends.nvidia.backend import NvidiaBackend
 from triton_dist.layers import GemmAR
-from triton_dist.ops import gemm_ar
+from triton_dist.ops import explain, gemm_ar
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -233,7 +233,7 @@ def test_auto_takes_packets_for_few_rows():
         group, chosen = resolve(), {}
         for m, n in ((1, 8192), (32, 4096), (33, 4096), (33, 8192), (64, 16384), (65, 8192), (32, 32768), (32, 32776),
                      (2048, 8192), (2047, 8192)):
-            chosen[m, n] = op.choose("auto", group, m, n, BF16)[0]
+            chosen[m, n] = explain("gemm_ar", m, n, 4096, dtype=BF16, group=group).chosen
         return chosen
     with hopper():
         found = run_ranks(script, 2)[0]
