@@ -27,7 +27,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass
 class Report:
-    """What the pass has done to the graphs compiled since `enable()`.
+    """What the pass has done to the graphs compiled since `enable()`. Graphs that Inductor finds on disk are not in it.
 
     Attributes:
         replaced: a line for each op that was put in, such as "ag_gemm for all_gather_into_tensor".
