@@ -181,7 +181,7 @@ def test_a_cooperative_launch_must_fit():
     def script():
         launch, out = EmulatorBackend().launch, torch.zeros(16, dtype=torch.int32)
         launch(dist_described, (2, ), (out, 5), dict(BLOCK=16, launch_cooperative_grid=True))
-        with pytest.raises(InvalidArgument, match="dist_described: a cooperative launch of 3 programs, of which 2"):
+        with pytest.raises(InvalidArgument, match="dist_described: a cooperative launch of 3 programs, but only 2"):
             launch(dist_described, (3, ), (out, 7), dict(BLOCK=16, launch_cooperative_grid=True))
         launch(dist_described, (1, 3), (out, 6), dict(BLOCK=16))
         return out.tolist()

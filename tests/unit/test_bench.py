@@ -295,7 +295,7 @@ def test_triton_dist_without_a_tool_names_them(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         command_line()
     printed = capsys.readouterr().out
-    assert ended.value.code == 0 and len(TOOLS) == 5 and all(f"  {name} " in printed for name in TOOLS)
+    assert ended.value.code == 0 and "bench" in TOOLS and all(f"  {name} " in printed for name in TOOLS)
     monkeypatch.setattr("sys.argv", ["triton-dist", "benhc"])
     with pytest.raises(SystemExit) as ended:
         command_line()

@@ -71,7 +71,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "TRITON_DIST_HANG_SECONDS": _number(float, 0),
     "TRITON_DIST_PYTHON": _program,
     "TRITON_DIST_DEV": _nothing,
-    "TRITON_DIST_COMMIT": _nothing, "TRITON_DIST_ROCSHMEM": _nothing,
+    "TRITON_DIST_COMMIT": _nothing, "TRITON_DIST_ROCSHMEM": _nothing, "TRITON_DIST_AOT_RECORD": _nothing,
     "CUDA_DEVICE_MAX_CONNECTIONS": _number(int, 1),
     "CUDA_VISIBLE_DEVICES": _nothing, "HIP_VISIBLE_DEVICES": _nothing, "ROCR_VISIBLE_DEVICES": _nothing,
     "TRITON_INTERPRET": _one_of("0", "1", "true", "false", "on", "off", "y", "n", "yes", "no"),
