@@ -42,7 +42,8 @@ def tutorial(file: str, name: str, constants: dict, types: dict, target: str):
     """A kernel of a tutorial. Sizes are multiples of 16, the number of the call is not."""
     spec = importlib.util.spec_from_file_location("tutorial_" + file.replace("-", "_"), TUTORIALS / f"{file}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with mock.patch.dict(os.environ):           # a script may set some for itself
+        spec.loader.exec_module(module)
     kernel = getattr(module, name)
     signature = {arg: "constexpr" if arg in constants else types.get(arg) or _INTEGERS[arg] for arg in kernel.arg_names}
     return compile_kernel(kernel, signature, constants, target,
