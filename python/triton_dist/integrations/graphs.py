@@ -125,11 +125,11 @@ def merge_equal(graph: torch.fx.Graph) -> None:
 
 def rows_of(gather: Node) -> tuple[Rows | None, str]:
     """(the rows that a gather brings, why they cannot be told)."""
-    base = _only_user(gather, _C10D.wait_tensor.default)
+    base = only_user(gather, _C10D.wait_tensor.default)
     if base is None:
         return None, "it is used before it is waited for"
     order = Order(False)
-    split = _only_user(base, _ATEN.split.Tensor)
+    split = only_user(base, _ATEN.split.Tensor)
     if split is not None:                               # gathered along another dimension than the first: parts side by side
         base, batch, dim = _joined(split)
         if base is None or dim != 1 or len(base.meta["val"].shape) != 3 or not isinstance(batch, int):
@@ -187,7 +187,8 @@ def _transposed(node: Node) -> Node | None:
     return node.args[0] if node.target is _ATEN.t.default else None
 
 
-def _only_user(node: Node, target: Any) -> Node | None:
+def only_user(node: Node, target: Any) -> Node | None:
+    """What uses `node`, where that is one node with this target."""
     user = next(iter(node.users), None)
     return user if len(node.users) == 1 and user.target is target else None
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from triton_dist.compat.inductor import CustomGraphPass, functional_collectives, get_hash_for_files, inductor_config
-from triton_dist.integrations.graphs import Product, group_name, item, make, merge_equal, product_before, rows_of
+from triton_dist.integrations.graphs import Product, group_name, item, make, merge_equal, only_user, product_before, rows_of
 from triton_dist.ops.ag_gemm.op import AG_GEMM_GATHERED
 from triton_dist.ops.registry import OPS
 from triton_dist.runtime.errors import InvalidArgument
@@ -159,8 +159,7 @@ def _summed(node: Any, source: Any, op: str, world: int) -> tuple[Product | None
 
 def _wait(node: Any) -> Any:
     """The wait after a collective; None where it is used otherwise."""
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].target is _C10D.wait_tensor.default else None
+    return only_user(node, _C10D.wait_tensor.default)
 
 
 _REWRITES = {_C10D.all_gather_into_tensor.default: _gather, _C10D.reduce_scatter_tensor.default: _scatter,

@@ -177,7 +177,7 @@ def barrier_all():
 
     Algorithm: the pad holds this rank's epoch and one flag word for each world rank. The program advances the epoch,
     releases it (system scope) into its own word on every rank, and acquires its own row until each word has reached the
-    epoch by signed difference. Nothing is reset, so the barrier may be called again, and in CUDA graphs.
+    epoch by signed difference. Nothing is reset, so the barrier may be called again, and in graphs.
     """
     pad = _barrier_pad().to(tl.pointer_type(tl.int32))
     epoch = tl.load(pad, volatile=True) + 1

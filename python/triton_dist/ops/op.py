@@ -31,7 +31,7 @@ class Op(Calls):
     """An op: what it takes and gives, the ways to run it, and what each of them moves.
 
     A subclass says what is special about an op. What is the same for all is done for it: repeated calls, agreement over ranks,
-    the choice by measured times, fallbacks, logging, CUDA graphs, autocast, `torch.compile` and gradients, `explain`, `tune`,
+    the choice by measured times, fallbacks, logging, graph capture, autocast, `torch.compile` and gradients, `explain`, `tune`,
     `bench`, and the checker's traffic. `public` enters it into `OPS` and makes it the op of a function.
 
     Attributes:
