@@ -23,6 +23,16 @@ TWO = 2
 KERNELS = ("kernel", "name", "which", "hops", "hop")           # parameters by which a test of tests/compile names a kernel
 
 
+@pytest.fixture(scope="session")
+def own_caches(tmp_path_factory):
+    """Every session compiles afresh and writes the device runtime anew: nothing that other runs have left is used."""
+    root = tmp_path_factory.mktemp("caches")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(root / "triton"))
+        patch.setenv("TRITON_DIST_CACHE_DIR", str(root / "triton_dist"))
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)         # before pytest looks at -m
 def pytest_collection_modifyitems(items):
     for items_alike, values in families(items, "mode").values():

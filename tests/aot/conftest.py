@@ -9,13 +9,8 @@ from aot_mock import HERE, INCLUDE, KERNELS, TARGETS, Mock, compile_c
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_caches(tmp_path_factory):
-    """Nothing that other runs have left is used."""
-    root = tmp_path_factory.mktemp("caches")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(root / "triton"))
-        patch.setenv("TRITON_DIST_CACHE_DIR", str(root / "triton_dist"))
-        yield
+def _all_have_own_caches(own_caches):
+    """So has every test of this folder."""
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +35,7 @@ def mock(tmp_path_factory) -> Mock:
 
 
 @pytest.fixture(scope="session")
-def library(_own_caches, tmp_path_factory) -> Path:
+def library(own_caches, tmp_path_factory) -> Path:
     """The library's folder, built by the command."""
     from triton_dist.aot.command import main
 

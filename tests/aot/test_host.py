@@ -19,7 +19,7 @@ from triton_dist.aot.library import FLAGS, MANIFEST
 
 
 @pytest.fixture(scope="module")
-def few(_own_caches, tmp_path_factory):
+def few(own_caches, tmp_path_factory):
     """A library of a few variants of our kernels for sm_90."""
     from triton_dist.aot.command import main
 

@@ -13,17 +13,12 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")     # Triton 3.9 warns wh
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_caches(tmp_path_factory):
-    """Every session compiles afresh and writes the device runtime anew."""
-    root = tmp_path_factory.mktemp("caches")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(root / "triton"))
-        patch.setenv("TRITON_DIST_CACHE_DIR", str(root / "triton_dist"))
-        yield
+def _all_have_own_caches(own_caches):
+    """So has every test of this folder."""
 
 
 @pytest.fixture(scope="session")
-def compiled(_own_caches):
+def compiled(own_caches):
     """compile_kernel, remembering what it has compiled."""
     from compile_util import compile_kernel
 
