@@ -19,7 +19,7 @@ import triton_dist.language as dl
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.console import printable
 from triton_dist.runtime.groups import resolve
-from triton_dist.runtime.workspace import side_stream
+from triton_dist.runtime.workspace import side_streams
 from triton_dist.testing import assert_matches, milliseconds, poisoned, random_tensor
 
 
@@ -92,7 +92,7 @@ class Pipe:
         triton_dist.synchronize()
         resolve().barrier()
         self.epoch += 1
-        side, current = side_stream(), triton_dist.current_stream()
+        (side, ), current = side_streams(1), triton_dist.current_stream()
         side.wait_stream(current)
         with triton_dist.use_stream(side):
             send_kernel[(self.chunks,)](self.a, self.buffer, self.flags, self.epoch, self.chunk_tiles * self.block * k,
