@@ -5,9 +5,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from triton_dist.backends.amd import rocshmem_functions
+from triton_dist.backends.nvidia import nvshmem_functions
 from triton_dist.language.abi import ROWS
 from triton_dist.language.extra import libshmem_device
-from triton_dist.language.extra.libshmem_device import lacks
 from triton_dist.language.shmem_abi import FUNCTIONS
 
 _WHO = {"all": "every thread", "thread": "one thread", "warp": "the first warp", "block": "all threads together"}
@@ -22,26 +23,21 @@ What is refused is refused when the kernel is compiled, by an error that names f
 """
 
 
-def _status(function) -> str:
-    if lacks(function, "nvidia", "") is None:
-        return "works"
-    return "emulator only" if lacks(function, "emulator", "") is None else "refused"
-
-
 def table() -> str:
     """The page, in Markdown."""
     statuses, lines = Counter(), []
     for function in FUNCTIONS.values():
-        row, status = ROWS[function.symbol], _status(function)
+        row = ROWS[function.symbol]
+        nvidia, amd = (f"`{name}`" if name else "refused" for name in (nvshmem_functions.function_of(row),
+                                                                       rocshmem_functions.function_of(row)))
+        status = "emulator only" if nvidia == "refused" else "works"
         statuses[status] += 1
-        amd = f"`{row.rocshmem}`" if row.rocshmem else "refused"
         given = ", ".join(f"{p}={function.defaults[0]}" if function.defaults and p == function.params[-1] else p
                           for p in function.params)
         lines.append(f"| `{function.name}({given})` | {_WHO[row.caller]} | works | "
-                     f"{f'`{row.nvshmem}`' if row.nvshmem else 'refused'} | {amd} | {status} |\n")
+                     f"{nvidia} | {amd} | {status} |\n")
     counts = ", ".join(f"{statuses[name]} {words}" for name, words in (
-        ("works", "work on NVIDIA GPUs and in the emulator"), ("emulator only", "in the emulator only"),
-        ("refused", "are refused everywhere")) if statuses[name])
+        ("works", "work on NVIDIA GPUs and in the emulator"), ("emulator only", "in the emulator only")))
     constants = {name: getattr(libshmem_device, name) for name in libshmem_device.__all__ if name not in FUNCTIONS}
     values = ", ".join(f"`{name}` {'sys.maxsize' if value == sys.maxsize else value}" for name, value in constants.items())
     return f"{_HEAD.format(total=len(FUNCTIONS), counts=counts)}{''.join(lines)}\n## Constants\n\n{values}.\n"

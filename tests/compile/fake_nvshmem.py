@@ -3,7 +3,7 @@
 """A stand-in for NVSHMEM's device bitcode: the same symbols, bodies that only leave a mark in the assembly."""
 from pathlib import Path
 
-from triton_dist.backends.nvidia.nvshmem_library import rows
+from triton_dist.backends.nvidia.nvshmem_functions import function_of, rows
 from triton_dist.language.shmem_abi import PARAMETERS
 
 _TYPES = {"int32": "i32", "int64": "i64", "pointer": "ptr", "": "void"}
@@ -36,7 +36,7 @@ def _function(row, multicast: bool = False) -> str:
     result = _TYPES[row.c_result]
     value = {"void": "", "i32": " 41", "i64": " 41", "ptr": " inttoptr (i64 4096 to ptr)"}[result]
     return _BODY.format(
-        result=result, name=row.nvshmem, parameters=", ".join(f"{ty} %{i}" for i, ty in enumerate(types)),
+        result=result, name=function_of(row), parameters=", ".join(f"{ty} %{i}" for i, ty in enumerate(types)),
         places=" ".join(f"${i + 1}" for i in range(len(types))),
         constraints="".join(",r" if ty == "i32" else ",l" for ty in types),
         values="".join(f", {ty} %{i}" for i, ty in enumerate(types)),
@@ -48,6 +48,6 @@ def write(home: Path, name: str = "libnvshmem_device.bc", version: tuple = (3, 4
     """Writes home/lib/name with every function that a row needs, but `without`; `multicast` calls one with multimem."""
     path = home / "lib" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    functions = [_function(row, row.nvshmem == multicast) for row in rows() if row.nvshmem != without]
+    functions = [_function(row, function_of(row) == multicast) for row in rows() if function_of(row) != without]
     path.write_text(_HEAD.format(*version) + _NEWER + "".join(functions))
     return path

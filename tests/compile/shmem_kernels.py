@@ -7,6 +7,7 @@ import sys
 import triton.language as tl
 
 import triton_dist
+from triton_dist.backends.nvidia.nvshmem_functions import function_of
 from triton_dist.language.abi import ROWS
 from triton_dist.language.extra import libshmem_device as shmem
 from triton_dist.language.shmem_abi import FUNCTIONS
@@ -43,7 +44,7 @@ def make(folder, *names: str):
 
 def on_nvidia() -> list:
     """Names of the functions that NVSHMEM has."""
-    return [name for name, function in FUNCTIONS.items() if ROWS[function.symbol].nvshmem]
+    return [name for name, function in FUNCTIONS.items() if function_of(ROWS[function.symbol])]
 
 
 @triton_dist.jit

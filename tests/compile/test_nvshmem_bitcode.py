@@ -17,7 +17,7 @@ import shmem_kernels
 from compile_util import compile_kernel
 
 from triton_dist.backends.nvidia import nvshmem_library
-from triton_dist.language.extra.libshmem_device import lacks
+from triton_dist.language._linked import statement
 from triton_dist.language.shmem_abi import FUNCTIONS, LIBRARY
 
 pytestmark = pytest.mark.full
@@ -49,7 +49,7 @@ def test_every_row_compiles_and_nothing_is_left_unresolved(version, target, tmp_
     path, found = nvshmem_library.library(int(target[3:]))
     nvshmem_library.library.cache_clear()
     assert found == version
-    lacking = {name for name in shmem_kernels.on_nvidia() if lacks(FUNCTIONS[name], "nvidia", path)}
+    lacking = {name for name in shmem_kernels.on_nvidia() if statement(path).why_not(FUNCTIONS[name].symbol)}
     assert not lacking or all("fcollect" in name for name in lacking) and (version, target) == ("3.6.5", "sm_80")
     rows = list({FUNCTIONS[name].symbol: name for name in shmem_kernels.on_nvidia() if name not in lacking}.values())
     for names in (rows[i:i + 8] for i in range(0, len(rows), 8)):

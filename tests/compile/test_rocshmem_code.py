@@ -9,12 +9,13 @@ import shmem_kernels
 from compile_util import HIP, compile_kernel
 from test_shmem_code import EXCHANGE, SCOPES, refusal
 
-from triton_dist.backends.amd import rocshmem, rocshmem_library
+from triton_dist.backends.amd import rocshmem_library
+from triton_dist.backends.amd.rocshmem_functions import function_of
 from triton_dist.language.abi import ROWS
-from triton_dist.language.shmem_abi import FUNCTIONS, LIBRARY
+from triton_dist.language.shmem_abi import FUNCTIONS
 from triton_dist.runtime.errors import UnsupportedFeature
 
-THERE = [name for name, function in FUNCTIONS.items() if ROWS[function.symbol].rocshmem]
+THERE = [name for name, function in FUNCTIONS.items() if function_of(ROWS[function.symbol])]
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +41,6 @@ def test_what_is_called_has_the_published_parameters():
     assert {name: (result, types.replace(",", "")) for result, name, types in declared} == fake_rocshmem.PUBLISHED
 
 
-def test_a_row_is_refused_exactly_where_the_binding_says_why():
-    for row in (row for row in ROWS.values() if row.library == LIBRARY):
-        stem = re.sub("_(warp|block)$", "", row.symbol.removeprefix(f"{LIBRARY}_"))
-        assert bool(row.rocshmem) == (rocshmem.DEVICE[stem] == ""), row.symbol
-
-
 @pytest.mark.parametrize("target", HIP)
 def test_every_function_compiles_and_calls_its_own(target, tmp_path):
     assert len(THERE) > 45
@@ -54,7 +49,7 @@ def test_every_function_compiles_and_calls_its_own(target, tmp_path):
         kernel = compiled(shmem_kernels.make(tmp_path, *names), shmem_kernels.SIGNATURE, target)
         called = [name for name, _ in marks(kernel)]
         for row in (ROWS[FUNCTIONS[name].symbol] for name in names):
-            function = "rocshmem_ulong_atomic_add" if row.symbol.endswith("signal_op") else row.rocshmem
+            function = "rocshmem_ulong_atomic_add" if row.symbol.endswith("signal_op") else function_of(row)
             assert called.count(function) == 1 or row.pure and function in called, (function, called)
         assert kernel.asm["hsaco"] and rocshmem_library.STATE.encode() in kernel.asm["hsaco"]
 

@@ -14,10 +14,12 @@ from triton.experimental import gluon
 
 import triton_dist
 from triton_dist.backends.nvidia import nvshmem_library
+from triton_dist.backends.nvidia.nvshmem_functions import function_of
 from triton_dist.language._call import STAND_IN
 from triton_dist.language.abi import ROWS
 from triton_dist.language.extra import libshmem_device as shmem
 from triton_dist.language.shmem_abi import FUNCTIONS, LIBRARY
+from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import UnsupportedFeature
 
 EXCHANGE = dict(dest="*fp32", source="*fp32", sig_addr="*i64", n="i32")
@@ -51,6 +53,13 @@ def refusal(kernel, signature: dict, target: str, constexprs: dict | None = None
 def test_without_nvshmem_the_error_says_how_to_get_it():
     assert "libshmem_device.my_pe cannot be compiled by the nvidia backend: it takes NVSHMEM" in refusal(
         shmem_kernels.exchange, EXCHANGE, "sm_90")
+
+
+def test_a_process_of_another_backend_compiles_for_the_target():
+    """What a kernel may call, and who refuses it, is the target's affair: this process runs the emulator, which has all."""
+    assert backend().name == "emulator"
+    for target, name in (("sm_90", "nvidia"), ("gfx942", "amd")):
+        assert f"cannot be compiled by the {name} backend" in refusal(shmem_kernels.exchange, EXCHANGE, target)
 
 
 @pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - set(shmem_kernels.on_nvidia())))
@@ -145,7 +154,7 @@ def test_wrong_arguments_are_told_when_the_kernel_is_traced(what):
 def test_every_function_compiles_to_a_call_of_nvshmem(target, tmp_path):
     names = shmem_kernels.on_nvidia()
     kernel = compile_kernel(shmem_kernels.make(tmp_path, *names), shmem_kernels.SIGNATURE, {}, target, **linked(target))
-    called = [ROWS[FUNCTIONS[name].symbol].nvshmem for name in names]
+    called = [function_of(ROWS[FUNCTIONS[name].symbol]) for name in names]
     assert re.findall(r"// MARK (\w+)", kernel.asm["ptx"]) == called
     for symbol in (b"nvshmemi_device_state_d", b"nvshmemi_device_lib_version_d"):
         assert symbol in kernel.asm["cubin"]

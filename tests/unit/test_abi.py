@@ -3,13 +3,15 @@
 """The ABI table, the context struct and the device runtimes agree."""
 import re
 import struct
+from dataclasses import replace
 
 import pytest
 
 from triton_dist.backends.gpu.device_runtime import library, render
-from triton_dist.language import sync
-from triton_dist.language._call import LIBRARY
-from triton_dist.language.abi import ROWS
+from triton_dist.language import shmem_abi, sync
+from triton_dist.language._call import LIBRARY, STAND_IN
+from triton_dist.language._linked import Statement, statement
+from triton_dist.language.abi import ROWS, TAKE
 from triton_dist.runtime import context, heap
 
 VENDORS = ["nvidia", "amd"]
@@ -71,6 +73,31 @@ def test_a_changed_primitive_changes_the_library(tmp_path, monkeypatch):
     monkeypatch.setattr(device_runtime, "_LANGUAGE", copy)
     library.cache_clear()
     assert library("nvidia") != before
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_the_library_states_its_backend_and_what_shmem_calls_take(vendor):
+    stated = statement(library(vendor))
+    assert stated.backend == vendor and (stated.assembly.get(TAKE) is not None) == (vendor == "nvidia")
+    for row in ROWS.values():
+        assert (stated.why_not(row.symbol) is not None) == (row.library == shmem_abi.LIBRARY), row.symbol
+    assert "set TRITON_DIST_HEAP" in stated.why_not(f"{shmem_abi.LIBRARY}_my_pe")
+    assert "no such function" in stated.why_not(f"{shmem_abi.LIBRARY}_putmem_rma_warp"), "a heap would not help"
+
+
+def test_a_file_that_states_nothing_refuses_nothing(tmp_path):
+    (tmp_path / "users.bc").write_bytes(b"BC\xc0\xde")
+    for path in (tmp_path / "users.bc", STAND_IN):
+        assert statement(str(path)) == Statement() and statement(str(path)).why_not("tdist_shmem_my_pe") is None
+
+
+def test_a_changed_statement_changes_the_library(monkeypatch):
+    from triton_dist.backends.nvidia import device_target
+    before = library("nvidia")
+    changed = replace(device_target.TARGET, states=replace(device_target.TARGET.states, assembly={TAKE: ("nothing", "r")}))
+    monkeypatch.setattr(device_target, "TARGET", changed)
+    library.cache_clear()
+    assert library("nvidia") != before and statement(library("nvidia")).assembly == {TAKE: ["nothing", "r"]}
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from triton_dist.backends.amd import rocshmem, rocshmem_library
+from triton_dist.backends.amd import rocshmem, rocshmem_functions, rocshmem_library
 from triton_dist.language.abi import ROWS
-from triton_dist.language.shmem_abi import LIBRARY, SCOPES
+from triton_dist.language.shmem_abi import LIBRARY
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, UnsupportedFeature
 
 BIND = Path(__file__).parents[2] / "shmem/rocshmem_bind"
@@ -152,12 +152,9 @@ def test_wrong_libraries_and_ids_are_refused(shim):
 
 
 def test_every_shmem_row_has_a_function_or_a_reason():
-    stems = {symbol.removeprefix(f"{LIBRARY}_") for symbol, row in ROWS.items() if row.library == LIBRARY}
-    known = {stem + suffix for stem in rocshmem.DEVICE for suffix in SCOPES}
-    assert stems <= known and all(any(stem + suffix in stems for suffix in SCOPES) for stem in rocshmem.DEVICE)
-    for stem, reason in rocshmem.DEVICE.items():
-        if not reason:
-            assert all(row.rocshmem for symbol, row in ROWS.items() if symbol.removeprefix(f"{LIBRARY}_") == stem)
+    stems = {row.stem for row in ROWS.values() if row.library == LIBRARY}
+    assert stems == {*rocshmem_functions.NAMES, *rocshmem_functions.REASONS}
+    assert not {*rocshmem_functions.NAMES} & {*rocshmem_functions.REASONS} and all(rocshmem_functions.REASONS.values())
 
 
 # -- kernels that call it ----------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_rows_are_consistent():
         assert row.caller == "all" or row.result == "int32" and not row.pure
         scope = next((word for word in ("warp", "block") if row.symbol.endswith(word)), None)
         assert scope is None or row.caller == scope
-        assert not row.nvshmem or (scope is not None) <= row.nvshmem.startswith("nvshmemx_")
+        assert row.symbol == f"{LIBRARY}_{row.stem}{row.scope}" and row.scope == (f"_{scope}" if scope else "")
         assert row.symbol in primitives.SYMBOLS
     for function in FUNCTIONS.values():
         row = ROWS[function.symbol]

@@ -11,22 +11,17 @@ finds the same select function under `__tdist_select__` and calls the Python twi
 JITFunctions, because the emulator rebuilds them itself.
 """
 import functools
-import re
 
 from triton.language import core
 
 from triton_dist.compat.triton import JITFunction, unwrap_constexpr
 from triton_dist.language import abi
+from triton_dist.language._linked import defined, libraries, statement
 from triton_dist.language.abi import ROWS
 
-LIBRARY = "tdist"     # key under extern_libs; HIP links a library only if its key is part of the symbol's name
+LIBRARY = "tdist"     # key under extern_libs; some compilers link a library only if its key is part of the symbol's name
 STAND_IN = abi.__file__      # what a backend that compiles nothing names as a library: it has twins of all rows
 SELECT = "__tdist_select__"
-
-
-def libraries(semantic) -> dict:
-    """{key: path} of what is linked into the kernel that is being traced."""
-    return dict(getattr(semantic.builder.options, "extern_libs", None) or ())
 
 
 def require_runtime(name: str, semantic) -> None:
@@ -36,17 +31,16 @@ def require_runtime(name: str, semantic) -> None:
                            "link. Decorate the kernel with @triton_dist.jit instead of @triton.jit")
 
 
-@functools.cache
-def _defined(path: str) -> frozenset:
-    """Symbols that the device runtime at `path` defines. Its name changes with its content."""
-    with open(path) as file:
-        return frozenset(re.findall(r"^define [^@]*@(tdist_\w+)\(", file.read(), re.M))
-
-
 def provides(semantic, symbol: str) -> bool:
     """Whether the device runtime that is linked into the kernel being traced defines the optional row `symbol`."""
     path = libraries(semantic).get(LIBRARY)
-    return path is not None and symbol in _defined(path)
+    return path is not None and symbol in defined(path)
+
+
+def assembly(semantic, symbol: str) -> tuple | None:
+    """(text, constraints) of the inline assembly that the linked device runtime has for `symbol`; None where it has none."""
+    path = libraries(semantic).get(LIBRARY)
+    return None if path is None else statement(path).assembly.get(symbol)
 
 
 def cast_arguments(row, args, semantic) -> list:

@@ -4,7 +4,7 @@
 from triton_dist.language._check import scalar, word
 from triton_dist.language.shmem_abi import PARAMETERS, Function
 
-SIGNAL_OPS = {9: 9, 10: 10, 0: 9, 1: 10}      # NVSHMEM's and rocSHMEM's numbers of set and add -> the row's
+SIGNAL_OPS = {9: 9, 10: 10, 0: 9, 1: 10}      # the published numbers of set and add -> the row's
 _COMPARISONS = 6
 
 

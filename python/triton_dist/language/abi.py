@@ -16,6 +16,7 @@ FENCE_SEMANTICS = ("acquire", "release", "acq_rel")
 SIGNAL_OPS = ("set", "add")
 BITS = (32, 64)
 DRAIN = "tdist_drain"
+TAKE = "tdist_sf_take"        # no row: inline assembly of four results that a backend may state (`_linked.Statement`)
 
 
 @dataclass(frozen=True)

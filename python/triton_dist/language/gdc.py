@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Kernels of one stream that overlap: programmatic dependent launch, named as in triton.language.extra.cuda.
+"""Kernels of one stream that overlap: programmatic dependent launch, named as in Triton's own extras.
 
 A kernel that begins with gdc_wait may be launched while the kernel before it on the stream still runs. That hides its launch,
 which is a good part of the time of a short kernel. Ask for it at the launch, kernel[grid](..., launch_pdl=True), as the ops of
 this package do. The kernel before it must call gdc_launch_dependents; otherwise the launch waits for its end. Both functions
-do nothing on GPUs without such launches (before sm_90, and AMD's); there, leave the option out.
+do nothing on GPUs without such launches, where the backend leaves the option out.
 """
 from triton_dist.language._call import primitive
 

@@ -14,17 +14,26 @@ no fence. The rules that make this right are in docs/protocol.md:
 import triton.language as tl
 from triton.language import core
 
-from triton_dist.language._call import helper, primitive
+from triton_dist.language._call import assembly, helper, primitive
 from triton_dist.language._check import pointee_bits
+from triton_dist.language.abi import TAKE
 from triton_dist.language.sync import _true
 
 _EMPTY_TO = tl.constexpr(-2**31)        # -0.0 in the upper element of two fp16 or bf16, or of one fp32
 
 
 @core.builtin
-def _is_ptx(_semantic=None):
-    """Whether the kernel is compiled to PTX, whose inline assembly can return four registers."""
-    return core.constexpr(getattr(_semantic.builder.options, "backend_name", "") == "cuda")
+def _takes_whole_slots(_semantic=None):
+    """Whether the backend has assembly that takes the four words of a slot in one access."""
+    return core.constexpr(assembly(_semantic, TAKE) is not None)
+
+
+@core.builtin
+def _sf_take(address, pred, _semantic=None):
+    """Polls a slot and empties it, in accesses of 16 bytes: four int32. A call could give only one value."""
+    text, constraints = assembly(_semantic, TAKE)
+    return core.inline_asm_elementwise(text, constraints, [address, pred], dtype=(core.int32,) * 4, is_pure=False, pack=1,
+                                       _semantic=_semantic)
 
 
 @primitive
@@ -125,35 +134,11 @@ def sf_take(ptr, mask):
     # The compiler may repeat an operation to get its result in another layout, assembly too. Not one inside a while loop.
     while once != 0:
         _sf_await(ptr, mask)            # nothing, unless waits are bounded
-        if _is_ptx():
-            a, b, c, d = _take_ptx(ptr, mask)
+        if _takes_whole_slots():
+            a, b, c, d = _sf_take(ptr.to(tl.int64), mask.to(tl.int32))
         else:
             low = _sf_take_pair(ptr, mask)
             high = _sf_take_pair(ptr + 2, mask)
             a, b, c, d = low.to(tl.int32), (low >> 32).to(tl.int32), high.to(tl.int32), (high >> 32).to(tl.int32)
         once = 0
     return join_words(a, b, c, d)
-
-
-@helper
-def _take_ptx(ptr, mask):
-    """sf_take in 16-byte accesses."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .pred q;
-        .reg .b32 t, u;
-        mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
-        setp.eq.b32 q, $5, 0;
-        @q bra DONE;
-        POLL:
-        ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];
-        min.u32 t, $0, $1;
-        min.u32 u, $2, $3;
-        min.u32 t, t, u;
-        setp.eq.b32 q, t, 0;
-        @q bra POLL;
-        mov.b32 t, 0;
-        st.global.v4.b32 [$4], {t, t, t, t};
-        DONE:
-        }""", "=&r,=&r,=&r,=&r,l,r", [ptr.to(tl.int64), mask.to(tl.int32)],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1)

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The SHMEM device API as a table: every published function once, with its ABI row and the library functions that do it.
+"""The SHMEM device API as a table: every published function once, with its ABI row.
 
-`extra/libshmem_device.py` makes the builtins, `backends/nvidia/nvshmem_library.py` the bodies over NVSHMEM's bitcode,
-`backends/emulator/twins/shmem.py` the twins, `docs/write_shmem_table.py` the page that says what works where.
+`extra/libshmem_device.py` makes the builtins; a GPU backend the bodies, over the functions of a library that it names by a
+row's stem and scope; `backends/emulator/twins/shmem.py` the twins; `docs/write_shmem_table.py` the page that says what
+works where.
 
 Who calls a library function is part of its row: all threads of the program where they only look ("all") or where the
 library wants them together ("block"); thread 0 ("thread") or the first warp ("warp") where each caller would act once more.
@@ -13,10 +14,8 @@ from dataclasses import dataclass
 from triton_dist.language.abi import ROWS, Row
 
 LIBRARY = "tdist_shmem"       # key under extern_libs
-LACKING = "; without:"        # how the first line of such a library begins; the symbols that it has not follow
 SCOPES = {"": "thread", "_warp": "warp", "_block": "block"}
-SAME_AS = {"_wave": "_warp", "_wg": "_block"}      # rocSHMEM's words
-_ROC = {"": "", "_warp": "_wave", "_block": "_wg"}
+SAME_AS = {"_wave": "_warp", "_wg": "_block"}      # other published words for them
 
 # Parameter -> (kind, ABI type, what docstrings say). The kind says what is checked when a kernel is traced (`_shmem_check.py`).
 PARAMETERS = {
@@ -26,7 +25,7 @@ PARAMETERS = {
     "ptr": ("pointer", "int64", "pointer into this rank's symmetric heap"),
     "sig_addr": ("flag", "int64", "pointer to a 64-bit flag in the symmetric heap"),
     "addr": ("flag", "int64", "pointer to a 64-bit flag in the symmetric heap"),
-    "ctx": ("word", "int64", "rocSHMEM's context, an integer"),
+    "ctx": ("word", "int64", "the library's context, an integer"),
     "bytes": ("count", "int64", "number of bytes"),
     "nelems": ("count", "int64", "how many to copy"),
     "size": ("count", "int64", "bytes of an element"),
@@ -52,9 +51,9 @@ class ShmemRow(Row):
     library: str = LIBRARY
     params: tuple = ()        # names of `args`; "size" multiplies the count before it
     caller: str = "all"
-    nvshmem: str = ""         # the function of NVSHMEM's device library; "" where it has none
-    rocshmem: str = ""        # the same of rocSHMEM's device bitcode, C names only
-    c_result: str = ""        # "int32", "int64", "pointer", or "" for void
+    stem: str = ""            # the operation's name; with `scope`, one of SCOPES, it is the row's
+    scope: str = ""
+    c_result: str = ""        # of the library's function: "int32", "int64", "pointer", or "" for void
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,12 @@ class Function:
 FUNCTIONS: dict[str, Function] = {}
 
 
-def _row(stem: str, params: str, caller: str, nvshmem: str, rocshmem: str, doc: str, c_result: str = "",
-         pure: bool = False) -> str:
+def _row(stem: str, params: str, caller: str, doc: str, c_result: str = "", pure: bool = False, scope: str = "") -> str:
     names = tuple(params.split())
     result = "int64" if c_result in ("int64", "pointer") else "int32"
-    symbol = f"{LIBRARY}_{stem}"
+    symbol = f"{LIBRARY}_{stem}{scope}"
     ROWS[symbol] = ShmemRow(symbol, tuple(PARAMETERS[name][1] for name in names), result, pure, doc, params=names,
-                            caller=caller, nvshmem=nvshmem, rocshmem=rocshmem, c_result=c_result)
+                            caller=caller, stem=stem, scope=scope, c_result=c_result)
     return symbol
 
 
@@ -88,25 +86,21 @@ def _function(name: str, params: str, symbol: str, doc: str, call: tuple | None 
     FUNCTIONS[name] = Function(name, names, symbol, names if call is None else call, doc, defaults, typed)
 
 
-def _simple(name: str, params: str, caller: str, nvshmem: str, rocshmem: str, doc: str, c_result: str = "",
-            pure: bool = False) -> None:
-    _function(name, params, _row(name, params, caller, nvshmem, rocshmem, doc, c_result, pure), doc)
+def _simple(name: str, params: str, caller: str, doc: str, c_result: str = "", pure: bool = False) -> None:
+    _function(name, params, _row(name, params, caller, doc, c_result, pure), doc)
 
 
-def _family(stem: str, params: str, doc: str, *, nvshmem: str = "", rocshmem: str = "", c_result: str = "",
-            scopes: tuple = tuple(SCOPES), aliases: bool = False, defaults: dict | None = None, typed: str = "") -> None:
+def _family(stem: str, params: str, doc: str, *, c_result: str = "", scopes: tuple = tuple(SCOPES), aliases: bool = False,
+            defaults: dict | None = None, typed: str = "") -> None:
     """One operation at several scopes. `defaults`: {suffix: value of a trailing qp_id}. `typed`: name of the form that
     counts elements of dest's type."""
-    nvshmem, rocshmem = nvshmem or stem, rocshmem or stem
     for suffix in scopes:
-        name, given = stem + suffix, (defaults or {}).get(suffix, ())
+        given = (defaults or {}).get(suffix, ())
         names = params.replace("nelems", "nelems size") if typed else params
-        symbol = _row(name, names, SCOPES[suffix], "" if nvshmem == "-" else
-                      f"nvshmem{'x' if suffix else ''}_{nvshmem}{suffix}",
-                      "" if rocshmem == "-" else f"rocshmem_{rocshmem}{_ROC[suffix]}", doc, c_result)
+        symbol = _row(stem, names, SCOPES[suffix], doc, c_result, scope=suffix)
         bare = tuple(params.split())
         call = tuple(x for p in bare for x in ((p, 1) if typed and p == "nelems" else (p,)))
-        _function(name, params + (" qp_id" if given else ""), symbol, doc, call, given)
+        _function(stem + suffix, params + (" qp_id" if given else ""), symbol, doc, call, given)
         if typed:
             call = tuple("itemsize" if x == 1 else x for x in call)
             _function(typed + suffix, params, symbol, doc.replace("bytes", "elements of dest's type"), call, typed=-1)
@@ -116,22 +110,19 @@ def _family(stem: str, params: str, doc: str, *, nvshmem: str = "", rocshmem: st
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
-_simple("set_rocshmem_ctx", "ctx", "all", "", "", "Sets rocSHMEM's context, which the runtime does itself; does nothing.")
-_simple("my_pe", "", "all", "nvshmem_my_pe", "rocshmem_my_pe", "World rank of this PE, int32.", "int32", pure=True)
-_simple("n_pes", "", "all", "nvshmem_n_pes", "rocshmem_n_pes", "Number of PEs of the world, int32.", "int32", pure=True)
-_simple("team_my_pe", "team", "all", "nvshmem_team_my_pe", "",
-        "Index of this PE in `team`, int32; -1 where it is no member.", "int32", pure=True)
-_simple("team_n_pes", "team", "all", "nvshmem_team_n_pes", "", "Number of PEs of `team`, int32.",
-        "int32", pure=True)
-_simple("team_translate_pe", "src_team pe_in_src_team dest_team", "all", "nvshmem_team_translate_pe",
-        "",
+_simple("set_rocshmem_ctx", "ctx", "all", "Sets the library's context, which the runtime does itself; does nothing.")
+_simple("my_pe", "", "all", "World rank of this PE, int32.", "int32", pure=True)
+_simple("n_pes", "", "all", "Number of PEs of the world, int32.", "int32", pure=True)
+_simple("team_my_pe", "team", "all", "Index of this PE in `team`, int32; -1 where it is no member.", "int32", pure=True)
+_simple("team_n_pes", "team", "all", "Number of PEs of `team`, int32.", "int32", pure=True)
+_simple("team_translate_pe", "src_team pe_in_src_team dest_team", "all",
         "Index in `dest_team` of the PE that is number `pe_in_src_team` of `src_team`, int32; -1 where it is no member.",
         "int32", pure=True)
-_simple("remote_ptr", "local_ptr pe", "all", "nvshmem_ptr", "rocshmem_ptr",
+_simple("remote_ptr", "local_ptr pe", "all",
         "The address of `local_ptr`, into this rank's symmetric heap, on PE `pe`, for loads and stores; null where they "
         "cannot reach it. Of local_ptr's type; say tl.multiple_of(..., 16) of it where wide accesses matter.", "pointer",
         pure=True)
-_simple("remote_mc_ptr", "team ptr", "all", "nvshmemx_mc_ptr", "",
+_simple("remote_mc_ptr", "team ptr", "all",
         "The multicast address of `ptr` over `team`; null where the machine has no multicast, as the emulator.", "pointer",
         pure=True)
 
@@ -139,16 +130,15 @@ _simple("remote_mc_ptr", "team ptr", "all", "nvshmemx_mc_ptr", "",
 _BARRIER = "Completes this PE's puts, as quiet, and returns once every PE of {} has called it. One program a rank at a time."
 _SYNC = "Returns once every PE of {} has called it; completes no puts. One program a rank at a time."
 _family("barrier_all", "", _BARRIER.format("the world"), aliases=True)
-_simple("barrier_all_vec", "", "block", "", "", "barrier_all of an NPU's vector cores; here barrier_all_block.")
-_family("barrier", "team", _BARRIER.format("`team`"), rocshmem="-", c_result="int32")
+_simple("barrier_all_vec", "", "block", "barrier_all of an NPU's vector cores; here barrier_all_block.")
+_family("barrier", "team", _BARRIER.format("`team`"), c_result="int32")
 _family("sync_all", "", _SYNC.format("the world"))
-_family("team_sync", "team", _SYNC.format("`team`"), scopes=("_warp", "_block"), rocshmem="-",
-        c_result="int32")
-_simple("quiet", "", "thread", "nvshmem_quiet", "rocshmem_quiet",
+_family("team_sync", "team", _SYNC.format("`team`"), scopes=("_warp", "_block"), c_result="int32")
+_simple("quiet", "", "thread",
         "Returns once all puts, gets and signals that this program has issued are complete at their targets.")
 _function("quiet_pe", "pe", f"{LIBRARY}_quiet", "quiet; completes what was sent to every PE, hence also to `pe`.", call=(),
           defaults=(0,))
-_simple("fence", "", "thread", "nvshmem_fence", "rocshmem_fence",
+_simple("fence", "", "thread",
         "Puts and signals that this program issues later arrive at each PE after those it has issued so far.")
 
 # -- puts and gets -----------------------------------------------------------------------------------------------------
@@ -159,7 +149,7 @@ _PUT = ("Copies `bytes` bytes from `source` to `dest` on PE `pe`, a local symmet
         "source must stay as it is, and dest is incomplete, until quiet or a barrier.")
 _SIGNAL = " Then `sig_addr` on that PE, a 64-bit flag, is set to `signal` or has it added, once all data are there."
 _family("getmem", "dest source bytes pe", _GET[0] + _GET[1], aliases=True)
-_family("getmem_nbi", "dest source bytes pe", _GET[0] + _GET[2], nvshmem="getmem_nbi", aliases=True)
+_family("getmem_nbi", "dest source bytes pe", _GET[0] + _GET[2], aliases=True)
 _family("putmem", "dest source bytes pe", _PUT[0] + _PUT[1], aliases=True)
 _family("putmem_nbi", "dest source bytes pe", _PUT[0] + _PUT[2], aliases=True, defaults={"": (0,)})
 _family("putmem_signal", "dest source bytes sig_addr signal sig_op pe", _PUT[0] + _PUT[1] + _SIGNAL, aliases=True)
@@ -167,22 +157,20 @@ _family("putmem_signal_nbi", "dest source bytes sig_addr signal sig_op pe", _PUT
         defaults={"_block": (0,)})
 _RMA = " Over the network even where loads and stores could reach."
 for _stem, _form in (("putmem_rma", _PUT[1]), ("putmem_rma_nbi", _PUT[2])):
-    _family(_stem, "dest source bytes pe", _PUT[0] + _form + _RMA, nvshmem="-", rocshmem="-")
+    _family(_stem, "dest source bytes pe", _PUT[0] + _form + _RMA)
 for _stem, _form in (("putmem_signal_rma", _PUT[1]), ("putmem_signal_rma_nbi", _PUT[2])):
-    _family(_stem, "dest source bytes sig_addr signal sig_op pe", _PUT[0] + _form + _SIGNAL + _RMA, nvshmem="-", rocshmem="-")
+    _family(_stem, "dest source bytes sig_addr signal sig_op pe", _PUT[0] + _form + _SIGNAL + _RMA)
 _INT_P = "Stores the int32 `value` to `dest` on PE `pe`; complete after quiet."
-_function("int_p", "dest value pe qp_id", _row("int_p", "dest value pe", "thread", "nvshmem_int_p", "rocshmem_int_p", _INT_P),
-          _INT_P, call=("dest", "value", "pe"), defaults=(0,), typed=4)
+_function("int_p", "dest value pe qp_id", _row("int_p", "dest value pe", "thread", _INT_P), _INT_P,
+          call=("dest", "value", "pe"), defaults=(0,), typed=4)
 _ULONG = _PUT[0].replace("`bytes` bytes", "`nelems` 64-bit integers") + _PUT[1] + _SIGNAL
 _function("ulong_put_signal", "dest source nelems sig_addr signal sig_op pe", f"{LIBRARY}_ulong_put_signal", _ULONG, typed=8)
-_row("ulong_put_signal", "dest source nelems sig_addr signal sig_op pe", "thread", "nvshmem_ulong_put_signal",
-     "rocshmem_ulong_put_signal", _ULONG)
+_row("ulong_put_signal", "dest source nelems sig_addr signal sig_op pe", "thread", _ULONG)
 
 # -- signals -----------------------------------------------------------------------------------------------------------
-_simple("signal_op", "sig_addr signal sig_op pe", "thread", "nvshmemx_signal_op", "rocshmem_ulong_atomic_set",
+_simple("signal_op", "sig_addr signal sig_op pe", "thread",
         "Sets the 64-bit flag `sig_addr` on PE `pe` to `signal`, or adds it. Orders nothing: put_signal, or fence before it.")
-_simple("signal_wait_until", "sig_addr cmp_ cmp_val", "all", "nvshmem_signal_wait_until",
-        "rocshmem_uint64_wait_until",
+_simple("signal_wait_until", "sig_addr cmp_ cmp_val", "all",
         "Spins until the local 64-bit flag `sig_addr` compares to `cmp_val` as `cmp_` (NVSHMEM_CMP_EQ ... GE) says, unsigned; "
         "acquires what came before the signal. Returns the value seen, int64, which consume_token takes.", "int64")
 _function("uint64_wait_until_equals", "addr val", f"{LIBRARY}_signal_wait_until",
@@ -192,8 +180,8 @@ _function("uint64_wait_until_equals", "addr val", f"{LIBRARY}_signal_wait_until"
 _family("broadcastmem", "team dest source nelems pe_root",
         "Copies `nelems` bytes from `source` on member `pe_root` of `team` to `dest` on every member. All members call it; "
         "dest is there on return. No member may still use dest when the root calls.",
-        rocshmem="-", c_result="int32", typed="broadcast")
+        c_result="int32", typed="broadcast")
 _family("fcollectmem", "team dest source nelems",
         "Copies `nelems` bytes from `source` on every member of `team` to `dest` on all of them, in order of index. All "
         "members call it; dest is there on return. No member may still use dest when the first one calls.",
-        rocshmem="-", c_result="int32", typed="fcollect")
+        c_result="int32", typed="fcollect")

@@ -17,21 +17,6 @@ from triton_dist.runtime.groups import Group
 
 VARIABLE = "TRITON_DIST_ROCSHMEM"
 _VERSION, _ID_BYTES = 1, 128
-_NAMED = ("my_pe", "n_pes", "remote_ptr", "quiet", "fence", "int_p", "ulong_put_signal", "signal_op", "signal_wait_until")
-_SCOPED = ("barrier_all", "sync_all", "getmem", "getmem_nbi", "putmem", "putmem_nbi", "putmem_signal", "putmem_signal_nbi")
-_WORLD = "rocSHMEM's C name takes no team: it would be right for the world only"
-_CPP = "rocSHMEM has it as a C++ function, which its device bitcode does not export"
-
-# Stem of a SHMEM row -> why rocSHMEM's device bitcode does not do it; "" where it does (rocshmem_library.py).
-DEVICE: dict[str, str] = {
-    **{name: "" for name in _NAMED}, **{name: "" for name in _SCOPED},
-    "barrier": _WORLD, "team_sync": _CPP, "team_my_pe": _CPP, "team_n_pes": _CPP, "team_translate_pe": _CPP,
-    "broadcastmem": _CPP, "fcollectmem": _CPP,
-    "remote_mc_ptr": "AMD GPUs have no multicast addresses", "barrier_all_vec": "it is of another vendor's vector cores",
-    "set_rocshmem_ctx": "the runtime sets the context", "putmem_rma": "rocSHMEM chooses the transport itself",
-    "putmem_rma_nbi": "rocSHMEM chooses the transport itself", "putmem_signal_rma": "rocSHMEM chooses the transport itself",
-    "putmem_signal_rma_nbi": "rocSHMEM chooses the transport itself",
-}
 
 
 class Rocshmem:

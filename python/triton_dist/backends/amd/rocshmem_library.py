@@ -11,7 +11,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from triton_dist.language import abi, shmem_abi
+from triton_dist.backends.amd.rocshmem_functions import function_of, lacks, rows
+from triton_dist.language import shmem_abi
+from triton_dist.language._linked import Statement
 from triton_dist.runtime.environment import cache_dir
 from triton_dist.runtime.errors import UnsupportedFeature
 from triton_dist.runtime.files import write_shared
@@ -82,16 +84,10 @@ _SPECIAL = {"signal_wait_until": (_WAIT, {"rocshmem_uint64_wait_until": ("void",
             "signal_op": (_SIGNAL, {f"rocshmem_ulong_atomic_{name}": ("void", "ptr, i64, i32") for name in ("set", "add")})}
 
 
-def rows() -> list:
-    """The rows that rocSHMEM's device bitcode has a function for."""
-    return [row for row in abi.ROWS.values() if row.library == shmem_abi.LIBRARY and row.rocshmem]
-
-
 def _body(row) -> tuple[str, dict]:
     """(LLVM IR that takes a row's arguments and calls rocSHMEM's function, {function: (result, parameters)} that it calls)."""
-    stem = row.symbol.removeprefix(f"{shmem_abi.LIBRARY}_")
-    if stem in _SPECIAL:
-        return _SPECIAL[stem]
+    if row.stem in _SPECIAL:
+        return _SPECIAL[row.stem]
     lines, values = [], []
     for i, (name, ty) in enumerate(zip(row.params, row.args)):
         kind, value, ty = shmem_abi.PARAMETERS[name][0], f"%a{i}", _TYPES[ty]
@@ -107,18 +103,18 @@ def _body(row) -> tuple[str, dict]:
             value = f"%s{i}"
         values.append((ty, value))
     result = _TYPES[row.c_result]
-    call = f"call {result} @{row.rocshmem}({', '.join(map(' '.join, values))})"
+    function = function_of(row)
+    call = f"call {result} @{function}({', '.join(map(' '.join, values))})"
     lines.append(call if result == "void" else f"%r = {call}")
     if result == "ptr":
         lines += ["%i = ptrtoint ptr %r to i64", "ret i64 %i"]
     else:
         lines.append("ret i32 0" if result == "void" else f"ret {result} %r")
-    return "".join(f"  {line}\n" for line in lines), {row.rocshmem: (result, ", ".join(ty for ty, _ in values))}
+    return "".join(f"  {line}\n" for line in lines), {function: (result, ", ".join(ty for ty, _ in values))}
 
 
 def text() -> str:
     """LLVM IR of all rows. Its first line names those that rocSHMEM has no function for."""
-    missing = sorted(row.symbol for row in abi.ROWS.values() if row.library == shmem_abi.LIBRARY and not row.rocshmem)
     called: dict = {}
     bodies = []
     for row in rows():
@@ -130,7 +126,7 @@ def text() -> str:
             symbol=row.symbol, raw=row.symbol.replace(shmem_abi.LIBRARY, "tdist_rocshmem", 1), result=_TYPES[row.result],
             parameters=parameters, arguments=parameters, body=body, threads=_THREADS.get(row.caller)))
     declared = "".join(f"declare {result} @{name}({types})\n" for name, (result, types) in sorted(called.items()))
-    return f"{' '.join([shmem_abi.LACKING, *missing])}\n{_HEAD}{declared}{''.join(bodies)}"
+    return f"{Statement('amd', lacks()).line()}\n{_HEAD}{declared}{''.join(bodies)}"
 
 
 def find_bitcode(architecture: str) -> Path:

@@ -2,40 +2,50 @@
 # SPDX-License-Identifier: MIT
 """The device runtime of a GPU vendor: one file of textual LLVM IR that Triton links through `extern_libs`.
 
-It is common.ll, the vendor's device.ll, and the families of functions that differ only in width, comparison, semantic
-and scope, written here as templates. The file is made on first use, in the cache, and named by its content and by the
-source of `triton_dist.language`: Triton does not hash builtins, and on HIP it hashes the path of a library, not what is
-in it, so a changed primitive gives a changed file and that a recompiled kernel.
+It is what the vendor states to the language (`device_target.py`), common.ll, the vendor's device.ll, and the families of
+functions that differ only in width, comparison, semantic and scope, written here as templates. The file is made on first use,
+in the cache, and named by its content and by the source of `triton_dist.language`: Triton does not hash builtins, and not
+every compiler hashes what is in a library, so a changed primitive gives a changed file and that a recompiled kernel.
 
 Bounded waits (protocol rule 18) are a second variant of the same symbols. The unbounded one has no trace of them.
 """
 import functools
 import hashlib
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from triton_dist.language import abi
+from triton_dist.language._linked import Statement
+from triton_dist.runtime.backend import backends
 from triton_dist.runtime.environment import cache_dir
 from triton_dist.runtime.files import write_shared
 
 _HERE = Path(__file__).parent
 _LANGUAGE = Path(abi.__file__).parent
 
-# Name of device scope in each vendor's LLVM backend; system scope is the default and has no name.
-_DEVICE_SCOPE = {"nvidia": 'syncscope("device")', "amd": 'syncscope("agent")'}
-
 
 @dataclass(frozen=True)
-class _Target:
-    """What a vendor's code generator needs beside the common text.
+class Target:
+    """What a vendor's code generator needs beside the common text. Its package has one, `device_target.TARGET`.
 
+    device_scope: device scope in the vendor's LLVM backend; system scope is the default and has no name.
+    states: the file's first line.
     after_release: stands between a release fence and the store that it releases; after_wait: ends each wait; rest: stands
-    between two polls; signal: what the first thread of a program calls to tell others, or "" where Triton's release serves.
+    between two polls.
+    signals_itself: whether the first thread of a program tells others by a function of ours. Else Triton's release serves.
     """
+    device_scope: str
+    states: Statement
     after_release: str = ""
     after_wait: str = ""
     rest: str = ""
-    signal: str = ""
+    signals_itself: bool = False
+
+
+def target(vendor: str) -> Target:
+    """What the backend named `vendor` has; found as the backend itself is, by the registry."""
+    return importlib.import_module(f"{backends()[vendor]}.device_target").TARGET
 
 
 # Lanes share the flags, each polls its own relaxed, one acquire orders what follows. No CTA barrier, no thread index:
@@ -232,14 +242,7 @@ define i32 @{symbol}() alwaysinline nounwind {{
 }}
 """
 
-_TARGETS = {
-    "nvidia": _Target(),
-    "amd": _Target(after_release="  call void @tdist_await_accesses()\n", after_wait="  call void @tdist_after_wait()\n",
-                   rest="  call void @tdist_rest()\n", signal=_SIGNAL),
-}
-
-
-def _release(target: _Target, op: str, scope: str, bits: int) -> str:
+def _release(target: Target, op: str, scope: str, bits: int) -> str:
     """Stores or adds %value to %flag after everything that the calling thread has stored, or knows to be stored."""
     width = dict(bits=bits, bytes=bits // 8, scope=scope)
     if not target.after_release:
@@ -247,7 +250,7 @@ def _release(target: _Target, op: str, scope: str, bits: int) -> str:
     return f"  fence {scope} release\n{target.after_release}" + _STORE[op].format(order="monotonic", **width)
 
 
-def _bound(target: _Target, bounded: bool, bits: int, n: str) -> dict:
+def _bound(target: Target, bounded: bool, bits: int, n: str) -> dict:
     """The template fields that make a spin bounded, or leave it alone."""
     if not bounded:
         again = f"miss:\n{target.rest}  br label %spin\n" if target.rest else ""
@@ -258,11 +261,11 @@ def _bound(target: _Target, bounded: bool, bits: int, n: str) -> dict:
         seen="%seen" if wide else "%seen.wide"))
 
 
-def _families(vendor: str, bounded: bool) -> str:
-    target = _TARGETS[vendor]
+def _families(target: Target, bounded: bool) -> str:
+    signal = _SIGNAL if target.signals_itself else ""
     parts = [text.format(**_bound(target, bounded, 32, "1")) for text in (_LL_LOAD, _LL_LOAD_PAIR, _SF_TAKE_PAIR)]
     parts.append(_SF_AWAIT.format(**_bound(target, True, 32, "1")) if bounded else _SF_NO_AWAIT)
-    for scope_name, scope in (("gpu", _DEVICE_SCOPE[vendor]), ("sys", "")):
+    for scope_name, scope in (("gpu", target.device_scope), ("sys", "")):
         for semantic in abi.FENCE_SEMANTICS:
             parts.append(_FENCE.format(symbol=f"tdist_fence_{semantic}_{scope_name}", scope=scope, semantic=semantic,
                                        after_release="" if semantic == "acquire" else target.after_release))
@@ -270,7 +273,7 @@ def _families(vendor: str, bounded: bool) -> str:
             width = dict(bits=bits, bytes=bits // 8, scope=scope)
             for op in abi.SIGNAL_OPS:
                 release = _release(target, op, scope, bits)
-                for name, text in (("notify_warp", _NOTIFY_WARP), ("signal", target.signal)):
+                for name, text in (("notify_warp", _NOTIFY_WARP), ("signal", signal)):
                     parts.append(text.format(symbol=f"tdist_{name}_{op}_b{bits}_{scope_name}", release=release, **width))
             for cmp in abi.COMPARISONS:
                 for semantic in abi.WAIT_SEMANTICS:
@@ -287,8 +290,10 @@ def render(vendor: str, bounded: bool = False) -> str:
     language = hashlib.sha256()
     for source in sorted(_LANGUAGE.rglob("*.py")):
         language.update(source.read_bytes())
-    return "\n".join([f"; triton_dist.language {language.hexdigest()}", (_HERE.parent / vendor / "device.ll").read_text(),
-                      (_HERE / "common.ll").read_text(), _families(vendor, bounded)])
+    found = target(vendor)
+    return "\n".join([found.states.line(), f"; triton_dist.language {language.hexdigest()}",
+                      (_HERE.parent / vendor / "device.ll").read_text(), (_HERE / "common.ll").read_text(),
+                      _families(found, bounded)])
 
 
 @functools.cache

@@ -5,7 +5,7 @@
 NVSHMEM ships some 30 MB of bitcode, which costs seconds in every kernel's compilation. Triton's own LLVM links it once into
 a module of one `tdist_nvshmem_*` function a row, optimises, and prints what is left (about 100 KB). Behind that stand the
 `tdist_shmem_*` functions: a CTA barrier, the threads that must call, a CTA barrier. The file's first line names the rows that
-it has not, because their code needs a newer GPU.
+it has not: NVSHMEM has no such function, or its code needs a newer GPU.
 """
 import functools
 import hashlib
@@ -17,7 +17,9 @@ from pathlib import Path
 
 import triton
 
-from triton_dist.language import abi, shmem_abi
+from triton_dist.backends.nvidia import nvshmem_functions
+from triton_dist.backends.nvidia.nvshmem_functions import function_of, rows
+from triton_dist.language import _linked, abi, shmem_abi
 from triton_dist.runtime.environment import cache_dir
 from triton_dist.runtime.errors import UnsupportedFeature
 from triton_dist.runtime.files import write_shared
@@ -26,6 +28,7 @@ _TYPES = {"int32": "i32", "int64": "i64", "pointer": "!llvm.ptr", "": "()"}
 _TRIPLE = "nvptx64-nvidia-cuda"
 _VERSION = re.compile(r"@nvshmemi_device_lib_version_d = .*\{ i32 (\d+), i32 (\d+), i32 (\d+) \}")
 _MULTICAST = 90             # from this capability on GPUs have multimem instructions
+_TOO_OLD = "this NVSHMEM's code of it needs multicast instructions, which the GPU has not (sm_90 is the first that has)"
 _BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
 _THREAD = "llvm.nvvm.read.ptx.sreg.tid.x"
 
@@ -56,11 +59,6 @@ done:
 _THREADS = {"thread": 1, "warp": 32, "block": 1024}
 
 
-def rows() -> list:
-    """The rows that NVSHMEM has a function for."""
-    return [row for row in abi.ROWS.values() if row.library == shmem_abi.LIBRARY and row.nvshmem]
-
-
 def _raw(row) -> str:
     return row.symbol.replace(shmem_abi.LIBRARY, "tdist_nvshmem", 1)
 
@@ -81,7 +79,7 @@ def _root(row) -> str:
         values.append(value)
     c_result, result = _TYPES[row.c_result], _TYPES[row.result]
     bind = "%r = " if row.c_result else ""
-    lines.append(f"{bind}llvm.call @{row.nvshmem}({', '.join(values)}) : ({', '.join(types)}) -> {c_result}")
+    lines.append(f"{bind}llvm.call @{function_of(row)}({', '.join(values)}) : ({', '.join(types)}) -> {c_result}")
     if row.c_result == "pointer":
         lines += ["%i = llvm.ptrtoint %r : !llvm.ptr to i64", "llvm.return %i : i64"]
     elif row.c_result:
@@ -89,7 +87,7 @@ def _root(row) -> str:
     else:
         lines += ["%z = llvm.mlir.constant(0 : i32) : i32", "llvm.return %z : i32"]
     parameters = ", ".join(f"%a{i}: {_TYPES[ty]}" for i, ty in enumerate(row.args))
-    declared = f"  llvm.func @{row.nvshmem}({', '.join(types)}){f' -> {c_result}' if row.c_result else ''}\n"
+    declared = f"  llvm.func @{function_of(row)}({', '.join(types)}){f' -> {c_result}' if row.c_result else ''}\n"
     return (f"{declared}  llvm.func @{_raw(row)}({parameters}) -> {result} attributes {{passthrough = [\"convergent\", "
             f"\"alwaysinline\"]}} {{\n    " + "\n    ".join(lines) + "\n  }\n")
 
@@ -131,7 +129,7 @@ def slim(bitcode: str, capability: int) -> tuple[str, str]:
     llvm.optimize_module(module, llvm.OPTIMIZE_O3)
     text = str(module)
     del module, lived
-    missing = [row.nvshmem for row in rows() if re.search(rf"^declare [^\n]*@{row.nvshmem}\(", text, re.M)]
+    missing = [function_of(row) for row in rows() if re.search(rf"^declare [^\n]*@{function_of(row)}\(", text, re.M)]
     found = _VERSION.search(text)
     if missing or found is None:
         raise UnsupportedFeature(f"{bitcode}: expected NVSHMEM's device library, found none of its "
@@ -141,9 +139,9 @@ def slim(bitcode: str, capability: int) -> tuple[str, str]:
     intrinsics = {_BARRIER: f"void @{_BARRIER}(i32) convergent", _THREAD: f"i32 @{_THREAD}()"}
     declared = [f"declare {line}\n" for name, line in intrinsics.items() if f" @{name}(" not in text]
     lacking = _with_multicast(text) if capability < _MULTICAST else set()
-    head = " ".join([shmem_abi.LACKING, *sorted(row.symbol for row in rows() if _raw(row) in lacking)])
+    refused = {**nvshmem_functions.lacks(), _TOO_OLD: sorted(row.symbol for row in rows() if _raw(row) in lacking)}
     bodies = "".join(_guarded(row) for row in rows() if _raw(row) not in lacking)
-    return f"{head}\n{text}{''.join(declared)}{bodies}", ".".join(found.groups())
+    return f"{_linked.Statement('nvidia', refused).line()}\n{text}{''.join(declared)}{bodies}", ".".join(found.groups())
 
 
 def _with_multicast(text: str) -> set:
@@ -197,7 +195,7 @@ def library(capability: int) -> tuple[str, str]:
     Cached by the bitcode's content, the architecture, the rows, and the Triton that wrote it."""
     bitcode = find_bitcode(capability)
     key = hashlib.sha256(bitcode.read_bytes())
-    for source in (__file__, abi.__file__, shmem_abi.__file__):
+    for source in (__file__, nvshmem_functions.__file__, _linked.__file__, abi.__file__, shmem_abi.__file__):
         key.update(Path(source).read_bytes())
     key.update(f"{capability} {triton.__version__}".encode())
     folder, tail = cache_dir() / "device", f"_sm{capability}_{key.hexdigest()[:16]}.ll"

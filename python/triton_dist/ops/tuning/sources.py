@@ -37,7 +37,7 @@ def sources(op: Any) -> set[Path]:
     for base in type(backend()).__mro__:                    # a vendor's backend, and what vendors share
         if base.__module__.startswith(f"{ROOT.name}.backends."):
             folder = Path(inspect.getfile(base)).parent
-            found |= {*folder.glob("*.ll"), *folder.glob("device_runtime.py")}
+            found |= {*folder.glob("*.ll"), *folder.glob("device_runtime.py"), *folder.glob("device_target.py")}
     return found
 
 

@@ -20,8 +20,8 @@ _WORD = info(core.int32)
 _NOTHING = IntScalar(0, I32)
 
 
-@twin("selfflag._is_ptx")
-def is_ptx() -> bool:
+@twin("selfflag._takes_whole_slots")
+def takes_whole_slots() -> bool:
     """Nothing is compiled here."""
     return False
 
