@@ -78,9 +78,9 @@ def _builtin(function: Function):
     return primitive(choose, functools.partial(_require, function), "libshmem_device")
 
 
-__all__ = [*shmem_constants.__all__, *FUNCTIONS]
+__all__ = list(shmem_constants.__all__) + list(FUNCTIONS)
 globals().update((name, _builtin(function)) for name, function in FUNCTIONS.items())
-_remote_ptr, _remote_mc_ptr = remote_ptr, remote_mc_ptr     # noqa: F821 - made by the line above
+_remote_ptr, _remote_mc_ptr = remote_ptr, remote_mc_ptr     # noqa: F405 - made by the line above
 
 
 @helper
