@@ -302,7 +302,7 @@ def test_device_runtime_is_package_data():
     globs = project()["tool"]["setuptools"]["package-data"]["*"]
     data = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts]
     named = {path.name for path in data if not path.match("tuned_*.json") and path.parent != PACKAGE / "aot" / "c"}
-    assert named == {"common.ll", "device.ll", "py.typed"}
+    assert named == {"common.ll", "device.ll", "threads.ll", "py.typed"}
     assert {path.suffix for path in data if path.parent == PACKAGE / "aot" / "c"} == {".c", ".h", ".txt"}
     for path in data:
         assert any(path.match(pattern) for pattern in globs), f"{path.name} is in no wheel"

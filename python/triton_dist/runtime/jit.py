@@ -6,6 +6,7 @@ import inspect
 from typing import Callable, Iterable, Optional
 
 from triton_dist.compat.triton import CompilationError, JITFunction
+from triton_dist.language.kernels_of_threads import lowered
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -45,6 +46,10 @@ class DistJITFunction(BackendLaunch, JITFunction):
     Everything else is Triton's: it can be called from other kernels, wrapped by autotune and heuristics, warmed up, and
     carries Triton's hooks.
     """
+
+    def parse(self):
+        """The syntax tree that Triton compiles."""
+        return lowered(super().parse())
 
 
 @functools.cache

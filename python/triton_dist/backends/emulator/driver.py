@@ -18,7 +18,7 @@ from triton_dist.compat.nvidia import CUDABackend
 from triton_dist.backends.emulator import device_interface, frontend
 from triton_dist.backends.emulator.backend import machine
 from triton_dist.backends.emulator.launching import perform
-from triton_dist.language import shmem_abi
+from triton_dist.language import shmem_abi, threads_abi
 from triton_dist.language._call import LIBRARY, STAND_IN
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 
@@ -26,7 +26,8 @@ NAME = "emulator"
 _LIMITS = dict(max_shared_mem=232448, max_num_regs=65536, warpSize=32, sm_clock_rate=1, mem_clock_rate=1,
                mem_bus_width=1)
 # How a kernel's first IR shows that it waits for the kernel ahead: our primitive, and Triton's.
-_LIBRARIES = (LIBRARY, shmem_abi.LIBRARY)        # their names begin the names of all device functions of theirs
+# Their names begin the names of all device functions of theirs.
+_LIBRARIES = (LIBRARY, shmem_abi.LIBRARY, threads_abi.LIBRARY)
 _GDC_WAITS = ('"tdist_gdc_wait"', "griddepcontrol.wait")
 
 

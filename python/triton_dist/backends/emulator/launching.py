@@ -10,9 +10,11 @@ from triton_dist.compat.compiler import LazyDict
 
 from triton_dist.backends.emulator import frontend
 from triton_dist.backends.emulator.engine.streams import Device
-from triton_dist.language import shmem_abi
+from triton_dist.language import shmem_abi, threads_abi
 from triton_dist.language._call import LIBRARY, STAND_IN
 from triton_dist.runtime.errors import InvalidArgument
+
+_LIBRARIES = (LIBRARY, shmem_abi.LIBRARY, threads_abi.LIBRARY)
 
 
 def launch(device: Device, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> None:
@@ -42,7 +44,7 @@ def trace(kernel: Any, args: tuple, kwargs: dict) -> Any:
         return None
     hooks, kernel.pre_run_hooks = kernel.pre_run_hooks, []
     try:                                     # no library is linked; the table of its functions stands in for it
-        return kernel.run_compiled(args, kwargs, None, True, {LIBRARY: STAND_IN, shmem_abi.LIBRARY: STAND_IN})
+        return kernel.run_compiled(args, kwargs, None, True, dict.fromkeys(_LIBRARIES, STAND_IN))
     finally:
         kernel.pre_run_hooks = hooks
 

@@ -15,9 +15,12 @@ from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.backends.gpu.prebuilt import Prebuilt
 from triton_dist.backends.gpu.recording import Recorder
+from triton_dist.backends.gpu.thread_functions import library as thread_library
 from triton_dist.compat.torch import cuda_device as _device, cuda_empty as _empty, cuda_raw_stream as _raw_stream
 from triton_dist.compat.triton import load
 from triton_dist.language._call import LIBRARY
+from triton_dist.language.kernels_of_threads import of_threads
+from triton_dist.language.threads_abi import LIBRARY as THREAD_LIBRARY
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.device import Arena, Stream, Transfer, copy_bytes, described, descriptors, flag_address
@@ -197,7 +200,7 @@ class GpuBackend(Backend):
         """A launch of a kernel that was compiled ahead of time, if this process uses some and has this one."""
         if self._prebuilt is None and self._recorder is None:
             return None
-        given = dict(self._possible(kwargs), extern_libs={**dict(kwargs.get("extern_libs") or ()), **self._extern_libs})
+        given = dict(self._possible(kwargs), extern_libs={**dict(kwargs.get("extern_libs") or ()), **self._libraries(kernel)})
         if self._recorder is not None:
             self._recorder.add(kernel, args, given)
         return None if self._prebuilt is None else self._prebuilt.prepare(kernel, grid, args, given, varying)
@@ -206,10 +209,16 @@ class GpuBackend(Backend):
         """A launcher (stream, the first `varying` of args) that needs less host time than Triton's; None where there is none."""
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        return kernel.run_compiled(args, self._possible(kwargs), grid, False, self._extern_libs)
+        return kernel.run_compiled(args, self._possible(kwargs), grid, False, self._libraries(kernel))
 
     def compile(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
-        return kernel.run_compiled(args, self._possible(kwargs), grid, True, self._extern_libs)
+        return kernel.run_compiled(args, self._possible(kwargs), grid, True, self._libraries(kernel))
+
+    def _libraries(self, kernel: Any) -> dict:
+        """What is linked into `kernel`, {key: path}."""
+        if of_threads(kernel):
+            return {**self._extern_libs, THREAD_LIBRARY: thread_library(self.name)}
+        return self._extern_libs
 
     def use_prebuilt(self, folder: str | None, tells: bool) -> None:
         self._prebuilt = None if folder is None else Prebuilt(folder, tells)

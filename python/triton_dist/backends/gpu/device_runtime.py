@@ -12,7 +12,7 @@ Bounded waits (protocol rule 18) are a second variant of the same symbols. The u
 import functools
 import hashlib
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from triton_dist.language import abi
@@ -34,6 +34,8 @@ class Target:
     after_release: stands between a release fence and the store that it releases; after_wait: ends each wait; rest: stands
     between two polls.
     signals_itself: whether the first thread of a program tells others by a function of ours. Else Triton's release serves.
+    cta_scope: the scope of one program.
+    update: an atomic read-modify-write by the vendor's assembly, "" where LLVM's keeps order and scope; updates: its words.
     """
     device_scope: str
     states: Statement
@@ -41,6 +43,9 @@ class Target:
     after_wait: str = ""
     rest: str = ""
     signals_itself: bool = False
+    cta_scope: str = ""
+    update: str = ""
+    updates: dict = field(default_factory=dict)
 
 
 def target(vendor: str) -> Target:
@@ -242,12 +247,21 @@ define i32 @{symbol}() alwaysinline nounwind {{
 }}
 """
 
+
 def _release(target: Target, op: str, scope: str, bits: int) -> str:
     """Stores or adds %value to %flag after everything that the calling thread has stored, or knows to be stored."""
     width = dict(bits=bits, bytes=bits // 8, scope=scope)
+    if op == "add" and target.update:
+        return "  %old = " + update(target, "add", bits, "release", "gpu" if scope else "sys", "%flag")
     if not target.after_release:
         return _STORE[op].format(order="release", **width)
     return f"  fence {scope} release\n{target.after_release}" + _STORE[op].format(order="monotonic", **width)
+
+
+def update(target: Target, op: str, bits: int, sem: str, scope: str, pointer: str) -> str:
+    """A call of the vendor's assembly: "add" or "xchg" of i`bits` %value at `pointer`; gives the old word."""
+    return target.update.format(op=op, bits=bits, sem=sem, scope=scope, pointer=pointer, register="r" if bits == 32 else "l",
+                                word=target.updates[op].format(bits=bits))
 
 
 def _bound(target: Target, bounded: bool, bits: int, n: str) -> dict:

@@ -25,6 +25,11 @@ _TAKE_WORDS = """{
         DONE:
         }"""
 
+# LLVM gives every atomicrmw the same instruction for these GPUs, relaxed and of device scope, whatever it is asked for.
+_UPDATE = ('call i{bits} asm sideeffect "atom.{sem}.{scope}.global.{word} $0, [$1], $2;", '
+           '"={register},l,{register},~{{memory}}"(ptr addrspace(1) {pointer}, i{bits} %value)\n')
+
 TARGET = Target(
-    device_scope='syncscope("device")',
+    device_scope='syncscope("device")', cta_scope='syncscope("block")',
+    update=_UPDATE, updates={"add": "add.u{bits}", "xchg": "exch.b{bits}"},
     states=Statement("nvidia", nvshmem_functions.not_linked(), {TAKE: (_TAKE_WORDS, "=&r,=&r,=&r,=&r,l,r")}))

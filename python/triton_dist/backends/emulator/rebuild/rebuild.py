@@ -7,6 +7,7 @@ with new globals: other jit functions are rebuilt likewise, Triton's builtins be
 that convert on first use, constexpr helpers stay. Nothing in Triton is patched, so one process can compile and emulate.
 """
 import ast
+import builtins
 import copy
 import functools
 import inspect
@@ -19,168 +20,18 @@ from triton.language import core
 from triton_dist.compat.triton import ConstexprFunction, JITCallable
 
 from triton_dist.backends.emulator.engine.registry import MARK, TWINS, twin, unsupported
-from triton_dist.backends.emulator.rebuild import primitives, sources, statements
+from triton_dist.backends.emulator.rebuild import primitives, sources, statements, threads
+from triton_dist.backends.emulator.rebuild.divergence import ThreadRewriter
+from triton_dist.backends.emulator.rebuild.rewriter import Rewriter
+from triton_dist.language import kernels_of_threads
 from triton_dist.language._call import SELECT
-from triton_dist.runtime.errors import UnsupportedFeature
 
 _built: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()      # Python function -> rebuilt function
+_built_of_threads: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()      # the same in kernels of threads
 _HELPERS = {f"_e_{name}": getattr(statements, name) for name in (
     "value", "result", "constexpr", "plain", "falsy", "truthy", "both", "either", "negation", "choice", "tuple_of",
     "check", "forbidden")}
-
-
-class _Rewriter(ast.NodeTransformer):
-    """Routes what the code generator treats specially through the helpers."""
-
-    def __init__(self, forbidden: set):
-        self.forbidden, self.made, self.local, self.tests = forbidden, set(), set(), []
-
-    def _call(self, helper: str, *args: ast.expr) -> ast.Call:
-        return ast.Call(ast.Name(helper, ast.Load()), list(args), [])
-
-    def _temporary(self) -> str:
-        name = f"_e_t{len(self.made)}"
-        self.made.add(name)
-        return name
-
-    def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        arguments = node.args
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        self.local = {a.arg for a in every} | {a.arg for a in (arguments.vararg, arguments.kwarg) if a}
-        self.local |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        checks = []
-        for a in every:
-            if a.annotation is not None and "constexpr" in ast.unparse(a.annotation):
-                checks.append(ast.Assign([ast.Name(a.arg, ast.Store())],
-                                         self._call("_e_constexpr", ast.Name(a.arg, ast.Load()), ast.Constant(a.arg))))
-            a.annotation = None
-        for a in (arguments.vararg, arguments.kwarg):
-            if a:
-                a.annotation = None
-        node.decorator_list, node.returns = [], None
-        none = ast.Constant(None)                # placeholders: the true defaults are set on the function
-        arguments.defaults = [none for _ in arguments.defaults]
-        arguments.kw_defaults = [d and none for d in arguments.kw_defaults]
-        first = node.body[0]
-        body = [self.visit(s) for s in node.body]
-        checks += [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in self.tests]
-        node.body = [ast.copy_location(c, first) for c in checks] + body
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
-        raise UnsupportedFeature(f"nested function {node.name} in a kernel: Triton has none")
-
-    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
-        self.generic_visit(node)
-        node.value = ast.copy_location(self._call("_e_value", node.value), node.value)
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        if node.value is None:
-            return ast.copy_location(ast.Pass(), node)
-        plain = ast.copy_location(ast.Assign([node.target], node.value), node)
-        if "constexpr" not in ast.unparse(node.annotation):
-            return self.visit(plain)
-        plain.value = self._call("_e_constexpr", self.visit(node.value), ast.Constant(ast.unparse(node.target)))
-        return plain
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:
-        target = ast.parse(ast.unparse(node.target), mode="eval").body
-        total = ast.copy_location(ast.BinOp(target, node.op, node.value), node)
-        return self.visit(ast.copy_location(ast.Assign([node.target], total), node))
-
-    def visit_Return(self, node: ast.Return) -> ast.Return:
-        self.generic_visit(node)
-        if node.value is not None:
-            tests = [ast.Name(name, ast.Load()) for name in self.tests]
-            node.value = ast.copy_location(self._call("_e_result", node.value, *tests), node.value)
-        return node
-
-    def visit_If(self, node: ast.If) -> ast.If:
-        """Remembers the condition of an `if` with a return in it: what is returned may depend on it at run time."""
-        if any(isinstance(n, ast.Return) for n in ast.walk(node)):
-            test, name = self.visit(node.test), self._temporary()
-            node.test = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), test), test)
-            self.tests.append(name)
-            node.body, node.orelse = ([self.visit(s) for s in body] for body in (node.body, node.orelse))
-            return node
-        return self.generic_visit(node)
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.NamedExpr:
-        self.generic_visit(node)
-        if node.target.id not in self.made:
-            node.value = ast.copy_location(self._call("_e_value", node.value), node.value)
-        return node
-
-    def visit_Assert(self, node: ast.Assert) -> ast.Expr:
-        self.generic_visit(node)
-        return ast.copy_location(ast.Expr(self._call("_e_check", node.test, *([node.msg] if node.msg else []))), node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
-        self.generic_visit(node)
-        decided, join = ("_e_falsy", "_e_both") if isinstance(node.op, ast.And) else ("_e_truthy", "_e_either")
-        out = node.values[-1]
-        for operand in reversed(node.values[:-1]):
-            name = self._temporary()
-            kept = ast.NamedExpr(ast.Name(name, ast.Store()), operand)
-            out = ast.IfExp(self._call(decided, kept), ast.Name(name, ast.Load()),
-                            self._call(join, ast.Name(name, ast.Load()), out))
-        return ast.copy_location(out, node)
-
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        if len(node.ops) == 1:
-            self.generic_visit(node)
-            return node
-        left, pairs = node.left, []
-        for op, right in zip(node.ops[:-1], node.comparators[:-1]):
-            name = self._temporary()
-            pairs.append(ast.Compare(left, [op], [ast.NamedExpr(ast.Name(name, ast.Store()), right)]))
-            left = ast.Name(name, ast.Load())
-        pairs.append(ast.Compare(left, [node.ops[-1]], [node.comparators[-1]]))
-        return self.visit(ast.copy_location(ast.BoolOp(ast.And(), pairs), node))
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Not):
-            return ast.copy_location(self._call("_e_negation", node.operand), node)
-        return node
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        self.generic_visit(node)
-        name = self._temporary()
-        test = ast.NamedExpr(ast.Name(name, ast.Store()), node.test)
-        body, other = (self._call("_e_choice", ast.Name(name, ast.Load()), x) for x in (node.body, node.orelse))
-        return ast.copy_location(ast.IfExp(test, body, other), node)
-
-    def visit_List(self, node: ast.List) -> ast.expr:
-        self.generic_visit(node)
-        return ast.copy_location(self._call("_e_tuple_of", node), node) if isinstance(node.ctx, ast.Load) else node
-
-    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
-        self.generic_visit(node)
-        return ast.copy_location(self._call("_e_tuple_of", node), node) if isinstance(node.ctx, ast.Load) else node
-
-    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        self.generic_visit(node)
-        return ast.copy_location(self._call("_e_tuple_of", node), node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        node.value = self.visit(node.value)      # x[:, None] keeps its Python tuple
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        parts = [self.visit(part) for part in parts]
-        node.slice = ast.Tuple(parts, ast.Load()) if isinstance(node.slice, ast.Tuple) else parts[0]
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        self.generic_visit(node)
-        if node.attr == "value" and isinstance(node.ctx, ast.Load):
-            return ast.copy_location(self._call("_e_plain", node.value), node)
-        return node
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if isinstance(node.ctx, ast.Load) and node.id in self.forbidden and node.id not in self.local:
-            return ast.copy_location(self._call("_e_forbidden", ast.Constant(node.id)), node)
-        return node
+_HELPERS_OF_THREADS = {f"_e_{name}": helper for name, helper in {**threads.EXPORTED, "locals": builtins.locals}.items()}
 
 
 def _readable(name: str, value: Any) -> bool:
@@ -205,11 +56,11 @@ def is_jit(value: Any) -> bool:
 class _Module:
     """Stands for a module; attributes are converted on first use."""
 
-    def __init__(self, module: types.ModuleType):
-        self.__dict__["_module"] = module
+    def __init__(self, module: types.ModuleType, of_threads: bool):
+        self.__dict__.update(_module=module, _of_threads=of_threads)
 
     def __getattr__(self, name: str) -> Any:
-        found = self.__dict__[name] = convert(getattr(self._module, name))
+        found = self.__dict__[name] = convert(getattr(self._module, name), self._of_threads)
         return found
 
 
@@ -226,7 +77,7 @@ _BY_IDENTITY[id(range)] = statements.loop
 
 _GLUON = "triton.experimental.gluon.language."
 _OURS = ("triton_dist.language.memory", "triton_dist.language.selfflag", "triton_dist.language.sync",
-         "triton_dist.cores.hopper.hopper_prims")
+         "triton_dist.cores.hopper.hopper_prims", "triton_dist.language.threads")
 
 
 def key_of(fn: Any) -> str:
@@ -241,10 +92,10 @@ def key_of(fn: Any) -> str:
     return f"{module.split('.')[-1].lstrip('_')}.{fn.__qualname__}"
 
 
-def convert(value: Any) -> Any:
-    """A global, closure value or module attribute as rebuilt code sees it."""
+def convert(value: Any, of_threads: bool = False) -> Any:
+    """A global, closure value or module attribute as rebuilt code sees it; `of_threads`: in a kernel of threads."""
     if isinstance(value, types.ModuleType):
-        return _Module(value)
+        return _Module(value, of_threads)
     if isinstance(value, core.constexpr):
         return value.value
     if id(value) in _BY_IDENTITY:
@@ -255,12 +106,14 @@ def convert(value: Any) -> Any:
         from triton_dist.backends.emulator.rebuild import gluon_aggregate
         return gluon_aggregate.rebuilt(value)
     if is_jit(value):
-        return TWINS.get(_gluon_key(value.fn)) or TWINS.get(key_of(value.fn)) or build(value)
+        return TWINS.get(_gluon_key(value.fn)) or TWINS.get(key_of(value.fn)) or build(value, of_threads)
     if _gluon_key(value) in TWINS:
         return TWINS[_gluon_key(value)]
     extra = str(getattr(value, "__module__", "")).startswith("triton.language.extra")
     if extra or getattr(value, "__triton_builtin__", False):
         known = TWINS.get(key_of(value))
+        if known is not None and of_threads:
+            return threads.guarded(key_of(value), known)
         return known or (_missing(f"{value.__module__}.{getattr(value, '__qualname__', '')}") if callable(value) else value)
     return value
 
@@ -277,10 +130,14 @@ def _missing(key: str) -> Callable:
     return refuse
 
 
-def build(jit_function: Any) -> Callable:
-    """The rebuilt function of a jit function (anything with `.fn`), or of a plain Python function. Cached."""
+def build(jit_function: Any, of_threads: bool = False) -> Callable:
+    """The rebuilt function of a jit function (anything with `.fn`), or of a plain Python function. Cached.
+
+    of_threads: it is part of a kernel of threads, whatever it calls itself."""
     fn = inspect.unwrap(jit_function.fn) if hasattr(jit_function, "fn") else jit_function
-    found = _built.get(fn)
+    of_threads = of_threads or kernels_of_threads.of_threads(fn)
+    known = _built_of_threads if of_threads else _built
+    found = known.get(fn)
     if found is not None:
         return found
     tree = sources.read(jit_function, fn)
@@ -292,16 +149,18 @@ def build(jit_function: Any) -> Callable:
             pass                                 # a name that its scope has not bound yet
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & outer.keys()
     definition = copy.deepcopy(tree.body[0])
-    node = _Rewriter({n for n in names if not _readable(n, outer[n])}).function(tree.body[0])
-    tree.body = [node]
-    scope = {"__builtins__": statements.BUILTINS, "__name__": fn.__module__, MARK: True, **_HELPERS}
+    tree = kernels_of_threads.lowered(tree) if of_threads else tree
+    rewriter = (ThreadRewriter if of_threads else Rewriter)({n for n in names if not _readable(n, outer[n])})
+    tree.body = [node := rewriter.function(tree.body[0])]
+    helpers = {**_HELPERS, **_HELPERS_OF_THREADS} if of_threads else _HELPERS
+    scope = {"__builtins__": statements.BUILTINS, "__name__": fn.__module__, MARK: True, **helpers}
     exec(compile(ast.fix_missing_locations(tree), code.co_filename, "exec"), scope)
-    made = _built[fn] = scope[node.name]
+    made = known[fn] = scope[node.name]
     sources.keep(made.__code__, definition)
-    made.__defaults__ = tuple(map(convert, fn.__defaults__)) if fn.__defaults__ else None
-    made.__kwdefaults__ = {k: convert(v) for k, v in fn.__kwdefaults__.items()} if fn.__kwdefaults__ else None
+    made.__defaults__ = tuple(convert(v, of_threads) for v in fn.__defaults__) if fn.__defaults__ else None
+    made.__kwdefaults__ = {k: convert(v, of_threads) for k, v in fn.__kwdefaults__.items()} if fn.__kwdefaults__ else None
     made.__qualname__ = fn.__qualname__
-    scope.update((n, convert(outer[n])) for n in names if n in outer and n not in _HELPERS)
+    scope.update((n, convert(outer[n], of_threads)) for n in names if n in outer and n not in helpers)
     return made
 
 

@@ -16,11 +16,12 @@ from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.registry import TWINS, Tup, fault, invalid, site, twin
 from triton_dist.backends.emulator.memory.descriptors import Box, Descriptor
 from triton_dist.backends.emulator.memory.gluon_smem import View
+from triton_dist.backends.emulator.values.lanes import Lanes
 from triton_dist.backends.emulator.values.promotion import I1, I32, info, promote, wrap
 from triton_dist.backends.emulator.values.scalars import IntScalar, Scalar, constant
 from triton_dist.backends.emulator.values.tensors import Tensor
 
-RUNTIME = (Scalar, Tensor, Box, View)
+RUNTIME = (Scalar, Tensor, Box, View, Lanes)
 
 
 @twin("core.to_tensor")
@@ -155,6 +156,8 @@ def check(test: Any, message: Any = "", mask: Any = None) -> None:
     """`assert` and tl.device_assert."""
     if mask is not None:
         test = test | ~value(mask)
+    if isinstance(test, Lanes):
+        test = test.block
     if isinstance(test, Tensor):
         test = bool(test.d.all())
     if not test:
@@ -172,7 +175,7 @@ def forbidden(name: str) -> None:
 
 # -- Python builtins that kernels may call -----------------------------------------------------------------------------
 _KINDS = {
-    core.tensor: (Scalar, Tensor), core.base_value: RUNTIME, core.tuple: tuple, core.tensor_descriptor: Descriptor,
+    core.tensor: (Scalar, Tensor, Lanes), core.base_value: RUNTIME, core.tuple: tuple, core.tensor_descriptor: Descriptor,
     core.tensor_descriptor_base: Descriptor, tuple_of: tuple, builtins.list: tuple
 }
 

@@ -11,7 +11,7 @@ from triton.language import core
 
 from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.registry import TWINS, Tup, fault, invalid, twin, unsupported
-from triton_dist.backends.emulator.rebuild import primitives
+from triton_dist.backends.emulator.rebuild import primitives, threads
 from triton_dist.backends.emulator.values.casts import cast, cast_tensor
 from triton_dist.backends.emulator.values.elementwise import apply
 from triton_dist.backends.emulator.values.promotion import F32, F64, I1, I32, NEWER, canonical, info, promote
@@ -215,7 +215,7 @@ def assume(condition: Any) -> None:
 @twin("core.debug_barrier", "core.barrier")
 def debug_barrier(*_: Any, **__: Any) -> None:
     scheduler.active().point()
-    scheduler.active().observer.barrier()
+    threads.barrier()
 
 
 @twin("core.inline_asm_elementwise")

@@ -9,7 +9,7 @@ from triton.language import core
 from triton_dist.backends.emulator.engine import registry, scheduler
 from triton_dist.backends.emulator.engine.registry import fault, invalid, twin
 from triton_dist.backends.emulator.memory import memory, unreachable
-from triton_dist.backends.emulator.rebuild import primitives, rebuild
+from triton_dist.backends.emulator.rebuild import primitives, rebuild, threads
 from triton_dist.backends.emulator.twins.memory import await_flag, wait_word
 from triton_dist.backends.emulator.values.casts import cast
 from triton_dist.backends.emulator.values.promotion import I32, I64, info, wrap
@@ -91,6 +91,7 @@ def _wait(cmp: str, bits: int, sem: str, scope: str) -> Callable:
     word = info(core.int32 if bits == 32 else I64)
 
     def wait(flags: Any, n: Any, value: Any) -> IntScalar:
+        threads.refuse("dl.wait")
         _scalars("wait", flags, n, value)
         running = scheduler.active()
         running.point()
@@ -106,6 +107,7 @@ def _wait(cmp: str, bits: int, sem: str, scope: str) -> Callable:
 
 def _notify_warp(op: str, bits: int, scope: str) -> Callable:
     def notify(flag: Any, value: Any) -> IntScalar:
+        threads.refuse("dl.notify_warp")
         _scalars("notify_warp", flag, value)
         running, mem = scheduler.active(), memory.active()
         running.point()

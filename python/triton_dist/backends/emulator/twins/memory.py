@@ -11,6 +11,7 @@ from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.registry import Tup, invalid, site, twin, unsupported
 from triton_dist.backends.emulator.memory import memory
 from triton_dist.backends.emulator.memory.descriptors import BlockPointer
+from triton_dist.backends.emulator.rebuild import threads
 from triton_dist.backends.emulator.values import elementwise
 from triton_dist.backends.emulator.values.casts import cast
 from triton_dist.backends.emulator.values.promotion import I1, Info, info, wrap
@@ -198,7 +199,7 @@ def _check(sem: Optional[str], scope: Optional[str]) -> tuple:
         raise invalid(
             f"sem={sem!r}, scope={scope!r}: expected one of {', '.join(SEMANTICS)} and of {', '.join(SCOPES)}")
     if _BARRIERS and sem in ("release", "acq_rel"):
-        scheduler.active().observer.barrier()
+        threads.barrier()
     return sem, scope
 
 
