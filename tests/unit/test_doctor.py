@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from triton_dist.doctor import examine, software, trials, variables
+from triton_dist.doctor import examine, list_variables, software, trials, variables
 from triton_dist.doctor.report import BAD, NOTE, OK, WARN
+from triton_dist.doctor.variable_table import SECTIONS, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = dict(name="H100", arch="sm_90", memory_gib=79.1, sms=132)
@@ -197,9 +198,49 @@ def test_misspelt_variables_and_half_a_launcher_are_flagged():
     assert variables.examine({})[0].status == NOTE
 
 
-def test_every_documented_variable_is_known():
-    listed = re.findall(r"^\| `(TRITON_DIST_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M)
-    assert listed and set(listed) == {name for name in variables.CHECKS if name.startswith("TRITON_DIST_")}
+def test_the_page_of_variables_is_what_its_script_writes(tmp_path):
+    script = ROOT / "docs" / "write_environment.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path / "page.md")], check=True, timeout=120)
+    written = (tmp_path / "page.md").read_text()
+    assert (ROOT / "docs" / "environment.md").read_text() == written, "write it again: python docs/write_environment.py"
+    assert set(re.findall(r"^\| `(\w+)`", written, re.M)) == set(VARIABLES)
+
+
+def test_env_shows_values_effects_and_what_is_wrong(monkeypatch, capsys):
+    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "a lot")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(ROOT))
+    assert list_variables.main(["--set", "TRITON_CACHE_DIR"]) == 1, "another one is wrong"
+    assert f"TRITON_CACHE_DIR  {ROOT}\n" in capsys.readouterr().out
+    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "64M")
+    assert list_variables.main([]) == 0
+    text = capsys.readouterr().out
+    assert "TRITON_DIST_HEAP_SIZE  64M\n" in text and "(unset: the device's)" in text and all(name in text for name in VARIABLES)
+    assert "`" not in text and "](" not in text
+    assert list_variables.main(["no such thing"]) == 2 and "no variable has" in capsys.readouterr().err
+    assert "! expected a positive size" in list_variables.listing({"TRITON_DIST_HEAP_SIZE": "a lot"}, "HEAP_SIZE")
+
+
+def test_tritons_variables_are_tritons():
+    """Each is one that its knobs read, or a word of its compiled part."""
+    import triton
+    knobs = Path(triton.knobs.__file__).read_text()
+    in_the_library = {"MLIR_ENABLE_DUMP", "MLIR_DUMP_PATH", "LLVM_IR_ENABLE_DUMP", "MLIR_ENABLE_TIMING", "LLVM_ENABLE_TIMING",
+                      "TRITON_ENABLE_LLVM_DEBUG", "TRITON_LLVM_DEBUG_ONLY", "MLIR_ENABLE_DIAGNOSTICS", "TRITON_REPRODUCER_PATH"}
+    by_tool = {"TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"}              # TRITON_{tool}_PATH
+    for title, section in SECTIONS.items():
+        for variable in section if title.startswith("Of Triton") else ():
+            assert f'"{variable.name}"' in knobs or variable.name in in_the_library | by_tool, variable.name
+
+
+@pytest.mark.full
+def test_words_of_tritons_library_are_there():
+    import triton
+    path = next(Path(triton.__file__).parent.glob("_C/libtriton*.so"))
+    import mmap
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as words:
+        for name in ("MLIR_ENABLE_DUMP", "MLIR_DUMP_PATH", "LLVM_IR_ENABLE_DUMP", "MLIR_ENABLE_TIMING", "LLVM_ENABLE_TIMING",
+                     "TRITON_ENABLE_LLVM_DEBUG", "TRITON_LLVM_DEBUG_ONLY", "MLIR_ENABLE_DIAGNOSTICS", "TRITON_REPRODUCER_PATH"):
+            assert words.find(name.encode()) >= 0, name
 
 
 # -- trials ------------------------------------------------------------------------------------------------------------

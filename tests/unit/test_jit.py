@@ -148,6 +148,57 @@ def test_autotune_and_heuristics_wrap_it(recorder, stub_driver):
     assert all(kwargs["EVEN"] for *_, kwargs in recorder.launches)
 
 
+def test_override_arch_is_the_whole_target(recorder, stub_driver, monkeypatch):
+    """Stock Triton has it in an option only, and compiles for the device."""
+    def compiled():
+        @jit
+        def kernel(x, BLOCK: tl.constexpr):
+            tl.store(x + tl.arange(0, BLOCK), dl.rank())
+
+        return kernel.warmup(MockTensor(torch.int32), BLOCK=64, grid=(1,))
+    assert ".target sm_90a" in compiled().asm["ptx"]
+    monkeypatch.setenv("TRITON_OVERRIDE_ARCH", "sm80")
+    kernel = compiled()
+    assert ".target sm_80\n" in kernel.asm["ptx"] and kernel.metadata.target.arch == 80
+    for text in ("gfx942", "ninety"):
+        monkeypatch.setenv("TRITON_OVERRIDE_ARCH", text)
+        with pytest.raises(ValueError, match=f"TRITON_OVERRIDE_ARCH='{text}': expected sm80 or the like, for cuda"):
+            compiled()
+
+
+def test_another_architecture_of_a_vendor_with_names():
+    from triton_dist.compat.triton import overridden
+    with pytest.MonkeyPatch.context() as patch:
+        here = GPUTarget("hip", "gfx942", 64)
+        assert overridden(here) is here
+        patch.setenv("TRITON_OVERRIDE_ARCH", "gfx950")
+        assert overridden(here) == GPUTarget("hip", "gfx950", 64)
+        patch.setenv("TRITON_OVERRIDE_ARCH", "sm90")
+        with pytest.raises(ValueError, match="expected gfx942 or the like, for hip"):
+            overridden(here)
+
+
+def test_a_version_of_ptx_may_be_set(monkeypatch):
+    from triton_dist.backends.nvidia.options import options
+    assert options(dict(num_warps=4)) == dict(num_warps=4)
+    for text in ("8.3", "83"):
+        monkeypatch.setenv("TRITON_DIST_PTX_VERSION", text)
+        assert options(dict(num_warps=4)) == dict(num_warps=4, ptx_version=83)
+    assert options(dict(ptx_version=80)) == dict(ptx_version=80), "a launch knows better"
+    monkeypatch.setenv("TRITON_DIST_PTX_VERSION", "new")
+    with pytest.raises(InvalidArgument, match="TRITON_DIST_PTX_VERSION='new': expected a version of PTX such as 8.3"):
+        options({})
+
+
+def test_the_nvidia_backend_compiles_by_it(stub_driver, monkeypatch):
+    from triton_dist.backends.nvidia.backend import NvidiaBackend
+    monkeypatch.setenv("TRITON_DIST_PTX_VERSION", "8.3")
+    made = object.__new__(NvidiaBackend)
+    made._extern_libs = {"tdist": library("nvidia")}
+    kernel = made.compile(add_rank, (1,), (MockTensor(torch.int32), 64), {})
+    assert ".version 8.3\n" in kernel.asm["ptx"]
+
+
 # -- the context of loaded modules ---------------------------------------------------------------------------
 
 

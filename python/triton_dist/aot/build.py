@@ -50,13 +50,22 @@ class Built:
 
 def build(kernel: Any, variant: Variant, target: Target) -> Built:
     """Compiles `variant` of `kernel`. Raises what Triton's compiler raises."""
+    return _built(variant, target, key_of(kernel, variant, target), compile_variant(kernel, variant, target))
+
+
+def compile_variant(kernel: Any, variant: Variant, target: Target, lines: bool = False, cache: str | None = None) -> Any:
+    """Triton's compilation of `variant` of `kernel`. Raises what Triton's compiler raises.
+
+    Args:
+        lines: whether the code has line numbers, which are two thirds of a binary and change no instruction.
+        cache: a folder in place of Triton's own cache.
+    """
     import triton
 
     options, constants, attrs = _options(variant, target), *_by_position(kernel, variant)
-    with _lean():
+    with _environment({} if lines else {"TRITON_DISABLE_LINE_INFO": "1"}, {} if cache is None else {"TRITON_CACHE_DIR": cache}):
         source = _source_class(kernel)(kernel, signature=variant.signature, constexprs=constants, attrs=attrs)
-        compiled = triton.compile(source, target=target.triton, options=dict(options))
-    return _built(variant, target, key_of(kernel, variant, target), compiled)
+        return triton.compile(source, target=target.triton, options=dict(options))
 
 
 def key_of(kernel: Any, variant: Variant, target: Target) -> str:
@@ -92,6 +101,10 @@ def _options(variant: Variant, target: Target) -> dict:
 
         given = {**variant.constexprs, **options}
         options.update({name: value for name, value in machines.options(given).items() if name not in given})
+    else:
+        from triton_dist.backends.nvidia.options import options as of_variables
+
+        options = of_variables(options)
     if target.vendor != "cuda" or target.arch < 90:
         options.pop("launch_pdl", None)  # a hint, which others refuse
     options["extern_libs"] = {**options.get("extern_libs", {}), LIBRARY: library(target.backend)}
@@ -99,17 +112,19 @@ def _options(variant: Variant, target: Target) -> dict:
 
 
 @contextmanager
-def _lean() -> Iterator[None]:
-    """Without line numbers, which are two thirds of a binary and change no instruction."""
-    before = os.environ.get("TRITON_DISABLE_LINE_INFO")
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+def _environment(*values: dict) -> Iterator[None]:
+    """With these variables set."""
+    new = {name: value for some in values for name, value in some.items()}
+    before = {name: os.environ.get(name) for name in new}
+    os.environ.update(new)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TRITON_DISABLE_LINE_INFO"]
-        else:
-            os.environ["TRITON_DISABLE_LINE_INFO"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _built(variant: Variant, target: Target, key: str, compiled: Any) -> Built:

@@ -17,6 +17,7 @@ from triton_dist.aot.build import Built, build
 from triton_dist.aot.spaces import aot_compile_spaces, name_of, spaces_of, variants_of
 from triton_dist.aot.targets import Target
 from triton_dist.backends.gpu.recording import read_value
+from triton_dist.compat.triton import JITFunction
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError
 
 
@@ -76,19 +77,24 @@ def _from_launches(path: str, number: int) -> Any:
     return aot_compile_spaces(spaces, name=f"{name}_{place}")(kernel)
 
 
-def find(word: str) -> Any:
-    """The kernel that "module:name" or "path.py:name" stands for.
-
-    Raises InvalidArgument where there is none, or none that has spaces.
-    """
+def load(word: str) -> Any:
+    """The kernel that "module:name" or "path.py:name" stands for. Raises InvalidArgument where there is none."""
     place, _, name = word.rpartition(":")
     if not place or not name:
         raise InvalidArgument(f"kernel: expected module:name or path.py:name, found {word!r}")
     if place.endswith(".jsonl") and name.isdigit():
         return _from_launches(place, int(name))
     kernel = getattr(_module(place, word), name, None)
-    if kernel is None or not hasattr(kernel, "arg_names"):
+    while not isinstance(kernel, JITFunction) and hasattr(kernel, "fn"):
+        kernel = kernel.fn  # below autotune or heuristics
+    if not isinstance(kernel, JITFunction):
         raise InvalidArgument(f"{word}: there is no jit function of that name")
+    return kernel
+
+
+def find(word: str) -> Any:
+    """The kernel that `load` finds. Raises InvalidArgument where there is none, or none that has spaces."""
+    kernel = load(word)
     if not spaces_of(kernel):
         raise InvalidArgument(f"{word}: it has no spaces; declare them with @aot_compile_spaces")
     return kernel

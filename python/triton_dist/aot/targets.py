@@ -19,6 +19,11 @@ class Target:
         return f"{self.vendor}:{self.arch}"
 
     @property
+    def code(self) -> str:
+        """The compilers' own name: sm_90, gfx942."""
+        return f"sm_{self.arch}" if self.vendor == "cuda" else self.arch
+
+    @property
     def backend(self) -> str:
         """Our backend for it."""
         return "nvidia" if self.vendor == "cuda" else "amd"
@@ -38,10 +43,10 @@ class Target:
 
 
 def parse_targets(text: str) -> list[Target]:
-    """Targets out of words such as "cuda:90,hip:gfx942". Raises InvalidArgument for others."""
+    """Targets out of words such as "cuda:90,hip:gfx942", or "sm_90,gfx942". Raises InvalidArgument for others."""
     found = []
     for word in filter(None, (word.strip() for word in text.split(","))):
-        vendor, _, arch = word.partition(":")
+        vendor, _, arch = _long(word).partition(":")
         if vendor == "cuda" and arch.isdigit() and 70 <= int(arch) < 200:
             found.append(Target(vendor, int(arch)))
         elif vendor == "hip" and arch.startswith("gfx") and len(arch) >= 6:
@@ -51,3 +56,10 @@ def parse_targets(text: str) -> list[Target]:
     if not found:
         raise InvalidArgument("target: expected at least one, such as cuda:90")
     return list(dict.fromkeys(found))
+
+
+def _long(word: str) -> str:
+    """The compilers' own names, with their vendor: sm_90 or sm_90a, gfx942."""
+    if word.startswith("sm_"):
+        return f"cuda:{word[3:].removesuffix('a')}"
+    return f"hip:{word}" if word.startswith("gfx") else word

@@ -10,6 +10,8 @@ TOOLS = {
     "bench": "time an op beside its baselines",
     "check": "find races, deadlocks and wrong scopes of a script's kernels on emulated ranks",
     "doctor": "say what this machine has, try what can be tried, and name what is missing and the command that mends it",
+    "dump": "print what a kernel is compiled to, at any stage, for any GPU; needs none",
+    "env": "list every environment variable that matters, with its value and its effect",
     "launch": "run a script on every GPU of this machine, or on emulated ranks where there is none; as launch.sh does",
     "tune": "time the ways to run an op at given shapes, and write a table of them",
 }
@@ -49,6 +51,10 @@ def _tool(name: str) -> Callable[[Sequence[str]], int]:
         from triton_dist.checker import command as tool
     elif name == "doctor":
         from triton_dist.doctor import command as tool
+    elif name == "env":
+        from triton_dist.doctor import list_variables as tool
+    elif name == "dump":
+        from triton_dist.aot import dump as tool
     else:
         from triton_dist.tune import command as tool
     return lambda words: tool.main(list(words))

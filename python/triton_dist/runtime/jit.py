@@ -5,7 +5,7 @@ import functools
 import inspect
 from typing import Callable, Iterable, Optional
 
-from triton_dist.compat.triton import CompilationError, JITFunction
+from triton_dist.compat.triton import CompilationError, JITFunction, make_backend, overridden
 from triton_dist.language.kernels_of_threads import lowered
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
@@ -35,6 +35,13 @@ class BackendLaunch:
             if cause is not error:
                 error.add_note(f"because: {cause}")
             raise
+
+    def create_binder(self):
+        """Triton's own, with TRITON_OVERRIDE_ARCH as the target. Triton takes the variable for an option only."""
+        caches, keys, target, compiler, binder = super().create_binder()
+        wanted = overridden(target)
+        return (caches, keys, target, compiler, binder) if wanted == target else (caches, keys, wanted, make_backend(wanted),
+                                                                                  binder)
 
     def __repr__(self):
         return f"{type(self).__name__}({self.module}:{self.fn.__qualname__})"

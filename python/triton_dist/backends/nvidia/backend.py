@@ -11,6 +11,7 @@ from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.nvidia.driver import CudaDriver
 from triton_dist.backends.nvidia.launch import BoundLaunch
 from triton_dist.backends.nvidia.nvshmem import NvshmemModules, reserve
+from triton_dist.backends.nvidia.options import options
 from triton_dist.language.shmem_abi import LIBRARY as SHMEM_LIBRARY
 from triton_dist.runtime.capabilities import GemmConfig, MachineModel
 from triton_dist.runtime.device import Arena
@@ -80,6 +81,9 @@ class NvidiaBackend(GpuBackend):
         # 144 KB of shared memory; sm_86 and sm_89 have 100.
         wide = torch.cuda.get_device_capability(self.device()) not in ((8, 6), (8, 9))
         return GemmConfig(128, 256 if wide else 128, 64, group_m=8, num_warps=8, num_stages=3)
+
+    def _possible(self, kwargs: dict) -> dict:
+        return options(super()._possible(kwargs))
 
     def launches_overlap(self) -> bool:
         return torch.cuda.get_device_capability(self.device()) >= (9, 0)

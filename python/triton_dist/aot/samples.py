@@ -1,0 +1,66 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""One variant for each vendor of the kernels of ours that are not compiled ahead of time (ours.py has those), to look at.
+
+What depends on the call, such as the number of ranks, is a constexpr that `triton-dist dump KERNEL WORLD=8` may set.
+"""
+
+from typing import Any
+
+from triton_dist.aot.spaces import aot_compile_spaces
+from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel
+from triton_dist.ops.all_reduce.kernels import two_shot_kernel
+from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
+from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
+from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push
+from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
+from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
+
+_DATA = ("x", "gathered", "weight", "bias", "residual", "out", "residual_out", "data")
+_POINTERS = {"flags": "*i32", "control": "*i32", "team": "*i32", "in_splits": "*i64", "out_splits_offsets": "*i64"}
+_ODD = ("world", "index", "call", "pieces", "piece_tiles", "words", "blocks", "rounds", "capacity", "pushers")    # no hint
+_LANES = {"cuda": 32, "hip": 64}
+
+
+def _sample(kernel: Any, name: str, slots: str = "*bf16", **constants: Any) -> Any:
+    """`kernel` with bf16 operands and sizes that are multiples of 16."""
+    types = []
+    for parameter in kernel.arg_names:
+        if parameter.isupper():
+            types.append(f"%{parameter}")
+        elif parameter in _DATA:
+            types.append("*bf16:16")
+        elif parameter == "slots" or parameter in _POINTERS:
+            types.append(f"{_POINTERS.get(parameter, slots)}:16")
+        else:
+            types.append("i32" if parameter in _ODD else "i32:16")
+    infos = []
+    for vendor, lanes in _LANES.items():
+        info = dict(constants, targets=[vendor])
+        if "THREADS" in kernel.arg_names:
+            info["THREADS"] = lanes * info["num_warps"]
+        infos.append(info)
+    own = type(kernel)(kernel.fn)  # beside what is declared of the original
+    return aot_compile_spaces({f"{name}_bf16": {"signature": ", ".join(types), "triton_algo_infos": infos}}, name=name)(own)
+
+
+_GEMM = dict(HAS_BIAS=False, EVEN_K=True, PRECISION="ieee", BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8,
+             num_stages=2)
+_EXCHANGE = dict(OP="sum", WORLD=2, RANKS=2, num_warps=8, num_stages=1)
+_NORM = dict(EPS=1e-6, HAS_BIAS=False, HAS_RESIDUAL=True, WORLD=2, EACH=1, WHOLE=True, num_warps=8, num_stages=1)
+
+ag_gemm_by_sms_portable = _sample(ag_gemm_by_sms_kernel, "ag_gemm_by_sms", MOST=32, **_GEMM)
+gemm_rs_scatter = _sample(gemm_rs_scatter_kernel, "gemm_rs_scatter", **_GEMM)
+gemm_ar = _sample(gemm_ar_kernel, "gemm_ar", slots="*i64", WORLD=2, RANKS=2, TWO_SHOT=False, SPLIT=1, HAS_BIAS=False,
+                  HAS_RESIDUAL=False, WHOLE=True, BOXES=False, EVEN_K=True, PRECISION="ieee", BLOCK_M=16, BLOCK_N=64, BLOCK_K=64,
+                  num_warps=4, num_stages=2)
+all_gather = _sample(one_hop_push, "all_gather", SCATTER=False, BLOCK=4096, **dict(_EXCHANGE, OP=None))
+reduce_scatter = _sample(one_hop_push, "reduce_scatter", SCATTER=True, BLOCK=4096, **_EXCHANGE)
+all_gather_packets = _sample(one_hop_packets, "all_gather_packets", slots="*i64", SCATTER=False, WHOLE=True,
+                             **dict(_EXCHANGE, OP=None))
+reduce_scatter_packets = _sample(one_hop_packets, "reduce_scatter_packets", slots="*i64", SCATTER=True, WHOLE=True, **_EXCHANGE)
+all_reduce_packets = _sample(two_shot_kernel, "all_reduce_packets", slots="*i64", WHOLE=True, **_EXCHANGE)
+all_reduce_rmsnorm = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm", slots="*i32", ALL_FIRST=True, **_NORM)
+all_reduce_rmsnorm_two_hops = _sample(two_hops_rmsnorm, "all_reduce_rmsnorm_two_hops", slots="*i32", **_NORM)
+all_to_all_vdev = _sample(all_to_all_vdev_kernel, "all_to_all_vdev", slots="*i64", WORLD=2, RANKS=2, BLOCK=4096, num_warps=8,
+                          num_stages=1)
