@@ -32,8 +32,8 @@ _INPUTS, _OUTPUTS = (0, 1, 3, 4), (2, 5)        # places of an op's tensors amon
 class Calls:
     """The calls of an op: what is the same for all ops. `ops.Op` is one, and says what an op adds.
 
-    A call's tensors are passed by position: two inputs, an output, two more inputs, a second output, and further inputs. None
-    stands for what there is not.
+    A call's tensors are passed by position: two inputs, an output, two more inputs, a second output, further inputs, and further
+    outputs. None stands for what there is not.
     """
 
     name: str
@@ -45,8 +45,9 @@ class Calls:
 
     def places(self) -> tuple:
         """Where each of the op's tensors stands among those of `known`: inputs first, then outputs."""
-        more = range(6, 6 + len(self.tensors))
-        return (*[*_INPUTS, *more][:len(self.tensors)], *_OUTPUTS[:len(self.outputs)])
+        inputs, outputs = len(self.tensors), len(self.outputs)
+        after = 6 + max(0, inputs - len(_INPUTS))
+        return (*[*_INPUTS, *range(6, after)][:inputs], *[*_OUTPUTS, *range(after, after + outputs)][:outputs])
 
     def known(self, asked: tuple, group: Any, x: Any, weight: Any = None, out: Any = None, bias: Any = None, residual: Any = None,
               second: Any = None, *more: Any) -> Known | None:

@@ -1,0 +1,203 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Dispatch and combine as users call them: tensors with names, and a handle that leads the way back."""
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triton_dist.ops.ep_combine.op import ep_combine_rows
+from triton_dist.ops.ep_dispatch.op import ep_dispatch_rows
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import name_of
+from triton_dist.runtime.state import state
+
+
+@dataclass(frozen=True, eq=False)
+class EPHandle:
+    """The way back of a dispatch. It may be used any number of times, also after other dispatches.
+
+    Attributes:
+        topk_ids: what was dispatched by.
+        told: int32 on the device: how many rows came, and from which tokens.
+        positions: int32 [rows, K] or None: where each choice of a row lies by expert.
+        num_experts, max_tokens, layout, group: as they were given.
+    """
+    topk_ids: torch.Tensor
+    told: torch.Tensor
+    positions: torch.Tensor | None
+    num_experts: int
+    max_tokens: int
+    layout: str
+    group: Any
+
+
+@dataclass(frozen=True, eq=False)
+class EPDispatched:
+    """What a dispatch brings. R is the number of rows that there is room for.
+
+    Attributes:
+        x: [R, H] in the order (source rank, token), one row a token ("compact", "indexed"); rows by expert, one a choice
+            ("expert"); [E / W, capacity, H] ("masked").
+        scales: float32, a row for each of x; None where none travel.
+        topk_ids: int32 [R, K]: a row's experts, counted from this rank's first; -1 for those of others and for rows that
+            nothing came for.
+        topk_weights: float32 [R, K]: their weights, 0 where topk_ids is -1; None where none were given.
+        rows: int32 [1] on the device: tokens that came, one for each token and rank. More than R: the rest was cut off.
+        expert_rows: int32 [E / W] on the device: choices of each of this rank's experts, cut off or not; None where "compact".
+        expert_offsets: int32 [E / W + 1] on the device: where each expert's rows begin by expert, and the end; None likewise. An
+            end beyond the capacity of "expert" says that rows were cut off.
+        positions: int32 [R, K]: for each choice its row by expert, -1 for what is not there; None where "compact".
+        sources: int32: for each row by expert its row of x ("indexed"); None else. Rows between experts are not set.
+        handle: for ep_combine.
+    """
+    x: torch.Tensor
+    scales: torch.Tensor | None
+    topk_ids: torch.Tensor
+    topk_weights: torch.Tensor | None
+    rows: torch.Tensor
+    expert_rows: torch.Tensor | None
+    expert_offsets: torch.Tensor | None
+    positions: torch.Tensor | None
+    sources: torch.Tensor | None
+    handle: EPHandle
+
+
+def ep_dispatch(x: torch.Tensor,
+                topk_ids: torch.Tensor,
+                topk_weights: torch.Tensor | None = None,
+                *,
+                num_experts: int,
+                scales: torch.Tensor | None = None,
+                layout: str = "compact",
+                align: int = 1,
+                capacity: int | None = None,
+                max_tokens: int | None = None,
+                quant: str | None = None,
+                group: Any = None,
+                out: torch.Tensor | None = None,
+                method: str = "auto") -> EPDispatched:
+    """Sends each token to the ranks that have its experts, once to each. Collective over `group`.
+
+    Rank r has experts r * E / W to (r + 1) * E / W. No host waits for a number, so the call can be captured in graphs; and no
+    rank waits before it sends. The order of rows is fixed: the same inputs give the same bits.
+
+    Args:
+        x: [T, H] of any dtype on `triton_dist.device()`. T may differ over the ranks, and be 0, where max_tokens is given.
+        topk_ids: int32 or int64 [T, K], contiguous, K up to 16: each token's experts, counted over all ranks. What is no
+            expert's number, such as -1, is no choice. A number that a token has twice is two choices.
+        topk_weights: contiguous float32 [T, K], or None: travel along.
+        num_experts: E, which the number of ranks divides. The same on all ranks, as all that follows.
+        scales: contiguous float32 [T, S], or None: of rows of fp8, one a token or one for each 128; travel along.
+        layout: "compact": one row a token, in the order (source rank, token). "indexed": the same, and where each choice would
+            lie by expert, for a grouped GEMM that gathers rows. "expert": a row for each choice, by expert, each expert's in the
+            order (source rank, token). "masked": [E / W, capacity, H], each expert's from row 0 on.
+        align: each expert's rows begin at a multiple of this ("indexed", "expert"). Rows of x between experts are zeros; those
+            after the last one are not written.
+        capacity: rows of x that there is room for, of each expert where masked. None: W * max_tokens, K times that for "expert",
+            and what it takes to align them. What does not fit is cut off, never written elsewhere, and told (see EPDispatched);
+            under TRITON_DIST_DEBUG=1 the call then raises.
+        max_tokens: the most tokens that a rank may have; None: T, which is then the same on all ranks. It decides how much of
+            the symmetric heap is used, 2 * W * max_tokens rows.
+        quant: "fp8_1x128": rows are sent as float8_e4m3fn with a scale for each 128 columns: amax / 448, amax at least 1e-4.
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+        out: contiguous, of the shape of the result's x, or None to allocate.
+        method: "push" (kernels), "unfused" (the group's own collective; the host waits) or "auto".
+
+    Returns:
+        An EPDispatched. Gradients flow through x and topk_weights, by ep_combine, unless rows are fp8.
+        In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
+
+    Example:
+        came = ep_dispatch(x, ids, weights, num_experts=64, layout="expert")
+        y = experts(came.x, came.expert_offsets)
+        x = ep_combine(y, came.handle, topk_weights=came.topk_weights, residual=x)
+    """
+    got, scales_out, ids, weights, told, positions, sources = ep_dispatch_rows(x,
+                                                                               topk_ids,
+                                                                               topk_weights,
+                                                                               scales,
+                                                                               num_experts=num_experts,
+                                                                               layout=layout,
+                                                                               align=align,
+                                                                               capacity=capacity,
+                                                                               max_tokens=max_tokens,
+                                                                               quant=quant,
+                                                                               group=group,
+                                                                               out=out,
+                                                                               method=method)
+    local, tokens = num_experts // int(
+        name_of(group).rpartition("@")[2]), x.shape[0] if max_tokens is None else max_tokens
+    ordered, rest = layout != "compact", told[-2 * local - 1:]
+    placed = positions if layout in ("expert", "masked") else None
+    found = EPDispatched(got, scales_out if scales_out.numel() or scales is not None or quant else None, ids,
+                         None if topk_weights is None else weights, told[:1], rest[:local] if ordered else None,
+                         rest[local:] if ordered else None, positions if ordered else None,
+                         sources if layout == "indexed" else None,
+                         EPHandle(topk_ids, told, placed, num_experts, tokens, layout, group))
+    if not torch.compiler.is_compiling() and state().debug and not backend().is_capturing():
+        _must_fit(found, layout)
+    return found
+
+
+def ep_combine(y: torch.Tensor,
+               handle: EPHandle,
+               *,
+               topk_weights: torch.Tensor | None = None,
+               positions: torch.Tensor | None = None,
+               bias: torch.Tensor | None = None,
+               residual: torch.Tensor | None = None,
+               out: torch.Tensor | None = None,
+               method: str = "auto") -> torch.Tensor:
+    """Brings what experts made of a dispatch's rows back to the tokens: their sum. Collective over the dispatch's group.
+
+    Args:
+        y: fp16, bf16 or fp32 [R, H], laid out as the dispatch's x; H may be another one.
+        handle: of the dispatch.
+        topk_weights: float32 [R, K], of the dispatch: each choice's row counts as often. None: once. For rows by expert only.
+        positions: of an "indexed" dispatch whose y has a row for each choice, by expert; else None.
+        bias: [H] or None, of y's dtype: added once to each token. Pass the same on every rank.
+        residual: [T, H] or None, of y's dtype: added to each token.
+        out: contiguous [T, H] of y's dtype, or None to allocate.
+        method: as of ep_dispatch.
+
+    Returns:
+        out [T, H]. Each rank sums its own experts' rows in fp32, in the order of choices, and rounds once to y's dtype; the
+        token's rank sums these in fp32, in the order of ranks, with bias and residual, and rounds once. A token of no choice
+        has bias and residual. What was cut off counts as zero.
+        Gradients flow through y, topk_weights, bias and residual; that of the bias is this rank's tokens' part.
+        In graphs: as ep_dispatch. Raises InvalidArgument before anything is sent.
+
+    Example:
+        x = ep_combine(y, came.handle, topk_weights=came.topk_weights)
+    """
+    if not isinstance(handle, EPHandle):
+        raise InvalidArgument(f"handle: expected what ep_dispatch gave as `handle`, found {type(handle).__name__}")
+    placed = handle.positions if positions is None else positions
+    return ep_combine_rows(y,
+                           handle.topk_ids,
+                           handle.told,
+                           placed,
+                           topk_weights,
+                           bias,
+                           residual,
+                           num_experts=handle.num_experts,
+                           max_tokens=handle.max_tokens,
+                           group=handle.group,
+                           out=out,
+                           method=method)
+
+
+def _must_fit(found: EPDispatched, layout: str) -> None:
+    """Raises where rows were cut off. Waits for the device."""
+    backend().synchronize()
+    rows, room = int(found.rows), found.topk_ids.shape[0]
+    if rows > room:
+        raise InvalidArgument(f"capacity: expected room for all rows, found {room} for {rows} rows; pass more")
+    if layout == "expert" and int(found.expert_offsets[-1]) > found.x.shape[0]:  # pyright: ignore
+        raise InvalidArgument(f"capacity: expected room for all rows by expert, found {found.x.shape[0]} for "
+                              f"{int(found.expert_offsets[-1])} rows; pass more")  # pyright: ignore
+    if layout == "masked" and int(found.expert_rows.max()) > found.x.shape[1]:  # pyright: ignore
+        raise InvalidArgument(f"capacity: expected room for each expert's rows, found {found.x.shape[1]} for "
+                              f"{int(found.expert_rows.max())} rows; pass more")  # pyright: ignore

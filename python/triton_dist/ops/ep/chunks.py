@@ -1,0 +1,84 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Sizes of dispatch and combine on the host: chunks of tokens, tiles of rows, and room in the workspace that both share."""
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triton_dist.ops.exchange.sizes import KIB, power_of_two
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, workspace
+
+KIND = "tokens to experts"  # of the workspace
+MOST_EACH = 1024  # tokens of a chunk that a program can hold
+MOST_CHOICES = 16  # experts of a token
+TILE_BYTES = 32 * KIB  # of rows that a program moves at a time
+ROW_BYTES = 16 * KIB  # of a row that it moves at a time
+_PACKET = 8  # bytes
+_ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """max_tokens of a rank as `count` chunks of `each` tokens. Equal on all ranks, and for dispatch and combine."""
+    count: int
+    each: int
+
+    @property
+    def slots(self) -> int:
+        """Rows that a rank may have for another one."""
+        return self.count * self.each
+
+
+def chunks_of(max_tokens: int) -> Chunks:
+    """Chunks of this many tokens: one a program, and no more programs than can run at once."""
+    each = max(1, -(-max_tokens // most_chunks()))
+    return Chunks(max(1, -(-max_tokens // each)), each)
+
+
+def most_chunks() -> int:
+    """Programs that wait for each other must be able to run at once."""
+    return min(backend().num_sms(), MAX_PROGRAMS)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program moves at a time: `rows` rows of `cols` elements of them, and in how many rounds a chunk's rows go."""
+    rows: int
+    cols: int
+    rounds: int
+
+
+def tile_of(chunks: Chunks, row: int, itemsize: int, multiple: int = 1) -> Tile:
+    """The tile for rows of `row` elements, whose columns are a multiple of `multiple`, a power of two."""
+    cols = max(multiple, min(power_of_two(max(1, row)), ROW_BYTES // itemsize))
+    rows = max(1, min(TILE_BYTES // (cols * itemsize), power_of_two(chunks.each)))
+    rows = 1 << (rows.bit_length() - 1)
+    return Tile(rows, cols, -(-chunks.each // rows))
+
+
+class Room:
+    """Room in the workspace for rows of `row` elements of `dtype`, and `meta` words of int32 beside each.
+
+    A half holds packets, int64 [RANKS][PITCH], whose place is the same for all calls; then rows [source][slot], then words
+    [source][slot]. Flags: [source][2 halves][chunk][round].
+    """
+    def __init__(self, group: Group, chunks: Chunks, tile: Tile, dtype: torch.dtype, row: int, meta: int):
+        self.ranks, self.pitch = power_of_two(group.size), power_of_two(most_chunks())
+        size, head = dtype.itemsize, -(-_PACKET * self.ranks * self.pitch // _ALIGNED) * _ALIGNED
+        rows = -(-group.size * chunks.slots * row * size // _ALIGNED) * _ALIGNED
+        self.space = space = workspace(group, KIND, CountedWorkspace)
+        size_of_group = group.size
+
+        def writer(flag: int) -> int:
+            return min(flag // (space.flags.numel() // size_of_group), size_of_group - 1)
+
+        space.reserve(head + rows + group.size * chunks.slots * meta * 4, 2 * group.size * chunks.count * tile.rounds,
+                      writer)
+        packets, data, words = (space.data.view(kind) for kind in (torch.int64, dtype, torch.int32))
+        self.packets: Any = (packets, packets.numel() // 2)
+        self.rows: Any = (data[head // size:], data.numel() // 2)
+        self.words: Any = (words[(head + rows) // 4:], words.numel() // 2)
+        self.flags: Any = (space.flags, space.flags.numel() // group.size, space.flags.numel() // group.size // 2)

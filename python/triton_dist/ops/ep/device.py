@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Device pieces of dispatch and combine: which ranks a token goes to, and in which slot its row lies there.
+
+A rank cuts its tokens into chunks of `each` tokens. Its rows for a rank, one for each token that has a choice there, lie in
+chunks as well: in the order of tokens from slot chunk * each on. So a sender knows its slots from its own tokens alone.
+"""
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def owners(ids, token, inside, experts, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr):
+    """int32 [len(token), CHOICES]: the rank of each choice of a token, ids [., K]; -1 for a choice of no expert."""
+    choice = tl.arange(0, CHOICES)
+    found = tl.load(ids + token.to(tl.int64)[:, None] * K + choice[None, :],
+                    mask=inside[:, None] & (choice < K)[None, :],
+                    other=-1)
+    return tl.where((found >= 0) & (found < experts), found.to(tl.int32) // E_LOC, -1)
+
+
+@triton.jit
+def sent_to(to, rank):
+    """int32 [tokens]: 1 where a token has a choice on `rank`."""
+    return tl.max((to == rank).to(tl.int32), 1)
+
+
+@triton.jit
+def counts_of(to, WORLD: tl.constexpr, RANKS: tl.constexpr):
+    """int32 [RANKS]: how many of the tokens go to each rank."""
+    rank = tl.arange(0, RANKS)
+    found = tl.zeros((RANKS, ), tl.int32)
+    for r in range(WORLD):  # not unrolled: the code would grow with the ranks
+        found = tl.where(rank == r, tl.sum(sent_to(to, r), 0), found)
+    return found
+
+
+@triton.jit
+def tokens_in(to, rank, slot):
+    """int32 [len(slot)]: which token of the chunk lies in each slot of `rank`; 0 where there is none."""
+    sent = sent_to(to, rank)
+    place = tl.cumsum(sent, 0) - 1
+    here = (sent > 0)[None, :] & (place[None, :] == slot[:, None])
+    return tl.sum(tl.where(here, tl.arange(0, to.shape[0])[None, :], 0), 1)
+
+
+@triton.jit
+def slots_of(to, rank, token):
+    """int32 [len(token)]: the slot of each of these tokens of the chunk on `rank`; -1 for one that does not go there."""
+    sent = sent_to(to, rank)
+    place = tl.where(sent > 0, tl.cumsum(sent, 0) - 1, -1)
+    here = tl.arange(0, to.shape[0])[None, :] == token[:, None]
+    return tl.max(tl.where(here, place[None, :], -1), 1)
+
+
+@triton.jit
+def matrix_of(counts, pid):
+    """Of int32 counts [RANKS, chunks], rows by source and chunk: (rows of chunk `pid`, the first of them in the order of all).
+
+    Both are int32 [RANKS], by source. The order is: source, then chunk.
+    """
+    chunk = tl.arange(0, counts.shape[1])[None, :]
+    total = tl.sum(counts, 1)
+    begin = tl.cumsum(total, 0) - total + tl.sum(tl.where(chunk < pid, counts, 0), 1)
+    return tl.sum(tl.where(chunk == pid, counts, 0), 1), begin
+
+
+@triton.jit
+def of(values, i):
+    """Element `i` of a vector."""
+    return tl.sum(tl.where(tl.arange(0, values.shape[0]) == i, values, 0))
+
+
+@triton.jit
+def e4m3(values):
+    """int8 bits of fp32 `values` as float8_e4m3fn: to nearest, ties to even, larger ones cut to 448. By integer arithmetic.
+
+    Not every device has an instruction for it; so all give the same bits.
+    """
+    bits = values.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    size = tl.minimum(tl.abs(values), 448.0)
+    raw = size.to(tl.int32, bitcast=True)
+    normal = ((raw + 0x7FFFF + ((raw >> 20) & 1)) >> 20) - (120 << 3)  # 3 bits of mantissa, exponents biased by 7
+    tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # in steps of 2^-9, of which 16384 has the last bit
+    found = tl.where(size < 0.015625, tiny, normal)
+    found = tl.where(values != values, 0x7F, found)
+    return (found | sign).to(tl.int8)

@@ -1,0 +1,238 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""ep_combine: what ranks agree on, its plan of one kernel, and the call by tensors. What users call is in ep/calls.py."""
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+
+from triton_dist.ops.autograd import experts as gradients
+from triton_dist.ops.calls import checks
+from triton_dist.ops.calls.plans import OnWorkspace, Plan
+from triton_dist.ops.calls.possible import no_kernel
+from triton_dist.ops.ep import checks as ep_checks
+from triton_dist.ops.ep.chunks import Chunks, Room, chunks_of, tile_of
+from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
+from triton_dist.ops.ep_combine.unfused import ep_combine_unfused
+from triton_dist.ops.exchange.sizes import power_of_two
+from triton_dist.ops.op import Agreed, Op
+from triton_dist.ops.registry import Gradient
+from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.workspace import team
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums(Agreed):
+    """Sums of `row` elements go back to up to max_tokens tokens of each rank, which have k choices."""
+    row: int
+    k: int
+    experts: int
+    max_tokens: int
+
+    @property
+    def chunks(self) -> Chunks:
+        """How each rank's tokens are cut."""
+        return chunks_of(self.max_tokens)
+
+
+class EPCombine(Op):
+    """Results of experts back to the ranks that have the tokens."""
+
+    name = "ep_combine"
+    tensors = {
+        "y": "sharded",
+        "topk_ids": "sharded",
+        "told": "local",
+        "positions": "local",
+        "topk_weights": "sharded",
+        "bias": "equal",
+        "residual": "sharded"
+    }
+    outputs = {"out": "sharded"}
+    methods = ("push", "unfused")
+    schema = (
+        "(Tensor y, Tensor topk_ids, Tensor told, Tensor? positions, Tensor? topk_weights, Tensor? bias, Tensor? residual, "
+        "SymInt num_experts, SymInt? max_tokens, str group, str method) -> Tensor")
+    gradient = Gradient(gradients.keep_combine, gradients.backward_combine)
+    unfused_in_graphs = False  # the host waits for the numbers of rows
+
+    def check(self, group: Group, y: torch.Tensor, topk_ids: torch.Tensor, told: torch.Tensor,
+              positions: torch.Tensor | None, topk_weights: torch.Tensor | None, bias: torch.Tensor | None,
+              residual: torch.Tensor | None, out: torch.Tensor | None, num_experts: Any, max_tokens: Any,
+              method: str) -> Sums:
+        checks.tensor("y", y)
+        ep_checks.choices(topk_ids, None)
+        ep_checks.experts(num_experts, group)
+        tokens, k = topk_ids.shape
+        if y.ndim != (2 if positions is None else y.ndim) or y.ndim not in (2, 3):
+            raise InvalidArgument(
+                f"y: expected [rows, H], or [experts, rows, H] of a masked dispatch, found shape {list(y.shape)}")
+        row = y.shape[-1]
+        agreed = self._agreed(row, y.dtype, k, num_experts, ep_checks.most_tokens(max_tokens, tokens), method, group)
+        counted = 1 + group.size * agreed.chunks.count
+        if not isinstance(told, torch.Tensor) or told.ndim != 1 or told.dtype != torch.int32 or told.numel() < counted:
+            raise InvalidArgument(
+                "told: expected what ep_dispatch gave for these tokens; pass its handle, and the same max_tokens")
+        if positions is None:
+            if topk_weights is not None:
+                raise InvalidArgument(
+                    "topk_weights: expected None, since rows of a compact dispatch are sums over choices already; "
+                    "apply the weights before, or dispatch by another layout")
+        else:
+            checks.counts("positions", positions, (positions.shape[0], k))
+            if positions.dtype != torch.int32:
+                raise InvalidArgument(f"positions: expected torch.int32, found {positions.dtype}")
+            ep_checks.floats("topk_weights", topk_weights, (positions.shape[0], k))
+        checks.vector("bias", bias, row, like=y)
+        if residual is not None:
+            checks.tensor("residual", residual, like=y)
+            if tuple(residual.shape) != (tokens, row):
+                raise InvalidArgument(f"residual: expected None or shape {[tokens, row]}, found {list(residual.shape)}")
+        checks.output("out", out, (tokens, row), like=y)
+        checks.no_overlap("out",
+                          out,
+                          y=y,
+                          topk_ids=topk_ids,
+                          told=told,
+                          positions=positions,
+                          topk_weights=topk_weights,
+                          bias=bias,
+                          residual=residual)
+        checks.no_grad(y=y, topk_weights=topk_weights, bias=bias, residual=residual)
+        if agreed.method == "unfused" and backend().is_capturing():
+            raise InvalidArgument(
+                "method: graph capture needs 'push', and that this call has run before, since the host waits for "
+                "the numbers of rows otherwise")
+        return agreed
+
+    def _agreed(self, row: int, dtype: torch.dtype, k: int, experts: int, max_tokens: int, method: str,
+                group: Group) -> Sums:
+        method, why = self.possible(method, ep_checks.too_many(max_tokens) or no_kernel(group))
+        return Sums(op=self.name,
+                    dtype=dtype,
+                    method=method,
+                    why=why,
+                    row=row,
+                    k=k,
+                    experts=experts,
+                    max_tokens=max_tokens)
+
+    def candidates(self, agreed: Sums, group: Group) -> Sequence[Choice]:
+        if not agreed.max_tokens:  # on all ranks, so no epoch is taken
+            return [Choice("unfused")]
+        return [Choice("push" if agreed.method == "auto" else agreed.method)]
+
+    def plan(self, choice: Choice, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        return _Push(agreed, group, tensors)
+
+    def unfused(self, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> None:
+        """The group's own collective."""
+        if agreed.max_tokens:
+            ep_combine_unfused(agreed, group, *tensors)
+
+    def shape_of_out(self, agreed: Sums, group: Group, y: torch.Tensor, topk_ids: torch.Tensor, *_:
+                     torch.Tensor | None) -> tuple:
+        return topk_ids.shape[0], y.shape[-1]
+
+    def out_shape(self, world: int, y: torch.Tensor, topk_ids: torch.Tensor, *_: torch.Tensor | None) -> tuple:
+        return topk_ids.shape[0], y.shape[-1]
+
+    def shape(self, agreed: Sums, group: Group, local: int) -> Shape:
+        return Shape(self.name,
+                     str(agreed.dtype).removeprefix("torch."), agreed.max_tokens * group.size, agreed.row, agreed.k)
+
+    def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Sums:
+        """m tokens of all ranks, rows of n elements; k does not matter: one expert a rank, to which its own tokens go."""
+        return self._agreed(n, dtype, 1, group.size, -(-m // group.size), "auto", group)
+
+    def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
+        """Tokens that all go to their own rank: what comes back can be said without a dispatch."""
+        rows = -(-m // group.size)
+        chunks, device = chunks_of(rows), backend().device()
+        told = torch.zeros(1 + group.size * chunks.count, dtype=torch.int32)
+        told[0] = rows
+        for chunk in range(chunks.count):
+            told[1 + group.rank * chunks.count + chunk] = max(0, min(chunks.each, rows - chunk * chunks.each))
+        ids = torch.full((rows, 1), group.rank, dtype=torch.int32)
+        return {"y": (rows, n), "topk_ids": ids.to(device), "told": told.to(device), "num_experts": group.size}
+
+
+class _Push(OnWorkspace):
+    """One kernel. Holds all that does not change from call to call."""
+    def __init__(self, agreed: Sums, group: Group, tensors: Sequence):
+        y, topk_ids, _, positions = tensors[:4]
+        self.agreed, self.group, self.tokens, self.chunks = agreed, group, topk_ids.shape[0], agreed.chunks
+        self.limit = y.shape[0] if positions is None else positions.shape[0]
+        self.tile = tile_of(self.chunks, agreed.row, 4)  # sums are fp32
+        self.room = Room(group, self.chunks, self.tile, agreed.dtype, agreed.row, 0)
+        super().__init__(self.room.space)
+
+    def compile(self, *tensors):
+        args, agreed, room = self.args(*tensors), self.agreed, self.room
+        _, _, _, positions, weights, bias, residual, _ = tensors
+        rest = (*room.packets, *room.rows, *room.flags, room.space.control, team(self.group), self.tokens,
+                self.chunks.each, self.tile.rounds, agreed.row, self.limit, agreed.experts)
+        self.launch = backend().prepare(ep_combine_kernel, (self.chunks.count, ), (*args, *rest),
+                                        dict(K=agreed.k,
+                                             CHOICES=power_of_two(agreed.k),
+                                             E_LOC=agreed.experts // self.group.size,
+                                             PLACED=positions is not None,
+                                             WEIGHTED=weights is not None,
+                                             HAS_BIAS=bias is not None,
+                                             HAS_RESIDUAL=residual is not None,
+                                             WORLD=self.group.size,
+                                             RANKS=room.ranks,
+                                             PITCH=room.pitch,
+                                             TOKENS=power_of_two(self.chunks.each),
+                                             ROWS=self.tile.rows,
+                                             COLS=self.tile.cols,
+                                             num_warps=8,
+                                             num_stages=1),
+                                        varying=len(args))
+
+    def args(self, y, topk_ids, told, positions, topk_weights, bias, residual, out) -> tuple:
+        return (y.contiguous(), topk_ids, told, told if positions is None else positions,
+                out if topk_weights is None else topk_weights, out if bias is None else bias,
+                out if residual is None else residual.contiguous(), out)
+
+
+EP_COMBINE = EPCombine()
+
+
+@EP_COMBINE.public
+def ep_combine_rows(y: torch.Tensor,
+                    topk_ids: torch.Tensor,
+                    told: torch.Tensor,
+                    positions: torch.Tensor | None = None,
+                    topk_weights: torch.Tensor | None = None,
+                    bias: torch.Tensor | None = None,
+                    residual: torch.Tensor | None = None,
+                    *,
+                    num_experts: int,
+                    max_tokens: int | None = None,
+                    group: Any = None,
+                    out: torch.Tensor | None = None,
+                    method: str = "auto") -> torch.Tensor:
+    """ep_combine by tensors: what graphs hold of it. See there. Returns out [T, H]."""
+    known = EP_COMBINE.known((num_experts, max_tokens, method), group, y, topk_ids, out, told, positions, None,
+                             topk_weights, bias, residual)
+    if known is None:
+        return EP_COMBINE.record(y=y,
+                                 topk_ids=topk_ids,
+                                 told=told,
+                                 positions=positions,
+                                 topk_weights=topk_weights,
+                                 bias=bias,
+                                 residual=residual,
+                                 num_experts=num_experts,
+                                 max_tokens=max_tokens,
+                                 group=group,
+                                 out=out,
+                                 method=method)
+    if out is None:
+        out = known.new_out()
+    known.plan.run(known.group, y, topk_ids, told, positions, topk_weights, bias, residual, out)
+    return out

@@ -1,0 +1,365 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""ep_dispatch: what ranks agree on, its plan of one or two kernels, and the call by tensors. What users call is in call.py."""
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+
+from triton_dist.ops import registry
+from triton_dist.ops.autograd import experts as gradients
+from triton_dist.ops.calls import checks
+from triton_dist.ops.calls.agree import withdraw
+from triton_dist.ops.calls.carriers import carrier_of, flat
+from triton_dist.ops.calls.plans import OnWorkspace, Plan
+from triton_dist.ops.calls.possible import no_kernel
+from triton_dist.ops.ep import checks as ep_checks
+from triton_dist.ops.ep.chunks import Chunks, Room, chunks_of, tile_of
+from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
+from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
+from triton_dist.ops.ep_dispatch.unfused import ep_dispatch_unfused
+from triton_dist.ops.exchange.sizes import power_of_two
+from triton_dist.ops.op import Agreed, Op
+from triton_dist.ops.registry import Gradient
+from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.workspace import team
+
+LAYOUTS = ("compact", "indexed", "expert", "masked")
+QUANTS = ("fp8_1x128", )
+_LINES = 16  # of the matrix of choices that a program reads at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens(Agreed):
+    """Up to max_tokens tokens of each rank have `row` elements, k choices, maybe weights, and `scales` scales.
+
+    room: rows by expert; of each expert where the layout is masked. limit: rows that can come.
+    """
+    row: int
+    k: int
+    weighted: bool
+    scales: int
+    experts: int
+    layout: str
+    align: int
+    room: int
+    limit: int
+    max_tokens: int
+    quant: str | None
+
+    @property
+    def chunks(self) -> Chunks:
+        """How each rank's tokens are cut."""
+        return chunks_of(self.max_tokens)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether rows are put in the order of experts."""
+        return self.layout != "compact"
+
+    @property
+    def expanded(self) -> bool:
+        """Whether there is a row for each choice."""
+        return self.layout in ("expert", "masked")
+
+
+class EPDispatch(Op):
+    """Tokens to the ranks that have their experts."""
+
+    name = "ep_dispatch"
+    tensors = {"x": "sharded", "topk_ids": "sharded", "topk_weights": "sharded", "scales": "sharded"}
+    outputs = {
+        "out": "sharded",
+        "scales_out": "sharded",
+        "ids_out": "sharded",
+        "weights_out": "sharded",
+        "told": "local",
+        "positions": "local",
+        "sources": "local"
+    }
+    methods = ("push", "unfused")
+    schema = (
+        "(Tensor x, Tensor topk_ids, Tensor? topk_weights, Tensor? scales, SymInt num_experts, str layout, SymInt align, "
+        "SymInt? capacity, SymInt? max_tokens, str? quant, str group, str method) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+    gradient = Gradient(gradients.keep_dispatch, gradients.backward_dispatch)
+    unfused_in_graphs = False  # the host waits for the numbers of rows
+
+    def check(self, group: Group, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None,
+              scales: torch.Tensor | None, out: torch.Tensor | None, *rest: Any) -> Tokens:
+        num_experts, layout, align, capacity, max_tokens, quant, method = rest[-7:]
+        checks.tensor("x", x, ndim=2, any_dtype=True)
+        ep_checks.choices(topk_ids, x.shape[0])
+        ep_checks.experts(num_experts, group)
+        k = topk_ids.shape[1]
+        ep_checks.floats("topk_weights", topk_weights, tuple(topk_ids.shape))
+        if scales is not None:
+            if not isinstance(scales, torch.Tensor) or scales.ndim != 2:
+                raise InvalidArgument(
+                    f"scales: expected None or float32 [{x.shape[0]}, S], found "
+                    f"{list(scales.shape) if isinstance(scales, torch.Tensor) else type(scales).__name__}")
+            ep_checks.floats("scales", scales, (x.shape[0], scales.shape[1]))
+        if layout not in LAYOUTS:
+            raise InvalidArgument(f"layout: expected one of {', '.join(LAYOUTS)}, found {layout!r}")
+        checks.size("align", align)
+        if align < 1 or align > 1 and layout not in ("indexed", "expert"):
+            raise InvalidArgument(f"align: expected at least 1, and 1 for layout {layout!r}, found {align}")
+        if quant is not None and quant not in QUANTS:
+            raise InvalidArgument(f"quant: expected None or one of {', '.join(QUANTS)}, found {quant!r}")
+        if quant is not None and (x.dtype not in checks.DTYPES or x.shape[1] % 128 or scales is not None):
+            raise InvalidArgument(
+                f"quant: {quant!r} takes rows of float16, bfloat16 or float32 whose length is a multiple of 128, "
+                f"without scales, found {x.dtype} of shape {list(x.shape)}")
+        if capacity is not None:
+            checks.size("capacity", capacity)
+        agreed = self._agreed(x.shape[1], x.dtype, k, topk_weights is not None,
+                              0 if scales is None else scales.shape[1], num_experts, layout, align, capacity,
+                              ep_checks.most_tokens(max_tokens, x.shape[0]), quant, method, group)
+        like = torch.empty(0, dtype=torch.float8_e4m3fn, device=x.device) if quant else x
+        checks.output("out", out, self._shape_out(agreed, group), like=like, any_dtype=True)
+        checks.no_overlap("out", out, x=x, topk_ids=topk_ids, topk_weights=topk_weights, scales=scales)
+        checks.no_grad(x=x, topk_weights=topk_weights)
+        if agreed.method == "unfused" and backend().is_capturing():
+            raise InvalidArgument(
+                "method: graph capture needs 'push', and that this call has run before, since the host waits for "
+                "the numbers of rows otherwise")
+        return agreed
+
+    def _agreed(self, row: int, dtype: torch.dtype, k: int, weighted: bool, scales: int, experts: int, layout: str,
+                align: int, capacity: int | None, max_tokens: int, quant: str | None, method: str,
+                group: Group) -> Tokens:
+        method, why = self.possible(method, ep_checks.too_many(max_tokens) or no_kernel(group))
+        most = group.size * max_tokens
+        room = {"compact": 0, "masked": most}.get(layout, most * k + experts // group.size * (align - 1))
+        limit = most
+        if capacity is not None:
+            room, limit = (capacity, most) if layout in ("expert", "masked") else (room, capacity)
+        if max(limit, room *
+               (experts // group.size if layout == "masked" else 1)) * max(row, k) >= 2**46 or room >= 2**31:
+            raise InvalidArgument(f"capacity: expected fewer rows, found {room}; split the call")
+        return Tokens(op=self.name,
+                      dtype=dtype,
+                      method=method,
+                      why=why,
+                      row=row,
+                      k=k,
+                      weighted=weighted,
+                      scales=row // 128 if quant else scales,
+                      experts=experts,
+                      layout=layout,
+                      align=align,
+                      room=room,
+                      limit=limit,
+                      max_tokens=max_tokens,
+                      quant=quant)
+
+    def candidates(self, agreed: Tokens, group: Group) -> Sequence[Choice]:
+        if not agreed.max_tokens:  # on all ranks, so no epoch is taken
+            return [Choice("unfused")]
+        return [Choice("push" if agreed.method == "auto" else agreed.method)]
+
+    def plan(self, choice: Choice, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        return _Push(agreed, group, tensors[0].shape[0])
+
+    def unfused(self, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> None:
+        """The group's own collective."""
+        if agreed.max_tokens:
+            ep_dispatch_unfused(agreed, group, *tensors)
+        else:  # no tokens on any rank
+            tensors[8].zero_()
+            if agreed.ordered:
+                local = agreed.experts // group.size
+                begins = torch.arange(local + 1) * (agreed.room if agreed.layout == "masked" else 0)
+                tensors[8][-local - 1:] = begins.to(tensors[8])
+            tensors[6].fill_(-1)
+            tensors[7].zero_()
+            tensors[9].fill_(-1)
+
+    def shape_of_out(self, agreed: Tokens, group: Group, *_: torch.Tensor | None) -> tuple:
+        return self._shape_out(agreed, group)
+
+    def _shape_out(self, agreed: Tokens, group: Group) -> tuple:
+        if agreed.layout == "masked":
+            return agreed.experts // group.size, agreed.room, agreed.row
+        return agreed.room if agreed.expanded else agreed.limit, agreed.row
+
+    def filled(self, group: Group, agreed: Tokens, tensors: Sequence) -> list:
+        inputs = list(tensors[:len(self.tensors)])
+        return inputs + [
+            out if out is not None else inputs[0].new_empty(shape, dtype=dtype)
+            for out, (shape, dtype) in zip(tensors[len(self.tensors):], self._results(agreed, group))
+        ]
+
+    def _results(self, agreed: Tokens, group: Group) -> list:
+        """(shape, dtype) of each output; a shape of 0 stands for what there is not."""
+        out, i32, local = self._shape_out(agreed, group), torch.int32, agreed.experts // group.size
+        rows = agreed.limit
+        return [(out, torch.float8_e4m3fn if agreed.quant else agreed.dtype),
+                ((*out[:-1], agreed.scales) if agreed.scales else (0, ), torch.float32), ((rows, agreed.k), i32),
+                ((rows, agreed.k) if agreed.weighted else (0, ), torch.float32),
+                ((1 + group.size * agreed.chunks.count + (2 * local + 1 if agreed.ordered else 0), ), i32),
+                ((rows, agreed.k) if agreed.ordered else (0, ), i32),
+                ((agreed.room, ) if agreed.layout == "indexed" else (0, ), i32)]
+
+    def fake(self, **call: Any) -> tuple:
+        x, ids, scales, max_tokens = call["x"], call["topk_ids"], call["scales"], call["max_tokens"]
+        group = registry.resolve(call["group"])
+        agreed = self._agreed(x.shape[1], x.dtype, ids.shape[1], call["topk_weights"] is not None,
+                              0 if scales is None else scales.shape[1], call["num_experts"], call["layout"],
+                              call["align"], call["capacity"], x.shape[0] if max_tokens is None else max_tokens,
+                              call["quant"], "auto", group)
+        return tuple([x.new_empty(shape, dtype=dtype) for shape, dtype in self._results(agreed, group)])
+
+    def traffic(self, agreed: Tokens, group: Group) -> dict[int, int]:
+        """It depends on the choices, which are on the device."""
+        return {}
+
+    def shape(self, agreed: Tokens, group: Group, local: int) -> Shape:
+        return Shape(self.name,
+                     str(agreed.dtype).removeprefix("torch."), agreed.max_tokens * group.size, agreed.row, agreed.k)
+
+    def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Tokens:
+        """m tokens of all ranks, rows of n elements; k does not matter: 8 experts a rank and 2 choices."""
+        return self._agreed(n, dtype, 2, False, 0, 8 * group.size, "compact", 1, None, -(-m // group.size), None,
+                            "auto", group)
+
+    def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
+        rows, experts = -(-m // group.size), 8 * group.size
+        token = torch.arange(rows).unsqueeze(1)
+        ids = torch.cat([(5 * token + 3 * group.rank) % experts, (7 * token + group.rank + 1) % experts],
+                        1).to(torch.int32)
+        return {"x": (rows, n), "topk_ids": ids.to(backend().device()), "num_experts": experts}
+
+
+class _Push(OnWorkspace):
+    """The kernel that sends and takes, and where rows are wanted by expert the one that places them."""
+    def __init__(self, agreed: Tokens, group: Group, tokens: int):
+        self.agreed, self.group, self.tokens, self.chunks = agreed, group, tokens, agreed.chunks
+        self.sent, each = (torch.int8, 1) if agreed.quant else carrier_of(agreed.dtype)
+        self.carrier, self.row = carrier_of(agreed.dtype)[0], each * agreed.row
+        self.local = agreed.experts // group.size
+        self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, 128 if agreed.quant else 1)
+        self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
+        self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta)
+        self.padded = power_of_two(self.local)
+        lines = group.size * self.chunks.count * self.padded if agreed.ordered else 1
+        self.hist = torch.empty(lines, dtype=torch.int32, device=backend().device())
+        super().__init__(self.room.space)
+
+    def compile(self, *tensors):
+        args, agreed, room, world = self.args(*tensors), self.agreed, self.room, self.group.size
+        scales = agreed.scales
+        shared = dict(K=agreed.k,
+                      CHOICES=power_of_two(agreed.k),
+                      SCALES=scales,
+                      SCALES_PAD=power_of_two(max(1, scales)),
+                      META=self.meta,
+                      E_LOC=self.local,
+                      E_PAD=self.padded,
+                      WORLD=world,
+                      RANKS=room.ranks,
+                      PITCH=room.pitch,
+                      ROWS=self.tile.rows,
+                      COLS=self.tile.cols,
+                      num_warps=8,
+                      num_stages=1)
+        rest = (self.hist, *room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
+                self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts)
+        self.launch = backend().prepare(ep_dispatch_kernel, (self.chunks.count, ), (*args, *rest),
+                                        dict(shared,
+                                             WEIGHTS=agreed.weighted,
+                                             QUANT=agreed.quant is not None,
+                                             INDEX=agreed.ordered,
+                                             FIRST=0 if agreed.expanded else 1,
+                                             TOKENS=power_of_two(self.chunks.each)),
+                                        varying=len(args))
+        if not agreed.ordered:
+            return
+        placing, rows = self._placing(args, tensors), max(1, min(self.tile.rows, 32 // shared["CHOICES"]))
+        rest = (*room.rows, *room.words, room.space.control, self.chunks.each, self.row, agreed.limit, agreed.room,
+                agreed.align)
+        self.place = backend().prepare(place_kernel, (self.chunks.count, ), (*placing, *rest),
+                                       dict(shared,
+                                            MASKED=agreed.layout == "masked",
+                                            EXPAND=agreed.expanded,
+                                            LINES=_LINES,
+                                            ROWS=rows),
+                                       varying=len(placing))
+
+    def args(self, x, topk_ids, topk_weights, scales, out, scales_out, ids_out, weights_out, told, positions,
+             sources) -> tuple:
+        return (flat(x, self.carrier) if x.dtype != self.carrier else x.contiguous(), topk_ids,
+                weights_out if topk_weights is None else topk_weights, scales_out if scales is None else scales,
+                out if out.dtype == self.sent else flat(out, self.sent), scales_out, ids_out, weights_out, told)
+
+    def _placing(self, args: tuple, tensors: Sequence) -> tuple:
+        out, scales_out, ids_out, _, told = args[4:]
+        begin = 1 + self.group.size * self.chunks.count
+        return self.hist, told, ids_out, out, scales_out, tensors[9], tensors[10], told[begin:]
+
+    def run(self, group, *tensors):
+        try:
+            args = self.args(*tensors)
+            placing = self._placing(args, tensors) if self.agreed.ordered else ()
+            self.space.call()
+        except BaseException as error:
+            withdraw(group, self.space.kind, error)
+            raise
+        try:
+            self.launch(*args)
+            if placing:
+                self.place(*placing)
+        except BaseException as error:
+            self.space.failed(error)
+            raise
+
+
+EP_DISPATCH = EPDispatch()
+
+
+@EP_DISPATCH.public
+def ep_dispatch_rows(x: torch.Tensor,
+                     topk_ids: torch.Tensor,
+                     topk_weights: torch.Tensor | None = None,
+                     scales: torch.Tensor | None = None,
+                     *,
+                     num_experts: int,
+                     layout: str = "compact",
+                     align: int = 1,
+                     capacity: int | None = None,
+                     max_tokens: int | None = None,
+                     quant: str | None = None,
+                     group: Any = None,
+                     out: torch.Tensor | None = None,
+                     method: str = "auto") -> tuple:
+    """ep_dispatch by tensors: what graphs hold of it. See there.
+
+    Returns (out, scales_out, ids_out, weights_out, told, positions, sources); those that there are not have no elements.
+    """
+    asked, more = (num_experts, layout, align, capacity, max_tokens, quant, method), [None] * 5
+    known = EP_DISPATCH.known(asked, group, x, topk_ids, out, topk_weights, scales, None, *more)
+    if known is None:
+        return EP_DISPATCH.record(x=x,
+                                  topk_ids=topk_ids,
+                                  topk_weights=topk_weights,
+                                  scales=scales,
+                                  num_experts=num_experts,
+                                  layout=layout,
+                                  align=align,
+                                  capacity=capacity,
+                                  max_tokens=max_tokens,
+                                  quant=quant,
+                                  group=group,
+                                  out=out,
+                                  method=method)
+    try:
+        tensors = EP_DISPATCH.filled(known.group, known.plan.agreed,
+                                     [x, topk_ids, topk_weights, scales, out, None, *more])
+    except BaseException as error:
+        withdraw(known.group, EP_DISPATCH.name, error)
+        raise
+    known.plan.run(known.group, *tensors)
+    return tuple(tensors[4:])

@@ -1,0 +1,133 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What keeps dispatch and combine right is needed: with one statement deleted or weakened, the checker or a result says so."""
+from importlib import import_module
+
+import pytest
+import torch
+from checking import check_edited
+from experts import EP, F32, anywhere, to_one, to_the_first
+from scenarios import dawdle, overtaking
+
+import triton_dist
+from triton_dist.checker import check_kernel
+from triton_dist.ops import ep_combine, ep_dispatch
+from triton_dist.ops.ep import chunks
+from triton_dist.runtime.groups import resolve
+from triton_dist.testing import random_tensor
+
+dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_module("triton_dist.ops.ep_combine.op")
+MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
+ROWS = 'dl.wait(arrived + peer * flags_source + t - 1, 1, "sys", "acquire", epoch)'
+SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))"
+FITTING = "there = (place < come) & (land < limit)\n                    take"
+BACK = 'dl.wait(arrived + r * flags_source + last, 1, "sys", "acquire", epoch)'
+GIVEN = "        dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))\n"
+
+DISPATCH = {  # name: (old, new)
+    "it does not wait for the matrix": (MATRIX, "tl.load(inbox + cells, mask=known, other=0).to(tl.int32)"),
+    "packets keep to one half": ("inbox = packets + (epoch & 1) * packets_half", "inbox = packets"),
+    "rows keep to one half": ("rows_in = data + (epoch & 1).to(tl.int64) * half", "rows_in = data"),
+    "words keep to one half": ("words_in = meta + (epoch & 1).to(tl.int64) * meta_half", "words_in = meta"),
+    "flags keep to one half": ("arrived = flags + (epoch & 1) * flags_half", "arrived = flags"),
+    "it does not wait for rows": (ROWS, "0"),
+    "a relaxed wait": (ROWS, ROWS.replace("acquire", "relaxed")),
+    "a wait of this device": (ROWS, ROWS.replace('"sys"', '"gpu"')),
+    "nothing is released": (f"        dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
+    "all rounds have one flag": (f"dl.notify_each(everyone + t, epoch, {SENT}", f"dl.notify_each(everyone, epoch, {SENT}"),
+    "rows lie where the first rank's do": ("at = (index * slots + pid * each + place)", "at = (pid * each + place)"),
+    "it stores what does not fit": (FITTING, FITTING.replace(" & (land < limit)", "")),
+}
+COMBINE = {
+    "it does not hear of all": ("    dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))\n", ""),
+    "rows keep to one half": ("rows_in = data + (epoch & 1).to(tl.int64) * half", "rows_in = data"),
+    "flags keep to one half": ("arrived = flags + (epoch & 1) * flags_half", "arrived = flags"),
+    "it does not wait for rows": (BACK, "0"),
+    "a relaxed wait": (BACK, BACK.replace("acquire", "relaxed")),
+    "a wait of this device": (BACK, BACK.replace('"sys"', '"gpu"')),
+    "it waits for the first round": (BACK, BACK.replace("+ last,", ",")),
+    "nothing is released": (GIVEN, ""),
+    "rows lie where the first rank's do":
+    ("outbox += (index * slots + pid * each + place)", "outbox += (pid * each + place)"),
+}
+
+
+@pytest.fixture(autouse=True)
+def rounds(monkeypatch):
+    """A few rows a round."""
+    monkeypatch.setattr(chunks, "TILE_BYTES", 128)
+
+
+def dispatches():
+    """A slow rank, shapes that change, rows that do not fit, several rounds, a call that brings somebody nothing."""
+    return overtaking([
+        EP(6, 24, combine=False),
+        EP(5, 40, capacity=5, combine=False),
+        EP(4, 16, routing=to_one, combine=False),
+        EP(6, 24, combine=False)
+    ],
+                      slow=1,
+                      repeat=2)
+
+
+def combines():
+    """One dispatch, then combines alone with a slow rank. By the first one's choices ranks 1 and 2 send each other nothing."""
+    group = resolve()
+    for routing in (to_the_first, anywhere):
+        ids = routing(group.rank, 3, 4, 2, 6).int()
+        came = ep_dispatch(random_tensor(4, 24, dtype=F32, seed=group.rank),
+                           ids,
+                           num_experts=6,
+                           layout="expert",
+                           group=group)
+        triton_dist.synchronize()
+        ys, results = [random_tensor(len(came.x), 24, dtype=F32, seed=10 * call + group.rank) for call in range(4)], []
+        for y in ys:
+            if group.rank == 1:
+                dawdle()
+            results.append(ep_combine(y, came.handle))
+        triton_dist.synchronize()
+        for call, out in enumerate(results):
+            assert torch.equal(out, ep_combine(ys[call], came.handle, method="unfused"))
+
+
+def check(module, kernel, calls, edits, folder, schedules=12):
+    return check_edited(module, kernel, edits, calls, folder, schedules, num_sms=1)
+
+
+def test_unchanged_they_are_clean(tmp_path):
+    for module, kernel, calls in ((dispatch, "ep_dispatch_kernel", dispatches), (combine, "ep_combine_kernel",
+                                                                                 combines)):
+        report = check(module, kernel, calls, [], tmp_path, 2)
+        assert report.clean, str(report)
+
+
+@pytest.mark.parametrize("name", DISPATCH)
+def test_a_mutant_of_dispatch_is_reported(name, tmp_path):
+    assert not check(dispatch, "ep_dispatch_kernel", dispatches, [DISPATCH[name]], tmp_path).clean
+
+
+@pytest.mark.parametrize("name", COMBINE)
+def test_a_mutant_of_combine_is_reported(name, tmp_path):
+    assert not check(combine, "ep_combine_kernel", combines, [COMBINE[name]], tmp_path).clean
+
+
+CALLS = [
+    EP(5, 24, layout="expert"),
+    EP(6, 16, layout="masked", capacity=3),
+    EP(3, 24, layout="indexed", combine=False),
+    EP(lambda rank: 4 * (rank == 1), 24, max_tokens=4),
+    EP(4, 128, quant="fp8_1x128")
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_all_layouts_are_clean_on_a_hundred_schedules(world):
+    report = check_kernel(lambda: overtaking(CALLS, slow=0, repeat=1), world, 100)
+    assert report.clean and report.schedules == 100, str(report)
+
+
+def test_all_layouts_are_clean():
+    report = check_kernel(lambda: overtaking(CALLS, slow=0, repeat=1), 2, 2)
+    assert report.clean and report.accesses, str(report)

@@ -1,0 +1,118 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The kernels of dispatch and combine compiled for every target, and what must hold of the code for them to be fast."""
+import re
+
+import pytest
+from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position
+
+from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
+from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
+from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
+
+POINTERS = {
+    **dict.fromkeys(("packets", ), "*i64"),
+    **dict.fromkeys(("weights", "scales", "scales_out", "weights_out"), "*fp32"),
+    **dict.fromkeys(("ids", "ids_out", "told", "hist", "meta", "flags", "control", "team", "positions", "sources",
+                     "experts_told"), "*i32")
+}
+ROWS_OF = ("x", "y", "out", "data", "bias", "residual")
+# one GPU's H = 7168, 8 choices of 256 experts
+KNOWN = dict(K=8,
+             CHOICES=8,
+             SCALES_PAD=1,
+             META=16,
+             E_PAD=32,
+             E_LOC=32,
+             PITCH=256,
+             TOKENS=32,
+             ROWS=2,
+             COLS=4096,
+             SCALES=0,
+             WEIGHTS=True,
+             QUANT=False,
+             INDEX=False,
+             FIRST=1,
+             MASKED=False,
+             EXPAND=True,
+             LINES=16,
+             PLACED=True,
+             WEIGHTED=True,
+             HAS_BIAS=False,
+             HAS_RESIDUAL=True)
+
+
+def compiled(kernel, target: str, dtype: str = "bf16", world: int = 8, **known):
+    """A kernel for rows of a multiple of 16 elements."""
+    known = {**KNOWN, "WORLD": world, "RANKS": 1 << (world - 1).bit_length(), **known}
+    types = {
+        name: "constexpr" if name.isupper() else POINTERS.get(name, f"*{dtype}" if name in ROWS_OF else "i32")
+        for name in kernel.arg_names
+    }
+    if known["QUANT"]:
+        types.update({name: "*i8" for name in ("out", "data") if name in types})
+    aligned = [
+        name for name, ty in types.items()
+        if ty.startswith("*") or name.endswith("half") or name in ("row", "flags_source")
+    ]
+    return compile_kernel(kernel,
+                          types, {
+                              name: value
+                              for name, value in known.items() if name in types
+                          },
+                          target,
+                          divisible=tuple(aligned),
+                          num_warps=8,
+                          num_stages=1)
+
+
+KERNELS = {
+    "dispatch": (ep_dispatch_kernel, {}),
+    "dispatch by expert": (ep_dispatch_kernel, dict(INDEX=True, FIRST=0)),
+    "dispatch, fp8 on the way": (ep_dispatch_kernel, dict(QUANT=True, SCALES=56, SCALES_PAD=64, META=72)),
+    "place": (place_kernel, dict(ROWS=2)),
+    "combine": (ep_combine_kernel, {}),
+    "combine compact": (ep_combine_kernel, dict(PLACED=False, WEIGHTED=False)),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_for_every_target_moves_wide_rows(kernel, target):
+    """16 bytes a thread where rows are loaded and stored."""
+    function, known = KERNELS[kernel]
+    lines = instructions(compiled(function, target, **known))
+    wide = r"global_load_dwordx4" if target in HIP else r"ld\.global\S*\.v4\.b32"
+    assert sum(bool(re.search(wide, line)) for line in lines) >= (1 if "fp8" in kernel else 2)
+    position(lines, r"global_store_dwordx[24]" if target in HIP else r"st\.global\S*\.v[24]\.b32")
+
+
+@pytest.mark.parametrize("kernel", ["dispatch", "combine"])
+@pytest.mark.parametrize("target", CUDA)
+def test_rows_are_released_after_a_barrier(kernel, target):
+    lines = instructions(compiled(KERNELS[kernel][0], target))
+    flags = [
+        i for i, line in enumerate(lines)
+        if re.search(r"atom\.\S*release\.sys\S*exch|atom\.\S*sys\.release\S*exch", line)
+    ]
+    assert flags, "no release of a flag"
+    rows = [i for i, line in enumerate(lines) if re.search(r"st\.global\S*\.v4\.b32", line) and i < flags[0]]
+    barriers = [i for i, line in enumerate(lines) if "bar.sync" in line]
+    assert rows and any(rows[-1] < barrier < flags[0] for barrier in barriers)
+
+
+@pytest.mark.parametrize("kernel", ["dispatch", "combine"])
+def test_code_of_rows_does_not_grow_with_ranks(kernel):
+    moves = [[
+        line for line in instructions(compiled(KERNELS[kernel][0], "sm_90", world=world))
+        if re.search(r"st\.global\S*\.v4\.b32", line)
+    ] for world in (8, 64)]
+    assert len(moves[0]) == len(moves[1]) > 0
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_other_dtypes_and_worlds(kernel, dtype, world):
+    function, known = KERNELS[kernel]
+    assert "ld" in "".join(instructions(compiled(function, "sm_90", dtype, world, **known)))
