@@ -11,7 +11,8 @@ from triton_dist.language.abi import ROWS
 from triton_dist.language.extra import libshmem_device
 from triton_dist.language.shmem_abi import FUNCTIONS
 
-_WHO = {"all": "every thread", "thread": "one thread", "warp": "the first warp", "block": "all threads together"}
+_WHO = {"all": "every thread", "thread": "one thread", "warp": "the first warp", "block": "all threads together",
+        "each": "each thread that calls it"}
 _HEAD = """<!-- Written by docs/write_shmem_table.py; do not edit. -->
 # Which SHMEM function works where
 
@@ -38,7 +39,8 @@ def table() -> str:
                      f"{nvidia} | {amd} | {status} |\n")
     counts = ", ".join(f"{statuses[name]} {words}" for name, words in (
         ("works", "work on NVIDIA GPUs and in the emulator"), ("emulator only", "in the emulator only")))
-    constants = {name: getattr(libshmem_device, name) for name in libshmem_device.__all__ if name not in FUNCTIONS}
+    constants = {name: getattr(libshmem_device, name) for name in libshmem_device.__all__
+                 if isinstance(getattr(libshmem_device, name), int)}
     values = ", ".join(f"`{name}` {'sys.maxsize' if value == sys.maxsize else value}" for name, value in constants.items())
     return f"{_HEAD.format(total=len(FUNCTIONS), counts=counts)}{''.join(lines)}\n## Constants\n\n{values}.\n"
 

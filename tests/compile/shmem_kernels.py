@@ -17,12 +17,15 @@ SIGNATURE = dict(dest="*fp32", source="*fp32", longs="*i64", sig_addr="*i64", in
 # Parameter -> the kernel's own name for a fitting value.
 _VALUES = {"local_ptr": "dest", "ptr": "dest", "addr": "sig_addr", "ctx": "word", "bytes": "n", "nelems": "n", "pe_root": "pe",
            "src_team": "team", "pe_in_src_team": "pe", "dest_team": "team", "value": "n", "signal": "word", "cmp_val": "word",
-           "val": "word", "sig_op": "10", "cmp_": "5", "qp_id": "0"}
+           "val": "word", "sig_op": "10", "cmp_": "5", "qp_id": "0",
+           "cond": "word", "ivar": "longs", "dst": "n", "sst": "n"}
 _SPECIAL = {("int_p", "dest"): "ints", ("ulong_put_signal", "dest"): "longs", ("ulong_put_signal", "source"): "longs"}
 
 
 def call(name: str) -> str:
     """A call of function `name` with the kernel's parameters."""
+    if ROWS[FUNCTIONS[name].symbol].stem.endswith("_b64"):       # by the pointer's width
+        _SPECIAL.update({(name, end): "longs" for end in ("dest", "source")})
     values = [_SPECIAL.get((name, p)) or _VALUES.get(p, p) for p in FUNCTIONS[name].params]
     return f"shmem.{name}({', '.join(values)})"
 

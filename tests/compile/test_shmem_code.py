@@ -13,12 +13,15 @@ from triton.compiler.errors import CompilationError
 from triton.experimental import gluon
 
 import triton_dist
+from triton_dist.backends.gpu.thread_functions import library as thread_library
 from triton_dist.backends.nvidia import nvshmem_library
 from triton_dist.backends.nvidia.nvshmem_functions import function_of
 from triton_dist.language._call import STAND_IN
 from triton_dist.language.abi import ROWS
 from triton_dist.language.extra import libshmem_device as shmem
+from triton_dist.language.extra.language_extra import st, tid
 from triton_dist.language.shmem_abi import FUNCTIONS, LIBRARY
+from triton_dist.language.threads_abi import LIBRARY as THREADS
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import UnsupportedFeature
 
@@ -107,8 +110,8 @@ def misuse(p, q, flag, small, x, long, n, WHAT: tl.constexpr):
         shmem.putmem_signal(p, q, 4, small, 1, 9, 1)
     elif WHAT == "unknown op":
         shmem.signal_op(flag, 1, 3, 1)
-    elif WHAT == "runtime op":
-        shmem.signal_op(flag, 1, n, 1)
+    elif WHAT == "float op":
+        shmem.signal_op(flag, 1, x, 1)
     elif WHAT == "unknown comparison":
         shmem.signal_wait_until(flag, 6, 1)
     elif WHAT == "two types":
@@ -133,7 +136,7 @@ TOLD = {
     "invalid team": r"libshmem_device.barrier: team must be at least 0, got -1",
     "small flag": r"libshmem_device.putmem_signal: sig_addr must point to a 64-bit integer, got pointer<int32>",
     "unknown op": r"libshmem_device.signal_op: sig_op must be a constexpr, NVSHMEM_SIGNAL_SET or NVSHMEM_SIGNAL_ADD, got 3",
-    "runtime op": r"libshmem_device.signal_op: sig_op must be a constexpr, .*, got a runtime value, int32",
+    "float op": r"libshmem_device.signal_op: sig_op must be a constexpr, .*, got a runtime value, fp32",
     "unknown comparison": r"libshmem_device.signal_wait_until: cmp_ must be a constexpr, one of NVSHMEM_CMP_EQ.*, got 6",
     "two types": r"libshmem_device.broadcast: dest and source must be of one type, got pointer<fp32> and pointer<int32>",
     "int_p of floats": r"libshmem_device.int_p: dest must point to 32-bit integers, got pointer<fp32>",
@@ -169,6 +172,44 @@ def test_who_calls(scope, limit):
     assert (guard is None) == (limit is None)
     if limit is not None:
         assert (guard[1], int(guard[3])) == (("ne", 0) if limit == 1 else ("gt", limit - 1))
+
+
+@triton_dist.jit
+def of_threads(dest, source, sig_addr, n, out):
+    t = tid(0)
+    if t == 0:
+        shmem.putmem_nbi(dest, source, n, 1)
+        shmem.fence()
+        shmem.signal_op(sig_addr, 1, shmem.NVSHMEM_SIGNAL_ADD, 1)
+    if t < n:
+        shmem.signal_wait_until(sig_addr, shmem.NVSHMEM_CMP_EQ, 1)
+        st(out + t, shmem.atomic_fetch_add(sig_addr, 1, 0))
+    shmem.putmem_block(dest, source, n, 1)
+
+
+def test_in_kernels_of_threads_a_thread_calls_for_itself():
+    """No barrier in a branch that only some threads take; a call of block scope keeps its two."""
+    signature = dict(dest="*fp32", source="*fp32", sig_addr="*i64", n="i32", out="*i64")
+    both = {**linked()["extern_libs"], THREADS: thread_library("nvidia")}
+    ptx = compile_kernel(of_threads, signature, {}, "sm_90", extern_libs=both).asm["ptx"]
+    marks = re.findall(r"// MARK (\w+)", ptx)
+    assert marks == ["nvshmem_putmem_nbi", "nvshmem_fence", "nvshmemx_signal_op", "nvshmem_signal_wait_until",
+                     "nvshmem_uint64_atomic_fetch_add", "nvshmemx_putmem_block"]
+    before, _, after = ptx.partition("// MARK nvshmem_uint64_atomic_fetch_add")
+    assert "bar.sync" not in before and after.count("bar.sync") == 2
+
+
+@triton_dist.jit
+def by_address(address, n, op, out):
+    """As torch's bindings pass them: addresses as integers, a signal operator known at run time."""
+    shmem.putmem_block(address, address + 64, 16, n)
+    shmem.signal_op(address, 5, op, n)
+    tl.store(out, shmem.signal_wait_until(address, op, 1))
+
+
+def test_addresses_may_be_integers_and_operators_values():
+    ptx = compile_kernel(by_address, dict(address="i64", n="i32", op="i32", out="*i64"), {}, "sm_90", **linked()).asm["ptx"]
+    assert re.findall(r"// MARK (\w+)", ptx) == ["nvshmemx_putmem_block", "nvshmemx_signal_op", "nvshmem_signal_wait_until"]
 
 
 def test_sizes_are_multiplied_and_arguments_keep_their_places(tmp_path):

@@ -32,7 +32,9 @@ PUBLISHED = spelled(
     "quiet", "quiet_pe", "fence", "getmem{,_nbi}{,_block,_warp,_wave,_wg}", "putmem{,_nbi}{,_block,_warp,_wave,_wg}", "int_p",
     "putmem_signal{,_nbi}{,_block,_warp,_wave,_wg}", "ulong_put_signal", "signal_op", "signal_wait_until",
     "uint64_wait_until_equals", "broadcast{,mem}{,_warp,_block}", "fcollect{,mem}{,_warp,_block}",
-    "putmem_rma{,_nbi}{,_block,_warp}", "putmem_signal_rma{,_nbi}{,_block,_warp}")
+    "putmem_rma{,_nbi}{,_block,_warp}", "putmem_signal_rma{,_nbi}{,_block,_warp}",
+    "atomic_{set,add,inc,and,or,xor,fetch,fetch_inc,fetch_add,fetch_and,fetch_or,fetch_xor,swap,compare_swap}", "p", "g",
+    "i{put,get}", "wait_until", "test", "signal_fetch", "alltoall{,mem}{,_warp,_block}", "{sum,prod,min,max}_reduce{,_warp,_block}")
 
 
 def test_every_published_function_is_there_and_no_other():
@@ -46,6 +48,7 @@ def test_every_published_function_is_there_and_no_other():
     ("int_p", "(dest, value, pe, qp_id=0)"), ("signal_wait_until", "(sig_addr, cmp_, cmp_val)"),
     ("broadcast_warp", "(team, dest, source, nelems, pe_root)"), ("fcollectmem", "(team, dest, source, nelems)"),
     ("signal_op", "(sig_addr, signal, sig_op, pe)"), ("barrier_all_wg", "()"), ("team_sync_block", "(team)"),
+    ("atomic_compare_swap", "(dest, cond, word, pe)"), ("iput", "(dest, source, dst, sst, nelems, pe)"),
     ("ulong_put_signal", "(dest, source, nelems, sig_addr, signal, sig_op, pe)")])
 def test_signatures_are_the_published_ones(name, signature):
     assert str(inspect.signature(getattr(getattr(shmem, name), SELECT))) == signature
@@ -65,7 +68,7 @@ def test_constants_are_the_published_ones():
 def test_rows_are_consistent():
     for row in TABLE:
         assert row.args == tuple(PARAMETERS[name][1] for name in row.params) and row.symbol.startswith(LIBRARY)
-        assert row.caller == "all" or row.result == "int32" and not row.pure
+        assert row.caller in ("all", "each") or row.result == "int32" and not row.pure
         scope = next((word for word in ("warp", "block") if row.symbol.endswith(word)), None)
         assert scope is None or row.caller == scope
         assert row.symbol == f"{LIBRARY}_{row.stem}{row.scope}" and row.scope == (f"_{scope}" if scope else "")
@@ -74,10 +77,18 @@ def test_rows_are_consistent():
         row = ROWS[function.symbol]
         assert len(function.call) == len(row.args), function.name
         for item, parameter in zip(function.call, row.params):
-            assert isinstance(item, int) or item == "itemsize" or PARAMETERS[item][1] == PARAMETERS[parameter][1], function.name
-    assert {function.symbol for function in FUNCTIONS.values()} == {row.symbol for row in TABLE}
+            assert isinstance(item, int) or item in ("itemsize", "typecode") or PARAMETERS[item][1] == PARAMETERS[parameter][1], function.name
+    of_widths = {symbol for function in FUNCTIONS.values() for _, symbol in function.widths}
+    assert {function.symbol for function in FUNCTIONS.values()} | of_widths == {row.symbol for row in TABLE}
 
 
 def test_a_function_is_for_kernels_only():
     with pytest.raises(RuntimeError, match="libshmem_device.my_pe can only be called inside a kernel"):
         shmem.my_pe()
+
+
+def test_published_names_of_one_type_are_the_same_functions():
+    assert shmem.int64_atomic_add is shmem.ulong_atomic_add is shmem.atomic_add
+    assert shmem.float_sum_reduce_block is shmem.sum_reduce_block and shmem.int_wait_until is shmem.wait_until
+    assert callable(shmem.set_lock) and callable(shmem.clear_lock) and str(inspect.signature(getattr(shmem.int_p, SELECT))) == (
+        "(dest, value, pe, qp_id=0)")

@@ -56,10 +56,15 @@ def _integers(name: str, args: tuple) -> None:
                             "convert it with .to(tl.int32) if its fraction may be dropped")
 
 
-def primitive(choose, require=require_runtime, where="triton_dist.language"):
+def _as_it_is(symbol: str, semantic) -> str:
+    return symbol
+
+
+def primitive(choose, require=require_runtime, where="triton_dist.language", variant=_as_it_is):
     """Builtin made from `choose(*args) -> (symbol, call_args)`; see the module's docstring.
 
-    `require(name, semantic)` raises where the kernel that is being traced cannot call it."""
+    `require(name, semantic)` raises where the kernel that is being traced cannot call it; `variant(symbol, semantic)` is the
+    symbol of the body that it calls."""
     name = f"{where}.{choose.__name__.lstrip('_')}"
 
     @functools.wraps(choose)
@@ -79,7 +84,7 @@ def primitive(choose, require=require_runtime, where="triton_dist.language"):
         row = ROWS[symbol]
         signature = tuple(core.dtype(ty) for ty in row.args)
         return core.extern_elementwise("", "", cast_arguments(row, call_args, _semantic),
-                                       {signature: (symbol, core.dtype(row.result))}, is_pure=row.pure,
+                                       {signature: (variant(symbol, _semantic), core.dtype(row.result))}, is_pure=row.pure,
                                        _semantic=_semantic)
 
     for attribute in ("__wrapped__", "__signature__"):     # they would hide `_semantic` from Triton's code generator

@@ -8,6 +8,8 @@ works where.
 
 Who calls a library function is part of its row: all threads of the program where they only look ("all") or where the
 library wants them together ("block"); thread 0 ("thread") or the first warp ("warp") where each caller would act once more.
+In kernels of threads (`kernels_of_threads.py`) functions of "thread" and "warp" are called by whoever calls them, without
+barriers, as a function that gives each caller a value of its own always is ("each").
 """
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ from triton_dist.language.abi import ROWS, Row
 
 LIBRARY = "tdist_shmem"       # key under extern_libs
 SCOPES = {"": "thread", "_warp": "warp", "_block": "block"}
+EACH, EACH_MAY = "_each", ("thread", "warp")     # suffix of a row's body for kernels of threads; callers of rows that have one
 SAME_AS = {"_wave": "_warp", "_wg": "_block"}      # other published words for them
 
 # Parameter -> (kind, ABI type, what docstrings say). The kind says what is checked when a kernel is traced (`_shmem_check.py`).
@@ -41,13 +44,22 @@ PARAMETERS = {
     "val": ("word", "int64", "integer to compare with, unsigned"),
     "sig_op": ("signal_op", "int32", "NVSHMEM_SIGNAL_SET or NVSHMEM_SIGNAL_ADD, a constexpr"),
     "cmp_": ("comparison", "int32", "one of NVSHMEM_CMP_EQ, NE, GT, LE, LT, GE, a constexpr"),
+    "word": ("operand", "int64", "integer of the width of what the pointer points to"),
+    "cond": ("operand", "int64", "integer of the width of what the pointer points to"),
+    "word32": ("operand", "int32", ""),
+    "cond32": ("operand", "int32", ""),
+    "ivar": ("pointer", "int64", "pointer to a 32- or 64-bit integer in this rank's symmetric heap"),
+    "dst": ("count", "int64", "step between elements of dest, in elements"),
+    "sst": ("count", "int64", "step between elements of source, in elements"),
+    "op": ("constant", "int32", ""),
+    "type": ("constant", "int32", ""),
     "qp_id": ("queue_pair", "", "must be 0: kernels cannot choose a queue pair"),
 }
 
 
 @dataclass(frozen=True)
 class ShmemRow(Row):
-    """A row whose body is a call of a library function, made by `caller`: "all", "thread", "warp" or "block"."""
+    """A row whose body is a call of a library function, made by `caller`: "all", "thread", "warp", "block" or "each"."""
     library: str = LIBRARY
     params: tuple = ()        # names of `args`; "size" multiplies the count before it
     caller: str = "all"
@@ -58,13 +70,16 @@ class ShmemRow(Row):
 
 @dataclass(frozen=True)
 class Function:
-    """A function as published. `call`: the row's arguments, each a parameter's name, a number, or "itemsize"."""
+    """A function as published. `call`: the row's arguments, each a parameter's name, a number, "itemsize" or "typecode".
+
+    widths: {bits of what its first pointer points to: symbol}, where rows differ by that; `symbol` is the widest's."""
     name: str
     params: tuple
     symbol: str
     call: tuple
     doc: str
     defaults: tuple = ()      # of the last parameters
+    widths: tuple = ()        # pairs of bits and symbol
     typed: int = 0            # bytes that an element of dest and source has; -1: any, but the same; 0: they are bytes
 
 
@@ -83,7 +98,7 @@ def _row(stem: str, params: str, caller: str, doc: str, c_result: str = "", pure
 def _function(name: str, params: str, symbol: str, doc: str, call: tuple | None = None, defaults: tuple = (),
               typed: int = 0) -> None:
     names = tuple(params.split())
-    FUNCTIONS[name] = Function(name, names, symbol, names if call is None else call, doc, defaults, typed)
+    FUNCTIONS[name] = Function(name, names, symbol, names if call is None else call, doc, defaults, typed=typed)
 
 
 def _simple(name: str, params: str, caller: str, doc: str, c_result: str = "", pure: bool = False) -> None:
@@ -185,3 +200,59 @@ _family("fcollectmem", "team dest source nelems",
         "Copies `nelems` bytes from `source` on every member of `team` to `dest` on all of them, in order of index. All "
         "members call it; dest is there on return. No member may still use dest when the first one calls.",
         c_result="int32", typed="fcollect")
+
+_family("alltoallmem", "team dest source nelems",
+        "Copies `nelems` bytes from `source` on every member of `team` to each member: the j-th `nelems` bytes of member i "
+        "become the i-th of `dest` on member j. All members call it; dest is there on return.",
+        c_result="int32", typed="alltoall")
+REDUCTIONS = ("sum", "prod", "min", "max")
+REDUCED = ("int32", "int64", "fp32", "fp64", "fp16", "bf16")        # types of elements; a row has a type's place in it
+for _op in REDUCTIONS:
+    for _suffix in SCOPES:
+        _doc = (f"The {_op} over all members of `team` of each of `nelems` elements of `source`, to `dest` on every member. "
+                "All members call it; dest is there on return, and may be source.")
+        _symbol = _row(f"{_op}_reduce", "team dest source nelems type", SCOPES[_suffix], _doc, "int32", scope=_suffix)
+        _function(f"{_op}_reduce{_suffix}", "team dest source nelems", _symbol, _doc,
+                  ("team", "dest", "source", "nelems", "typecode"), typed=-1)
+
+# -- words -------------------------------------------------------------------------------------------------------------
+WORDS = (32, 64)
+
+
+def _by_width(name: str, params: str, caller: str, doc: str, result: bool = False, widths: tuple = WORDS,
+              counted: bool = False) -> None:
+    """A function whose row depends on the width of what its first pointer points to."""
+    symbols = []
+    for bits in widths:
+        own = params.replace("word", "word32").replace("cond", "cond32") if bits == 32 else params
+        gives = (f"int{bits}" if name != "test" else "int32") if result else ""
+        symbols.append((bits, _row(f"{name}_b{bits}", own, caller, doc, gives)))
+    names = tuple(params.split())
+    FUNCTIONS[name] = Function(name, names, symbols[-1][1], names, doc, widths=tuple(symbols), typed=-1 if counted else 0)
+
+
+_ATOMIC = " Atomic among SHMEM's atomics on the same word; complete after quiet."
+_FETCH = " Gives the word that was there before. Each thread that calls it acts, and gets its own."
+_by_width("atomic_set", "dest word pe", "thread", "Stores `word` to `dest` on PE `pe`." + _ATOMIC)
+_by_width("atomic_add", "dest word pe", "thread", "Adds `word` to `dest` on PE `pe`." + _ATOMIC)
+_by_width("atomic_inc", "dest pe", "thread", "Adds 1 to `dest` on PE `pe`." + _ATOMIC)
+for _op in ("and", "or", "xor"):
+    _by_width(f"atomic_{_op}", "dest word pe", "thread", f"Combines `dest` on PE `pe` with `word` by {_op}." + _ATOMIC)
+    _by_width(f"atomic_fetch_{_op}", "dest word pe", "each", f"Combines `dest` on PE `pe` with `word` by {_op}." + _FETCH, True)
+_by_width("atomic_fetch", "source pe", "all", "The word at `source` on PE `pe`, read atomically.", True)
+_by_width("atomic_fetch_inc", "dest pe", "each", "Adds 1 to `dest` on PE `pe`." + _FETCH, True)
+_by_width("atomic_fetch_add", "dest word pe", "each", "Adds `word` to `dest` on PE `pe`." + _FETCH, True)
+_by_width("atomic_swap", "dest word pe", "each", "Stores `word` to `dest` on PE `pe`." + _FETCH, True)
+_by_width("atomic_compare_swap", "dest cond word pe", "each",
+          "Stores `word` to `dest` on PE `pe` where it holds `cond`." + _FETCH, True)
+_by_width("p", "dest word pe", "thread", "Stores `word` to `dest` on PE `pe`; complete after quiet.")
+_by_width("g", "source pe", "all", "The element at `source` on PE `pe`.", True)
+_STRIDED = "Copies `nelems` elements, `sst` apart at `source`, {} `dst` apart, {}; {}"
+_by_width("iput", "dest source dst sst nelems pe", "thread", _STRIDED.format("to `dest`", "on PE `pe`", _PUT[1]),
+          widths=(8, 16, 32, 64), counted=True)
+_by_width("iget", "dest source dst sst nelems pe", "thread", _STRIDED.format("on PE `pe`, to `dest`", "here", _GET[1]),
+          widths=(8, 16, 32, 64), counted=True)
+_UNTIL = "`ivar`, local, compares to `word` as `cmp_` says, signed; acquires what came before it."
+_by_width("wait_until", "ivar cmp_ word", "all", f"Spins until the integer {_UNTIL} Gives the value seen.", True)
+_by_width("test", "ivar cmp_ word", "all", f"1 if the integer {_UNTIL} Else 0.", True)
+_simple("signal_fetch", "sig_addr", "all", "The local 64-bit flag `sig_addr`, int64.", "int64")

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Which C function of rocSHMEM's device bitcode does what a row of the SHMEM table says, and why other rows have none."""
+import re
 from typing import Any
 
 from triton_dist.language import abi, shmem_abi
@@ -22,6 +23,8 @@ REASONS = {
     "barrier": _WORLD, **dict.fromkeys(("team_sync", "team_my_pe", "team_n_pes", "team_translate_pe", "broadcastmem",
                                         "fcollectmem"), _CPP),
     **dict.fromkeys(("putmem_rma", "putmem_rma_nbi", "putmem_signal_rma", "putmem_signal_rma_nbi"), _TRANSPORT),
+    **dict.fromkeys([row.stem for row in abi.ROWS.values() if row.library == shmem_abi.LIBRARY and re.search(
+        r"_b\d+$|_reduce$|^alltoallmem$|^signal_fetch$", row.stem)], "nobody has looked for its C name yet"),
     "remote_mc_ptr": "AMD GPUs have no multicast addresses", "barrier_all_vec": "it is of another vendor's vector cores",
     "set_rocshmem_ctx": "the runtime sets the context",
 }

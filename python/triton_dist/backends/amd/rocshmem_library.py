@@ -59,6 +59,16 @@ done:
   ret i32 0
 }}
 """
+# In kernels of threads: by whoever calls it, without barriers of the program.
+_EACH = """
+define i32 @{symbol}({parameters}) alwaysinline convergent nounwind {{
+  fence release
+  call void asm sideeffect "s_waitcnt vmcnt(0)", "~{{memory}}"()
+  %r = call {result} @{raw}({arguments})
+  fence acquire
+  ret i32 0
+}}
+"""
 _THREADS = {"thread": 1, "warp": 64, "block": 1024}
 # rocSHMEM numbers comparisons EQ NE GT GE LT LE, the rows EQ NE GT LE LT GE. Its wait gives no value, so the flag is read again.
 _WAIT = """  %p = inttoptr i64 %a0 to ptr
@@ -122,9 +132,11 @@ def text() -> str:
         called.update(functions)
         types = [_TYPES[ty] for ty in row.args]
         parameters = ", ".join(f"{ty} %a{i}" for i, ty in enumerate(types))
-        bodies.append((_ALL if row.caller == "all" else _TOGETHER).format(
-            symbol=row.symbol, raw=row.symbol.replace(shmem_abi.LIBRARY, "tdist_rocshmem", 1), result=_TYPES[row.result],
-            parameters=parameters, arguments=parameters, body=body, threads=_THREADS.get(row.caller)))
+        words = dict(raw=row.symbol.replace(shmem_abi.LIBRARY, "tdist_rocshmem", 1), result=_TYPES[row.result],
+                     parameters=parameters, arguments=parameters, body=body, threads=_THREADS.get(row.caller))
+        bodies.append((_ALL if row.caller in ("all", "each") else _TOGETHER).format(symbol=row.symbol, **words))
+        if row.caller in shmem_abi.EACH_MAY:
+            bodies.append(_EACH.format(symbol=row.symbol + shmem_abi.EACH, **words))
     declared = "".join(f"declare {result} @{name}({types})\n" for name, (result, types) in sorted(called.items()))
     return f"{Statement('amd', lacks()).line()}\n{_HEAD}{declared}{''.join(bodies)}"
 

@@ -22,6 +22,7 @@ from triton_dist.backends.emulator.values.promotion import (F32, I1, I32, I64, U
                                                             rounded)
 from triton_dist.backends.emulator.values.scalars import FloatScalar, IntScalar, Pointer, constant
 from triton_dist.language._call import LIBRARY
+from triton_dist.language.kernels_of_threads import of_threads
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.jit import BackendLaunch
 
@@ -180,10 +181,11 @@ def bind(kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Launch:
     bound.apply_defaults()
     keep: list = []
     values = [argument(bound.arguments[p.name], p, keep) for p in parameters]
-    fn, linked = rebuild.build(kernel), _linked(kernel, options)
+    fn, linked, apart = rebuild.build(kernel), _linked(kernel, options), of_threads(kernel)
 
     def body() -> None:
-        scheduler.active().current.tdist = linked
+        actor = scheduler.active().current
+        actor.tdist, actor.of_threads = linked, apart
         fn(*values)
         gluon_partition.leave()
 

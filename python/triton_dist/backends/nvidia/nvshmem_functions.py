@@ -11,7 +11,13 @@ _NAMES = {
         "my_pe", "n_pes", "team_my_pe", "team_n_pes", "team_translate_pe", "barrier_all", "barrier", "sync_all", "team_sync",
         "quiet", "fence", "getmem", "getmem_nbi", "putmem", "putmem_nbi", "putmem_signal", "putmem_signal_nbi", "int_p",
         "ulong_put_signal", "signal_op", "signal_wait_until", "broadcastmem", "fcollectmem")},
-    "remote_ptr": "ptr", "remote_mc_ptr": "mc_ptr",
+    "remote_ptr": "ptr", "remote_mc_ptr": "mc_ptr", "alltoallmem": "alltoallmem", "signal_fetch": "signal_fetch",
+    **{f"{stem}_b{bits}": f"uint{bits}_{stem}" for bits in (32, 64) for stem in (
+        "atomic_set", "atomic_add", "atomic_inc", "atomic_and", "atomic_or", "atomic_xor", "atomic_fetch", "atomic_fetch_inc",
+        "atomic_fetch_add", "atomic_fetch_and", "atomic_fetch_or", "atomic_fetch_xor", "atomic_swap", "atomic_compare_swap",
+        "p", "g")},
+    **{f"{stem}_b{bits}": f"int{bits}_{stem}" for bits in (32, 64) for stem in ("wait_until", "test")},
+    **{f"{stem}_b{bits}": f"{stem}{bits}" for bits in (8, 16, 32, 64) for stem in ("iput", "iget")},
 }
 _EXTENSIONS = ("remote_mc_ptr", "signal_op")        # nvshmemx_ without a scope
 

@@ -95,9 +95,10 @@ def _root(row) -> str:
 def _guarded(row) -> str:
     """LLVM IR of a row: its raw function, called by the threads that must."""
     parameters = ", ".join(f"{_TYPES[ty]} %a{i}" for i, ty in enumerate(row.args))
-    template = _ALL if row.caller == "all" else _TOGETHER
-    return template.format(symbol=row.symbol, raw=_raw(row), parameters=parameters, result=_TYPES[row.result],
-                           threads=_THREADS.get(row.caller))
+    template = _ALL if row.caller in ("all", "each") else _TOGETHER
+    words = dict(raw=_raw(row), parameters=parameters, result=_TYPES[row.result], threads=_THREADS.get(row.caller))
+    each = _ALL.format(symbol=row.symbol + shmem_abi.EACH, **words) if row.caller in shmem_abi.EACH_MAY else ""
+    return template.format(symbol=row.symbol, **words) + each
 
 
 def slim(bitcode: str, capability: int) -> tuple[str, str]:

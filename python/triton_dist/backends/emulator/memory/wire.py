@@ -21,7 +21,7 @@ from triton.language import core
 
 from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.memory import memory
-from triton_dist.backends.emulator.values.promotion import info
+from triton_dist.backends.emulator.values.promotion import Info, info, wrap
 from triton_dist.runtime.errors import HangError, InvalidArgument
 from triton_dist.runtime.groups import Group
 
@@ -29,6 +29,13 @@ _FIRST = 1 << 61              # no address of user memory is that high
 _ROOM = 1 << 42               # bytes of a slab, at most
 _SECONDS = 30.0               # a peer that does not answer for so long is taken to be gone
 _BYTE = info(core.int8)
+# What an atomic makes of a word, a value, and the word that it expects.
+UPDATES = {
+    "set": lambda old, value, expected: value, "add": lambda old, value, expected: old + value,
+    "and": lambda old, value, expected: old & value, "or": lambda old, value, expected: old | value,
+    "xor": lambda old, value, expected: old ^ value, "fetch": lambda old, value, expected: old,
+    "cas": lambda old, value, expected: value if old == expected else old,
+}
 _WORDS = {32: ctypes.c_int32, 64: ctypes.c_int64}
 
 
@@ -56,7 +63,7 @@ class Wire:
         self._closed = False
         self._connections: dict = {}         # rank -> our end
         self._slab = (0, 0)                  # address, bytes
-        self._answers = {"put": self._put, "get": self._get, "flag": self._flag, "state": self._state}
+        self._answers = {"put": self._put, "get": self._get, "flag": self._flag, "update": self._update, "state": self._state}
         threading.Thread(target=self._accept, daemon=True).start()
 
     def attach(self, address: int, nbytes: int) -> None:
@@ -142,6 +149,13 @@ class Wire:
         with self._lock:
             word.value = word.value + value if add else value
 
+    def _update(self, offset: int, op: str, value: int, expected: int, bits: int) -> int:
+        word = _WORDS[bits].from_address(self._at(offset, bits // 8))
+        with self._lock:
+            old = word.value
+            word.value = UPDATES[op](old, value, expected)
+        return old
+
     def _state(self, nbytes: int) -> bytes:
         return bytes(self._block[:nbytes])
 
@@ -170,6 +184,14 @@ def copy(dst: int, src: int, nbytes: int) -> None:
         memory.active().copy(dst, src, nbytes)
 
 
+def read(src: int, nbytes: int) -> torch.Tensor:
+    """int8 data at an address, maybe of another host."""
+    if place(src):
+        rank, offset = place(src)
+        return torch.frombuffer(bytearray(_ask(rank, "get", offset, nbytes)), dtype=torch.int8)
+    return memory.active().load_tile(src, (nbytes,), (1,), _BYTE).contiguous()
+
+
 def store(dst: int, data: torch.Tensor) -> None:
     """Writes int8 `data` to an address, maybe of another host."""
     if place(dst):
@@ -196,3 +218,32 @@ def flag(address: int, value: int, bits: int, add: bool, sem: str) -> None:
     else:
         mem = memory.active()
         (mem.flag_add if add else mem.flag_store)(address, value, bits, sem, "sys")
+
+
+def update(address: int, op: str, value: int, expected: int, bits: int) -> int:
+    """An atomic of UPDATES on a word, maybe on another host. Returns the old word."""
+    known = info(core.int32 if bits == 32 else core.int64)
+    if place(address):
+        rank, offset = place(address)
+        return _ask(rank, "update", offset, op, wrap(value, known), wrap(expected, known), bits)
+    mem = memory.active()
+    if op == "fetch":
+        return mem.load_word(address, known, "relaxed", "sys")
+    return mem.update_word(address, known, lambda old: wrap(UPDATES[op](old, value, expected), known), "relaxed", "sys")
+
+
+def load(address: int, known: Info) -> Any:
+    """The number at an address, maybe of another host."""
+    if place(address):
+        rank, offset = place(address)
+        return torch.frombuffer(bytearray(_ask(rank, "get", offset, known.size)), dtype=known.torch).item()
+    return memory.active().load_word(address, known)
+
+
+def store_word(address: int, known: Info, value: Any) -> None:
+    """Writes a number to an address, maybe of another host."""
+    if place(address):
+        rank, offset = place(address)
+        _ask(rank, "put", offset, torch.tensor([value], dtype=known.torch).numpy().tobytes())
+    else:
+        memory.active().store_word(address, known, value)

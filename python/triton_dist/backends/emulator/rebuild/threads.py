@@ -25,7 +25,7 @@ _ELEMENTWISE = ("core.cast", "core.where", "core.minimum", "core.maximum", "core
                 "core.max_constancy", "core.builtin_min", "core.builtin_max", "core.add", "core.sub", "core.mul",
                 "memory.symm_at")
 _PASSED = tuple(statements.BUILTINS[name] for name in ("len", "isinstance", "getattr", "hasattr", "list"))
-_COPIED = ("tdist", "stream", "launch", "cta_block")         # of a program: its threads have them too
+_COPIED = ("tdist", "of_threads", "stream", "launch", "cta_block")         # of a program: its threads have them too
 
 
 class _Unset:
@@ -53,7 +53,7 @@ class Region:
     """The threads of one program that run a piece of code apart."""
 
     def __init__(self, count: int, threads: Sequence[int]):
-        self.count, self.inside = count, set(threads)
+        self.count, self.entered, self.inside = count, frozenset(threads), set(threads)
         self.whole = len(self.inside) == count
         self.here: dict = {}             # group of threads -> {thread: what it brought} of those that wait
         self.rounds: dict = {}           # group -> number of the meetings that are over
@@ -72,6 +72,10 @@ class Region:
             running.block((id(self), key), lambda: self.rounds.get(key, 0) > number,
                           Waiting("threads", site=site(), text=what))
         return self.told[key]
+
+    def first_of_warp(self, thread: int) -> bool:
+        """Whether no thread of a lower index of the same warp came into the region."""
+        return not any(k in self.entered for k in range(thread - thread % WARP, thread))
 
     def leave(self, thread: int) -> None:
         """A thread is through. Whoever waits for it in a meeting would wait for ever."""

@@ -5,6 +5,7 @@
 Everything that a GPU's wrapper does goes for its twin: a CTA barrier before and after, and one operation a program.
 Barriers and collectives signal through pads at the start of the heap, one for each predefined team (`runtime/heap.py`).
 """
+import re
 from typing import Any, Callable
 
 from triton_dist.backends.emulator.engine import scheduler
@@ -12,19 +13,19 @@ from triton_dist.backends.emulator.engine.registry import fault, invalid
 from triton_dist.backends.emulator.memory import memory, wire
 from triton_dist.backends.emulator.memory.shmem_transfers import (WORD, at, channel, check, delivery, homes, landed, near,
                                                                   pieces, signalling)
-from triton_dist.backends.emulator.rebuild import primitives
+from triton_dist.backends.emulator.rebuild import primitives, threads
 from triton_dist.backends.emulator.twins.dist import reached
 from triton_dist.backends.emulator.twins.memory import await_flag
 from triton_dist.backends.emulator.values.promotion import I32, I64, info, wrap
 from triton_dist.backends.emulator.values.scalars import IntScalar
 from triton_dist.language.abi import ROWS
-from triton_dist.language.shmem_abi import LIBRARY
+from triton_dist.language.shmem_abi import EACH_MAY, LIBRARY
 from triton_dist.runtime.heap import SHMEM_PAD, SHMEM_PAD_BYTES, SHMEM_PAD_FLAGS, SHMEM_PADS
 
 _ADD = 10                     # NVSHMEM_SIGNAL_ADD
 _SHARED, _NODE, _SAME_PLACE, _SAME_GPU = 1, 2, 3, 4      # teams: this node, twice; equal places on all nodes; this PE
 _UNSIGNED = (1 << WORD) - 1
-_COMPARE = (("eq", lambda a, b: a == b), ("ne", lambda a, b: a != b), ("gt", lambda a, b: a > b),
+COMPARE = (("eq", lambda a, b: a == b), ("ne", lambda a, b: a != b), ("gt", lambda a, b: a > b),
             ("le", lambda a, b: a <= b), ("lt", lambda a, b: a < b), ("ge", lambda a, b: a >= b))
 
 
@@ -33,7 +34,7 @@ def _i32(value: int) -> IntScalar:
 
 
 # -- who am I ----------------------------------------------------------------------------------------------------------
-def _members(team: int) -> list:
+def members_of(team: int) -> list:
     """World ranks of a team's members."""
     slabs, me = homes()
     made = _made()
@@ -64,16 +65,16 @@ def _place(pe: int) -> int:
 
 
 def team_my_pe(team: Any) -> IntScalar:
-    members, me = _members(team.v), homes()[1]
+    members, me = members_of(team.v), homes()[1]
     return _i32(members.index(me) if me in members else -1)
 
 
 def team_n_pes(team: Any) -> IntScalar:
-    return _i32(len(_members(team.v)))
+    return _i32(len(members_of(team.v)))
 
 
 def team_translate_pe(source: Any, pe: Any, dest: Any) -> IntScalar:
-    of, to = _members(source.v), _members(dest.v)
+    of, to = members_of(source.v), members_of(dest.v)
     return _i32(to.index(of[pe.v]) if 0 <= pe.v < len(of) and of[pe.v] in to else -1)
 
 
@@ -83,22 +84,49 @@ def remote_ptr(pointer: Any, pe: Any) -> IntScalar:
 
 
 def remote_mc_ptr(team: Any, pointer: Any) -> IntScalar:
-    _members(team.v)
+    members_of(team.v)
     return IntScalar(0, I64)
 
 
 # -- operations of the whole program -----------------------------------------------------------------------------------
-def _together(act: Callable) -> Callable:
-    """`act` between two CTA barriers."""
+def together(act: Callable, row: Any) -> Callable:
+    """`act` between two CTA barriers; in a kernel of threads, where the row is a thread's or a warp's, without them."""
+    own = row.caller in EACH_MAY
+
     def run(*args: Any) -> IntScalar:
         running = scheduler.active()
         running.point()
         running.current.polled = None
-        running.observer.barrier()
-        act(*(x.v for x in args))
-        running.observer.barrier()
+        values = [x.v for x in args]
+        alone = threads.thread()
+        if alone is not None and not own:
+            threads.refuse(f"libshmem_device.{row.stem}{row.scope}")
+        if own and (alone is not None or running.current.__dict__.get("of_threads")):
+            _of_threads(act, row, values, alone)
+            return _i32(0)
+        threads.barrier()
+        act(*values)
+        threads.barrier()
         return _i32(0)
     return run
+
+
+def _of_threads(act: Callable, row: Any, values: list, alone: Any) -> None:
+    """A call by a thread alone, or by all of them: once where more would change nothing, else by each."""
+    if row.caller == "warp":
+        region = scheduler.active().current.__dict__.get("region")
+        if alone is None or region.first_of_warp(alone):
+            act(*values)
+    elif alone is None and _adds(row, values):
+        threads.each(lambda: act(*values))
+    else:
+        act(*values)
+
+
+def _adds(row: Any, values: list) -> bool:
+    if "sig_op" in row.params:
+        return values[row.params.index("sig_op")] == _ADD
+    return row.stem.startswith(("atomic_add", "atomic_inc", "atomic_xor"))
 
 
 def _check_size(function: str, nbytes: int) -> None:
@@ -165,7 +193,7 @@ def signal_op(flag: int, value: int, op: int, pe: int) -> None:
 def signal_wait_until(flag: Any, cmp: Any, value: Any) -> IntScalar:
     running = scheduler.active()
     running.point()
-    name, compare = _COMPARE[cmp.v]
+    name, compare = COMPARE[cmp.v]
     wanted = value.v & _UNSIGNED
 
     def met(seen: int) -> bool:
@@ -186,13 +214,13 @@ class _Team:
         self.told: dict = {}     # member -> the last transfer that tells it a number
 
 
-class _Round:
+class Round:
     """One barrier or collective of a team: its number, and how members are told of it and waited for."""
 
     def __init__(self, function: str, team: int):
         running = scheduler.active()
         slabs, self.me = homes()
-        self.function, self.members = function, _members(team)
+        self.function, self.members = function, members_of(team)
         if self.me not in self.members:
             raise invalid(f"libshmem_device.{function}: rank {self.me} is no member of team {team}, of ranks {self.members}")
         self._team = running.__dict__.setdefault("shmem_teams", {}).setdefault((self.me, team), _Team())
@@ -226,7 +254,7 @@ def _meet(function: str, completes: bool) -> Callable:
     def meet(team: int = 0) -> None:
         if completes:
             channel().quiet()
-        here = _Round(function, team)
+        here = Round(function, team)
         for member in here.members:
             here.tell(member)
         here.hear(*here.members)
@@ -236,7 +264,7 @@ def _meet(function: str, completes: bool) -> Callable:
 def _broadcast(function: str) -> Callable:
     def broadcast(team: int, dest: int, source: int, count: int, size: int, root: int) -> None:
         _check_size(function, count)
-        here = _Round(function, team)
+        here = Round(function, team)
         if not 0 <= root < len(here.members):
             raise fault(f"libshmem_device.{function}: pe_root {root} does not exist, team {team} has {len(here.members)}",
                         "out-of-bounds")
@@ -250,10 +278,24 @@ def _broadcast(function: str) -> Callable:
     return broadcast
 
 
+def _alltoall(function: str) -> Callable:
+    def alltoall(team: int, dest: int, source: int, count: int, size: int) -> None:
+        _check_size(function, count)
+        here, nbytes = Round(function, team), count * size
+        check(function, "source", source, nbytes * len(here.members))
+        check(function, "dest", dest, nbytes * len(here.members))
+        mine = here.members.index(here.me)
+        for place, member in enumerate(here.members):
+            to = at(function, "dest", dest, member) + mine * nbytes
+            here.tell(member, *delivery(to, source + place * nbytes, nbytes))
+        here.hear(*here.members)
+    return alltoall
+
+
 def _fcollect(function: str) -> Callable:
     def fcollect(team: int, dest: int, source: int, count: int, size: int) -> None:
         _check_size(function, count)
-        here, nbytes = _Round(function, team), count * size
+        here, nbytes = Round(function, team), count * size
         check(function, "source", source, nbytes)
         check(function, "dest", dest, nbytes * len(here.members))
         start = here.members.index(here.me) * nbytes
@@ -271,7 +313,7 @@ _FAMILIES = {
     "barrier_all": lambda name: _meet(name, True), "barrier": lambda name: _meet(name, True),
     "barrier_all_vec": lambda name: _meet(name, True), "sync_all": lambda name: _meet(name, False),
     "team_sync": lambda name: _meet(name, False), "getmem": lambda name: _get(name, True),
-    "getmem_nbi": lambda name: _get(name, False), "broadcastmem": _broadcast, "fcollectmem": _fcollect,
+    "getmem_nbi": lambda name: _get(name, False), "broadcastmem": _broadcast, "fcollectmem": _fcollect, "alltoallmem": _alltoall,
 }
 for _rma in ("", "_rma"):
     _FAMILIES[f"putmem{_rma}"] = lambda name: _put(name, True)
@@ -280,12 +322,16 @@ for _rma in ("", "_rma"):
     _FAMILIES[f"putmem_signal{_rma}_nbi"] = lambda name: _put_signal(name, False)
 _QUERIES = {
     "set_rocshmem_ctx": lambda ctx: _i32(0), "my_pe": lambda: _i32(homes()[1]),
-    "n_pes": lambda: _i32(len(_members(0))), "team_my_pe": team_my_pe, "team_n_pes": team_n_pes,
+    "n_pes": lambda: _i32(len(members_of(0))), "team_my_pe": team_my_pe, "team_n_pes": team_n_pes,
     "team_translate_pe": team_translate_pe, "remote_ptr": remote_ptr, "remote_mc_ptr": remote_mc_ptr,
-    "signal_wait_until": signal_wait_until,
+    "signal_wait_until": signal_wait_until, "signal_fetch": lambda flag: IntScalar(
+        memory.active().flag_load(flag.v, WORD, "relaxed", "sys"), I64),
 }
 for _symbol, _row in ROWS.items():
     if _row.library == LIBRARY:
         _name = _symbol.removeprefix(f"{LIBRARY}_")
         _stem = _name.removesuffix("_warp").removesuffix("_block")
-        primitives.SYMBOLS[_symbol] = _QUERIES.get(_name) or _together(_OPERATIONS.get(_name) or _FAMILIES[_stem](_name))
+        if _name in _QUERIES:
+            primitives.SYMBOLS[_symbol] = _QUERIES[_name]
+        elif not re.search(r"_b\d+$|_reduce$", _row.stem):        # twins/shmem_words.py
+            primitives.SYMBOLS[_symbol] = together(_OPERATIONS.get(_name) or _FAMILIES[_stem](_name), _row)
