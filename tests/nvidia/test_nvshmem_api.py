@@ -358,8 +358,7 @@ def main() -> None:
     parser.add_argument("--functions", default="", help="names, separated by commas; all if left out")
     asked = [name for name in parser.parse_args().functions.split(",") if name]
     names = [name for name in CASES if not asked or set(name.split()) & set(asked)]
-    if not names:
-        parser.error(f"--functions: none of {', '.join(asked)} is tested here")
+    _ = names or parser.error(f"--functions: none of {', '.join(asked)} is tested here")
     os.environ.setdefault("TRITON_DIST_HEAP", "nvshmem" if triton_dist.device().type == "cuda" else "auto")
     triton_dist.initialize_distributed()
     group = resolve()
