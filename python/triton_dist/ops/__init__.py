@@ -14,6 +14,7 @@ from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
 from triton_dist.ops.ep_dispatch.op import ep_dispatch_rows
 from triton_dist.ops.ep_combine.op import ep_combine_rows
 from triton_dist.ops.ep.calls import EPDispatched, EPHandle, ep_combine, ep_dispatch
+from triton_dist.ops.grouped_gemm.op import grouped_gemm
 from triton_dist.ops.explain import explain
 from triton_dist.ops.calls.plans import OnWorkspace, Plan
 from triton_dist.ops.op import Agreed, Choice, Op, Shape
@@ -27,6 +28,6 @@ __all__ = [
     "Agreed", "Choice", "EPDispatched", "EPHandle", "Gradient", "OPS", "OnWorkspace", "Op", "Operator", "Plan", "Shape",
     "ag_gemm", "all_gather", "all_gather_2d", "all_reduce",
     "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev", "ep_combine", "ep_combine_rows", "ep_dispatch",
-    "ep_dispatch_rows", "explain", "gemm_ar", "gemm_rs",
+    "ep_dispatch_rows", "explain", "gemm_ar", "gemm_rs", "grouped_gemm",
     "reduce_scatter", "reduce_scatter_2d",
 ]
