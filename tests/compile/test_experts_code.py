@@ -120,21 +120,52 @@ def test_other_dtypes_and_worlds(kernel, dtype, world):
 
 
 # -- grouped GEMM --------------------------------------------------------------------------------------------------------
-GEMMS = {"gemm": (grouped_gemm_kernel, {}), "gemm, silu_mul, gathered": (grouped_gemm_kernel, dict(SILU=True, GATHER=True, BLOCK_N=64)),
-         "gradient of the weight": (grouped_weight_kernel, dict(BLOCK_N=128, BLOCK_K=128))}
+GEMMS = {
+    "gemm": (grouped_gemm_kernel, {}),
+    "gemm, silu_mul, gathered": (grouped_gemm_kernel, dict(SILU=True, GATHER=True, BLOCK_N=64)),
+    "gradient of the weight": (grouped_weight_kernel, dict(BLOCK_N=128, BLOCK_K=128))
+}
 
 
 def compiled_gemm(kernel, target: str, dtype: str = "bf16", warps: int = 8, **known):
     """A grouped GEMM as backends tile it for many rows."""
-    known = {**dict(EXPERTS=32, MASKED=False, COUNTED=True, GATHER=False, WEIGHTED=True, SILU=False, EVEN_K=True, PRECISION="ieee",
-                    BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, BLOCK_R=64), **known}
-    types = {name: "constexpr" if name.isupper() else f"*{dtype}" if name in ("x", "weight", "out", "grad") else
-             "*i32" if name in ("begins", "counts", "sources") else "*fp32" if name == "row_weights" else "i32" for name in kernel.arg_names}
+    known = {
+        **dict(EXPERTS=32,
+               MASKED=False,
+               COUNTED=True,
+               GATHER=False,
+               WEIGHTED=True,
+               SILU=False,
+               EVEN_K=True,
+               PRECISION="ieee",
+               BLOCK_M=128,
+               BLOCK_N=128,
+               BLOCK_K=64,
+               BLOCK_R=64),
+        **known
+    }
+    types = {
+        name:
+        "constexpr" if name.isupper() else f"*{dtype}" if name in (
+            "x", "weight", "out",
+            "grad") else "*i32" if name in ("begins", "counts",
+                                            "sources") else "*fp32" if name == "row_weights" else "i32"
+        for name in kernel.arg_names
+    }
     if "stride_k" in types:
         types["stride_k"], known["stride_k"] = "constexpr", 1
-    aligned = [name for name, ty in types.items() if ty.startswith("*") or name.startswith("stride") or name in ("n", "k")]
-    return compile_kernel(kernel, types, {name: value for name, value in known.items() if name in types}, target,
-                          divisible=tuple(aligned), num_warps=warps, num_stages=3)
+    aligned = [
+        name for name, ty in types.items() if ty.startswith("*") or name.startswith("stride") or name in ("n", "k")
+    ]
+    return compile_kernel(kernel,
+                          types, {
+                              name: value
+                              for name, value in known.items() if name in types
+                          },
+                          target,
+                          divisible=tuple(aligned),
+                          num_warps=warps,
+                          num_stages=3)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -142,5 +173,9 @@ def compiled_gemm(kernel, target: str, dtype: str = "bf16", warps: int = 8, **kn
 def test_a_grouped_gemm_for_every_target_uses_matrix_units(kernel, target):
     function, known = GEMMS[kernel]
     text = "\n".join(instructions(compiled_gemm(function, target, **known)))
-    assert re.search(r"v_mfma" if target in HIP else {"sm_80": r"mma\.sync", "sm_90": r"wgmma", "sm_100": r"tcgen05\.mma|mma\.sync"}[target],
-                     text)
+    assert re.search(
+        r"v_mfma" if target in HIP else {
+            "sm_80": r"mma\.sync",
+            "sm_90": r"wgmma",
+            "sm_100": r"tcgen05\.mma|mma\.sync"
+        }[target], text)

@@ -25,20 +25,22 @@ def given(k, n, dtype, how, act=None, counts=COUNTS, align=8):
         x = poisoned(experts, room, k, dtype=dtype)
         for e, count in enumerate(counts):
             x[e, :count] = random_tensor(count, k, dtype=dtype, seed=10 + e)
-        rows = [(e, slice(e * room, e * room + count), torch.arange(e * room, e * room + count)) for e, count in enumerate(counts)]
+        rows = [(e, slice(e * room, e * room + count), torch.arange(e * room, e * room + count))
+                for e, count in enumerate(counts)]
         return x, weight, dict(counts=torch.tensor(counts)), rows
     offsets = torch.tensor(begins, dtype=torch.int32)
     told = dict(offsets=offsets, counts=torch.tensor(counts, dtype=torch.int32))
     if how == "gathered":
-        x, sources = random_tensor(20, k, dtype=dtype, seed=2), torch.full((begins[-1] + 3,), 2**30, dtype=torch.int32)
+        x, sources = random_tensor(20, k, dtype=dtype, seed=2), torch.full((begins[-1] + 3, ), 2**30, dtype=torch.int32)
         rows = []
         for e, count in enumerate(counts):
-            of = torch.randint(20, (count,), generator=torch.Generator().manual_seed(e))
+            of = torch.randint(20, (count, ), generator=torch.Generator().manual_seed(e))
             sources[begins[e]:begins[e] + count] = of
             rows.append((e, slice(begins[e], begins[e] + count), of))
         return x, weight, dict(told, sources=sources), rows
     x = poisoned(begins[-1] + 3, k, dtype=dtype)
-    rows = [(e, slice(begins[e], begins[e] + count), torch.arange(begins[e], begins[e] + count)) for e, count in enumerate(counts)]
+    rows = [(e, slice(begins[e], begins[e] + count), torch.arange(begins[e], begins[e] + count))
+            for e, count in enumerate(counts)]
     for e, at, _ in rows:
         x[at] = random_tensor(counts[e], k, dtype=dtype, seed=10 + e)
     return x, weight, told, rows
@@ -68,6 +70,7 @@ def test_values(how, k, n, dtype, act, weighted):
         triton_dist.synchronize()
         for e, wanted in expected(x, weight, rows, act, scale).items():
             assert_matches(out[rows[e][1]], wanted, k=k, roundings=2)
+
     run_ranks(script, 1)
 
 
@@ -78,6 +81,7 @@ def test_columns_of_the_weight_may_be_contiguous_and_counts_left_out():
         triton_dist.synchronize()
         for e, wanted in expected(x, weight, rows).items():
             assert_matches(out[rows[e][1]], wanted, k=48)
+
     run_ranks(script, 1)
 
 
@@ -91,6 +95,7 @@ def test_what_was_cut_off_is_left_out():
         assert_matches(out[8:40], expected(x, weight, rows)[2][:32], k=32)
         nothing = grouped_gemm(x[:0], weight, **told)
         assert nothing.shape == (0, 16)
+
     run_ranks(script, 1)
 
 
@@ -99,12 +104,13 @@ def test_what_was_cut_off_is_left_out():
 def test_gradients(how, act):
     def script():
         x, weight, told, rows = given(24, 20, F32, how, act, counts=[3, 0, 19])
-        x = torch.where(x.isnan(), 0.0, x)              # else they stay NaN in x's own gradient check
+        x = torch.where(x.isnan(), 0.0, x)  # else they stay NaN in x's own gradient check
         size = len(told["sources"]) if how == "gathered" else x.shape[:-1].numel()
         scale = random_tensor(size, dtype=F32, seed=7)
         leaves = [t.double().requires_grad_() for t in (x, weight, scale)]
         to = random_tensor(size, 20, dtype=F32, seed=8)
-        sum((part * to[rows[e][1]].double()).sum() for e, part in expected(leaves[0], leaves[1], rows, act, leaves[2]).items()).backward()
+        sum((part * to[rows[e][1]].double()).sum()
+            for e, part in expected(leaves[0], leaves[1], rows, act, leaves[2]).items()).backward()
         mine = [t.requires_grad_() for t in (x, weight, scale)]
         out = grouped_gemm(x, weight, **told, act=act, row_weights=scale).reshape(-1, 20)
         triton_dist.synchronize()
@@ -115,22 +121,26 @@ def test_gradients(how, act):
         triton_dist.synchronize()
         for found, wanted in zip(mine, leaves):
             assert_matches(found.grad, wanted.grad, k=64, roundings=8)
+
     run_ranks(script, 1)
 
 
 def test_bad_arguments_are_refused_with_words():
     def script():
         x, weight, offsets = torch.ones(6, 8), torch.ones(2, 4, 8), torch.tensor([0, 3, 6])
-        for says, call in (
-                ("x: expected", lambda: grouped_gemm(torch.ones(6, 7), weight, offsets=offsets)),
-                ("offsets: expected where each", lambda: grouped_gemm(x, weight)),
-                ("offsets: expected torch.int32", lambda: grouped_gemm(x, weight, offsets=offsets[:2])),
-                ("counts: expected with rows", lambda: grouped_gemm(torch.ones(2, 3, 8), weight)),
-                ("act: expected", lambda: grouped_gemm(x, weight, offsets=offsets, act="gelu")),
-                ("weight: expected an even", lambda: grouped_gemm(x, torch.ones(2, 3, 8), offsets=offsets, act="silu_mul")),
-                ("weight: expected 3 dimensions", lambda: grouped_gemm(x, weight[0], offsets=offsets)),
-                ("row_weights: expected", lambda: grouped_gemm(x, weight, offsets=offsets, row_weights=torch.ones(5))),
-                ("weight: expected torch.float32", lambda: grouped_gemm(x, weight.half(), offsets=offsets))):
+        for says, call in (("x: expected", lambda: grouped_gemm(torch.ones(6, 7), weight, offsets=offsets)),
+                           ("offsets: expected where each",
+                            lambda: grouped_gemm(x, weight)), ("offsets: expected torch.int32",
+                                                               lambda: grouped_gemm(x, weight, offsets=offsets[:2])),
+                           ("counts: expected with rows", lambda: grouped_gemm(torch.ones(2, 3, 8), weight)),
+                           ("act: expected", lambda: grouped_gemm(x, weight, offsets=offsets, act="gelu")),
+                           ("weight: expected an even",
+                            lambda: grouped_gemm(x, torch.ones(2, 3, 8), offsets=offsets, act="silu_mul")),
+                           ("weight: expected 3 dimensions", lambda: grouped_gemm(x, weight[0], offsets=offsets)),
+                           ("row_weights: expected",
+                            lambda: grouped_gemm(x, weight, offsets=offsets, row_weights=torch.ones(5))),
+                           ("weight: expected torch.float32", lambda: grouped_gemm(x, weight.half(), offsets=offsets))):
             with pytest.raises(InvalidArgument, match=says):
                 call()
+
     run_ranks(script, 1)

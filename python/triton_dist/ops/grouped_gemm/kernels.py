@@ -20,7 +20,7 @@ def rows_of(begins, counts, experts, room, EXPERTS: tl.constexpr, MASKED: tl.con
             count = tl.load(counts + e, mask=e < experts, other=0).to(tl.int32)
         else:
             count = tl.load(begins + e + 1, mask=e < experts, other=0).to(tl.int32) - begin
-        count = tl.minimum(count, room - begin)             # what was cut off is not there
+        count = tl.minimum(count, room - begin)  # what was cut off is not there
     return begin, tl.maximum(count, 0)
 
 
@@ -31,10 +31,10 @@ def at(values, i):
 
 
 @jit(do_not_specialize=["experts", "room"])
-def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n, k, stride_x, stride_e, stride_n, stride_k, experts,
-                        room, EXPERTS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr, GATHER: tl.constexpr,
-                        WEIGHTED: tl.constexpr, SILU: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n, k, stride_x, stride_e, stride_n,
+                        stride_k, experts, room, EXPERTS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
+                        GATHER: tl.constexpr, WEIGHTED: tl.constexpr, SILU: tl.constexpr, EVEN_K: tl.constexpr,
+                        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """out [rows, n]: each expert's rows of x [., k] times its weight [n, k]^T, in fp32, rounded once.
 
     A row r by expert is row sources[r] of x where GATHER. SILU: weight has 2 * n rows, and out is silu(the first n) * the others.
@@ -56,7 +56,8 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
         source = tl.load(sources + row).to(tl.int64) if GATHER else row
         near = tl.minimum(col, n - 1)
         x_at = x + source[:, None] * stride_x + inner[None, :]
-        w_at = weight + expert.to(tl.int64) * stride_e + near.to(tl.int64)[None, :] * stride_n + inner[:, None] * stride_k
+        w_at = weight + expert.to(tl.int64) * stride_e + near.to(tl.int64)[None, :] * stride_n + inner[:,
+                                                                                                       None] * stride_k
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if SILU:
             other = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -82,14 +83,19 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
             total = total * tl.sigmoid(total) * other
         if WEIGHTED:
             total *= tl.load(row_weights + row)[:, None]
-        tl.store(out + row[:, None] * n + col[None, :], total.to(out.dtype.element_ty), mask=inside[:, None] & (col < n)[None, :])
+        tl.store(out + row[:, None] * n + col[None, :],
+                 total.to(out.dtype.element_ty),
+                 mask=inside[:, None] & (col < n)[None, :])
 
 
 @jit(do_not_specialize=["experts", "room"])
-def grouped_weight_kernel(grad, x, begins, counts, sources, out, n, k, stride_grad, stride_x, experts, room, EXPERTS: tl.constexpr,
-                          MASKED: tl.constexpr, COUNTED: tl.constexpr, GATHER: tl.constexpr, PRECISION: tl.constexpr,
-                          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
-    """out [experts, n, k]: each expert's rows of grad [., n]^T times its rows of x [., k], in fp32, rounded once; 0 without rows."""
+def grouped_weight_kernel(grad, x, begins, counts, sources, out, n, k, stride_grad, stride_x, experts, room,
+                          EXPERTS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr, GATHER: tl.constexpr,
+                          PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr):
+    """out [experts, n, k]: each expert's rows of grad [., n]^T times its rows of x [., k], in fp32, rounded once.
+
+    0 for an expert without rows.
+    """
     begin, count = rows_of(begins, counts, experts, room, EXPERTS, MASKED, COUNTED)
     tiles_n, tiles_k = tl.cdiv(n, BLOCK_N), tl.cdiv(k, BLOCK_K)
     line = tl.arange(0, BLOCK_R)
@@ -103,8 +109,13 @@ def grouped_weight_kernel(grad, x, begins, counts, sources, out, n, k, stride_gr
             there = start + line < rows
             row = (first + start + line).to(tl.int64)
             source = tl.load(sources + row, mask=there, other=0).to(tl.int64) if GATHER else row
-            a = tl.load(grad + row[None, :] * stride_grad + down[:, None], mask=there[None, :] & (down < n)[:, None], other=0.0)
-            b = tl.load(x + source[:, None] * stride_x + col[None, :], mask=there[:, None] & (col < k)[None, :], other=0.0)
+            a = tl.load(grad + row[None, :] * stride_grad + down[:, None],
+                        mask=there[None, :] & (down < n)[:, None],
+                        other=0.0)
+            b = tl.load(x + source[:, None] * stride_x + col[None, :],
+                        mask=there[:, None] & (col < k)[None, :],
+                        other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
-        tl.store(out + (expert.to(tl.int64) * n + down)[:, None] * k + col[None, :], total.to(out.dtype.element_ty),
+        tl.store(out + (expert.to(tl.int64) * n + down)[:, None] * k + col[None, :],
+                 total.to(out.dtype.element_ty),
                  mask=(down < n)[:, None] & (col < k)[None, :])

@@ -13,12 +13,18 @@ from triton_dist.ops.registry import Gradient, Operator
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 
-ACTS = ("silu_mul",)
-_BLOCK_R = 64                   # rows that the gradient of a weight takes at a time
+ACTS = ("silu_mul", )
+_BLOCK_R = 64  # rows that the gradient of a weight takes at a time
 
 
-def grouped_gemm(x: torch.Tensor, weight: torch.Tensor, *, offsets: torch.Tensor | None = None, counts: torch.Tensor | None = None,
-                 sources: torch.Tensor | None = None, act: str | None = None, row_weights: torch.Tensor | None = None) -> torch.Tensor:
+def grouped_gemm(x: torch.Tensor,
+                 weight: torch.Tensor,
+                 *,
+                 offsets: torch.Tensor | None = None,
+                 counts: torch.Tensor | None = None,
+                 sources: torch.Tensor | None = None,
+                 act: str | None = None,
+                 row_weights: torch.Tensor | None = None) -> torch.Tensor:
     """Multiplies rows by expert with the weight of their expert. No host waits for a number; works in graphs.
 
     Args:
@@ -52,24 +58,26 @@ def _check(x: Any, weight: Any, offsets: Any, counts: Any, sources: Any, act: An
     checks.tensor("weight", weight, like=x, ndim=3)
     experts, n, k = weight.shape
     if x.ndim not in (2, 3) or x.shape[-1] != k or x.ndim == 3 and x.shape[0] != experts:
-        raise InvalidArgument(f"x: expected [R, {k}] or [{experts}, capacity, {k}] to match weight {list(weight.shape)}, found "
-                              f"{list(x.shape)}")
+        raise InvalidArgument(
+            f"x: expected [R, {k}] or [{experts}, capacity, {k}] to match weight {list(weight.shape)}, found "
+            f"{list(x.shape)}")
     if x.ndim == 3 and (counts is None or offsets is not None or sources is not None):
         raise InvalidArgument("counts: expected with rows [E, capacity, K], without offsets and sources")
     if x.ndim == 2 and offsets is None:
-        raise InvalidArgument("offsets: expected where each expert's rows begin, found None; pass ep_dispatch's expert_offsets")
-    for name, t, shape in (("offsets", offsets, (experts + 1,)), ("counts", counts, (experts,))):
+        raise InvalidArgument(
+            "offsets: expected where each expert's rows begin, found None; pass ep_dispatch's expert_offsets")
+    for name, t, shape in (("offsets", offsets, (experts + 1, )), ("counts", counts, (experts, ))):
         if t is not None:
             checks.counts(name, t, shape)
     if sources is not None:
-        checks.counts("sources", sources, tuple(getattr(sources, "shape", (0,))[:1]))
+        checks.counts("sources", sources, tuple(getattr(sources, "shape", (0, ))[:1]))
     if act is not None and act not in ACTS:
         raise InvalidArgument(f"act: expected None or one of {', '.join(ACTS)}, found {act!r}")
     if act is not None and n % 2:
         raise InvalidArgument(f"weight: expected an even number of rows for {act!r}, found {n}")
     rows = x.shape[:-1].numel() if sources is None else sources.shape[0]
-    if row_weights is not None and (not isinstance(row_weights, torch.Tensor) or row_weights.dtype != torch.float32
-                                    or row_weights.numel() != rows or not row_weights.is_contiguous()):
+    if row_weights is not None and (not isinstance(row_weights, torch.Tensor) or row_weights.dtype != torch.float32 or
+                                    row_weights.numel() != rows or not row_weights.is_contiguous()):
         raise InvalidArgument(f"row_weights: expected None or {rows} contiguous float32, one for each row by expert")
 
 
@@ -91,13 +99,32 @@ def _call(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None, c
     config = backend().gemm_config(x.dtype, max(1, out.shape[:-1].numel() // experts))
     block_n = config.block_n if act is None else max(16, config.block_n // 2)
     programs = min(backend().num_sms(), _most_tiles(out.shape[:-1].numel(), experts, n, config.block_m, block_n))
-    grouped_gemm_kernel[(programs,)](
-        flat, weight, counts if offsets is None else offsets, offsets if counts is None else counts,
-        out if sources is None else sources, out if row_weights is None else row_weights, out, n, k, flat.stride(0),
-        *weight.stride(), experts, room, EXPERTS=power_of_two(experts), MASKED=x.ndim == 3, COUNTED=counts is not None,
-        GATHER=sources is not None, WEIGHTED=row_weights is not None, SILU=act is not None, EVEN_K=k % config.block_k == 0,
-        PRECISION=precision(x.dtype), BLOCK_M=config.block_m, BLOCK_N=block_n, BLOCK_K=config.block_k, num_warps=config.num_warps,
-        num_stages=config.num_stages)
+    grouped_gemm_kernel[(programs, )](flat,
+                                      weight,
+                                      counts if offsets is None else offsets,
+                                      offsets if counts is None else counts,
+                                      out if sources is None else sources,
+                                      out if row_weights is None else row_weights,
+                                      out,
+                                      n,
+                                      k,
+                                      flat.stride(0),
+                                      *weight.stride(),
+                                      experts,
+                                      room,
+                                      EXPERTS=power_of_two(experts),
+                                      MASKED=x.ndim == 3,
+                                      COUNTED=counts is not None,
+                                      GATHER=sources is not None,
+                                      WEIGHTED=row_weights is not None,
+                                      SILU=act is not None,
+                                      EVEN_K=k % config.block_k == 0,
+                                      PRECISION=precision(x.dtype),
+                                      BLOCK_M=config.block_m,
+                                      BLOCK_N=block_n,
+                                      BLOCK_K=config.block_k,
+                                      num_warps=config.num_warps,
+                                      num_stages=config.num_stages)
     return out
 
 
@@ -117,11 +144,28 @@ def _weight_call(grad: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor | No
     flat, to = (checks.rows_contiguous(t if t.ndim == 2 else t.flatten(0, 1)) for t in (x, grad))
     config = backend().gemm_config(x.dtype, n)
     tiles = experts * -(-n // config.block_m) * -(-k // config.block_n)
-    grouped_weight_kernel[(min(backend().num_sms(), tiles),)](
-        to, flat, counts if offsets is None else offsets, offsets if counts is None else counts, out if sources is None else sources,
-        out, n, k, to.stride(0), flat.stride(0), experts, room, EXPERTS=power_of_two(experts), MASKED=x.ndim == 3,
-        COUNTED=counts is not None, GATHER=sources is not None, PRECISION=precision(x.dtype), BLOCK_N=config.block_m,
-        BLOCK_K=config.block_n, BLOCK_R=_BLOCK_R, num_warps=config.num_warps, num_stages=config.num_stages)
+    grouped_weight_kernel[(min(backend().num_sms(), tiles), )](to,
+                                                               flat,
+                                                               counts if offsets is None else offsets,
+                                                               offsets if counts is None else counts,
+                                                               out if sources is None else sources,
+                                                               out,
+                                                               n,
+                                                               k,
+                                                               to.stride(0),
+                                                               flat.stride(0),
+                                                               experts,
+                                                               room,
+                                                               EXPERTS=power_of_two(experts),
+                                                               MASKED=x.ndim == 3,
+                                                               COUNTED=counts is not None,
+                                                               GATHER=sources is not None,
+                                                               PRECISION=precision(x.dtype),
+                                                               BLOCK_N=config.block_m,
+                                                               BLOCK_K=config.block_n,
+                                                               BLOCK_R=_BLOCK_R,
+                                                               num_warps=config.num_warps,
+                                                               num_stages=config.num_stages)
     return out
 
 
@@ -152,14 +196,16 @@ def _backward(ctx: Any, grad: torch.Tensor | None) -> tuple:
         sigmoid, grad_h = gate.sigmoid(), grad.float()
         grad = torch.cat([grad_h * up * sigmoid * (1 + gate * (1 - sigmoid)), grad_h * gate * sigmoid], -1).to(x.dtype)
     if needs[1]:
-        found[1] = torch.ops.triton_dist.grouped_gemm_weight(grad, x.detach(), offsets, counts, sources, weight.shape[0])
+        found[1] = torch.ops.triton_dist.grouped_gemm_weight(grad, x.detach(), offsets, counts, sources,
+                                                             weight.shape[0])
     if needs[0]:
         to_rows = GROUPED_GEMM(grad, weight.detach().transpose(1, 2), offsets, counts, None, None, None)
         to_rows = torch.where(_there(grad, offsets, counts)[..., None], to_rows, 0.0)
-        if sources is not None:                 # a row of x may be that of several experts; others have no source
+        if sources is not None:  # a row of x may be that of several experts; others have no source
             there = _there(grad, offsets, counts)
-            to_rows = x.new_zeros(x.shape[0] + 1, x.shape[1], dtype=torch.float32).index_add_(
-                0, torch.where(there, sources, x.shape[0]), to_rows.float())[:-1].to(x.dtype)
+            to_rows = x.new_zeros(x.shape[0] + 1, x.shape[1],
+                                  dtype=torch.float32).index_add_(0, torch.where(there, sources, x.shape[0]),
+                                                                  to_rows.float())[:-1].to(x.dtype)
         found[0] = to_rows
     return tuple(found)
 
@@ -168,12 +214,12 @@ def _there(grad: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tenso
     """bool, for each row by expert whether it is one."""
     rows = torch.arange(grad.shape[-2], device=grad.device)
     if grad.ndim == 3:
-        return rows < counts[:, None]           # pyright: ignore[reportOptionalSubscript]
-    begins = offsets[:-1]                       # pyright: ignore[reportOptionalSubscript]
-    expert = torch.searchsorted(offsets, rows.to(offsets.dtype), right=True) - 1        # pyright: ignore
+        return rows < counts[:, None]  # pyright: ignore[reportOptionalSubscript]
+    begins = offsets[:-1]  # pyright: ignore[reportOptionalSubscript]
+    expert = torch.searchsorted(offsets, rows.to(offsets.dtype), right=True) - 1  # pyright: ignore
     inside = (expert >= 0) & (expert < len(begins))
     expert = expert.clamp(0, len(begins) - 1)
-    rows_of = torch.diff(offsets) if counts is None else counts      # pyright: ignore
+    rows_of = torch.diff(offsets) if counts is None else counts  # pyright: ignore
     return inside & (rows - begins[expert] < rows_of[expert])
 
 
@@ -183,10 +229,12 @@ def _silu_mul(product: torch.Tensor) -> torch.Tensor:
 
 
 GROUPED_GEMM = Operator(
-    "grouped_gemm", "(Tensor x, Tensor weight, Tensor? offsets, Tensor? counts, Tensor? sources, str? act, Tensor? row_weights) "
+    "grouped_gemm",
+    "(Tensor x, Tensor weight, Tensor? offsets, Tensor? counts, Tensor? sources, str? act, Tensor? row_weights) "
     "-> Tensor", _call, lambda x, weight, offsets, counts, sources, act, row_weights: _out(x, weight, sources, act),
     Gradient(_keep, _backward))
 # The gradient of the weights as an operator of its own: [E, N, K] from the gradient of the result and x.
 GROUPED_GEMM_WEIGHT = Operator(
-    "grouped_gemm_weight", "(Tensor grad, Tensor x, Tensor? offsets, Tensor? counts, Tensor? sources, SymInt experts) -> Tensor",
-    _weight_call, lambda grad, x, offsets, counts, sources, experts: x.new_empty((experts, grad.shape[-1], x.shape[-1])))
+    "grouped_gemm_weight",
+    "(Tensor grad, Tensor x, Tensor? offsets, Tensor? counts, Tensor? sources, SymInt experts) -> Tensor", _weight_call,
+    lambda grad, x, offsets, counts, sources, experts: x.new_empty((experts, grad.shape[-1], x.shape[-1])))
