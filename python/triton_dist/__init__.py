@@ -20,6 +20,7 @@ from triton_dist.runtime.jit import gluon_jit, jit
 from triton_dist.runtime.memory_summary import memory_summary
 from triton_dist.runtime.shmem_teams import shmem_team
 from triton_dist.runtime.streams import current_stream, device, new_stream, synchronize, use_stream
+from triton_dist.runtime.tensor_checks import check_tensors_gpu_ready
 from triton_dist.runtime.triton_driver import offer as _offer_driver
 from triton_dist.runtime.workspace import reset
 from triton_dist.runtime.world import finalize_distributed, initialize_distributed
@@ -28,8 +29,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CollectiveMismatch", "DeviceFault", "HangError", "InvalidArgument", "NotInitialized", "NotSymmetric", "OutOfHeap",
-    "TritonDistError", "UnsupportedFeature", "WaitTimeout", "WorkspacePoisoned", "create_symm_tensor", "current_stream",
-    "device", "finalize_distributed", "free_symm_tensor", "gluon_jit", "initialize_distributed", "jit", "memory_summary",
+    "TritonDistError", "UnsupportedFeature", "WaitTimeout", "WorkspacePoisoned", "check_tensors_gpu_ready", "create_symm_tensor",
+    "current_stream", "device", "finalize_distributed", "free_symm_tensor", "gluon_jit", "initialize_distributed", "jit",
+    "memory_summary",
     "new_stream", "peer_tensor", "prepare_graphs", "reset", "shmem_team", "synchronize", "use_stream",
 ]
 
