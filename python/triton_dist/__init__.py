@@ -22,6 +22,7 @@ from triton_dist.runtime.shmem_teams import shmem_team
 from triton_dist.runtime.streams import current_stream, device, new_stream, synchronize, use_stream
 from triton_dist.runtime.tensor_checks import check_tensors_gpu_ready
 from triton_dist.runtime.triton_driver import offer as _offer_driver
+from triton_dist.runtime.warm_up import warm_up
 from triton_dist.runtime.workspace import reset
 from triton_dist.runtime.world import finalize_distributed, initialize_distributed
 
@@ -29,10 +30,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CollectiveMismatch", "DeviceFault", "HangError", "InvalidArgument", "NotInitialized", "NotSymmetric", "OutOfHeap",
-    "TritonDistError", "UnsupportedFeature", "WaitTimeout", "WorkspacePoisoned", "check_tensors_gpu_ready", "create_symm_tensor",
-    "current_stream", "device", "finalize_distributed", "free_symm_tensor", "gluon_jit", "initialize_distributed", "jit",
-    "memory_summary",
-    "new_stream", "peer_tensor", "prepare_graphs", "reset", "shmem_team", "synchronize", "use_stream",
+    "TritonDistError", "UnsupportedFeature", "WaitTimeout", "WorkspacePoisoned", "check_tensors_gpu_ready",
+    "create_symm_tensor", "current_stream", "device", "finalize_distributed", "free_symm_tensor", "gluon_jit",
+    "initialize_distributed", "jit", "memory_summary", "new_stream", "peer_tensor", "prepare_graphs", "reset", "shmem_team",
+    "synchronize", "use_stream", "warm_up",
 ]
 
 for _function in (create_symm_tensor, finalize_distributed, free_symm_tensor, initialize_distributed, memory_summary,

@@ -18,13 +18,13 @@ _POINTERS = {"flags": "*i32", "control": "*i32", "team": "*i32"}
 
 
 def compiled(kernel, target: str, even_k: bool = True, dtype: str = "bf16", **tiling):
-    """`kernel` with operands of `dtype`; m, n, k and the strides divisible by 16, as usual shapes are.
+    """`kernel` with operands of `dtype`; n, k and the strides divisible by 16, as usual shapes are; kernels do not specialise on m.
 
     tiling: constexprs and options in place of the usual ones, as GemmConfig.options() gives them."""
     pointers = {"x", "gathered", "weight", "bias", "out", "slots"}
     types = {name: f"*{dtype}" if name in pointers else _POINTERS.get(name, "i32") for name in kernel.arg_names}
     types.update({name: "constexpr" for name in kernel.arg_names if name.isupper()})
-    attrs = ("x", "gathered", "weight", "bias", "out", "slots", "flags", "control", "team", "half", "m", "n", "k", "stride_x",
+    attrs = ("x", "gathered", "weight", "bias", "out", "slots", "flags", "control", "team", "half", "n", "k", "stride_x",
              "stride_w")
     constants = dict(CONSTEXPRS, EVEN_K=even_k, **({"MOST": 32} if kernel is ag_gemm_by_sms_kernel else {}))
     constants.update({name: value for name, value in tiling.items() if name.isupper()})

@@ -45,7 +45,7 @@ def push_kernel(x, gathered, flags, control, team, half, count, pitch, piece, pi
     count_call(control, epoch)
 
 
-@jit(do_not_specialize=["index", "pushers"])
+@jit(do_not_specialize=["index", "pushers", "m", "pieces", "piece_tiles"])
 def ag_gemm_by_sms_kernel(x, gathered, weight, bias, out, flags, control, half, pushers, index, world, m, n, k, pitch, stride_w,
                           pieces, piece_tiles, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
                           PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -22,7 +22,7 @@ def multiply(a, weight, bias, out, chunk, tile_m, tile_n, m, n, k, stride_w, HAS
     tl.store(to, acc.to(out.dtype.element_ty), mask=(rows < m)[:, None] & (cols < n)[None, :])
 
 
-@jit(do_not_specialize=["epoch", "index"])
+@jit(do_not_specialize=["epoch", "index", "m", "pieces", "piece_tiles"])
 def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m, n, k, pitch, stride_w,
                    pieces, piece_tiles, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):

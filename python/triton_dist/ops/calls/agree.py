@@ -7,7 +7,8 @@ differ, in a call or in that only some refuse it, the world is over: that call r
 later call says so with the first cause.
 """
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,11 +27,18 @@ class Agreed:
         dtype: of the operands.
         method: the one that was asked for, or that the op takes for "auto"; "auto" where it is decided later.
         why: the reason for a method that the op has taken. Ranks do not compare it.
+        varies: the field that calls of one family differ in: the number of rows, which changes from call to call in a server.
     """
+    varies: ClassVar[str] = "m"
     op: str
     dtype: torch.dtype
     method: str
     why: str = field(default="", compare=False)
+
+    @cached_property
+    def family(self) -> tuple:
+        """What calls have alike that differ only in the number of rows."""
+        return tuple(getattr(self, item.name) for item in fields(self) if item.compare and item.name != self.varies)
 
     def __str__(self) -> str:
         """Words such as "op=ag_gemm, dtype=torch.bfloat16, method=auto, m=32, k=64"."""
@@ -79,17 +87,25 @@ def withdraw(group: Group, what: str, error: BaseException) -> None:
     _refused(group, backend().note_withdrawn(group, number, f"{what}, ended before it began by {describe(error)}"))
 
 
-def agree_once(group: Group, agreed: Agreed, known: set, graphs: bool = False) -> Any:
-    """Collective at the first use of a shape, in graphs or not: all ranks must have the same in `agreed`, or all raise.
+def agree_once(group: Group, agreed: Agreed, known: set, graphs: bool = False) -> None:
+    """Collective at the first use of a family of calls, in graphs or not: all ranks must have the same in `agreed`, or all raise.
 
-    Called before anything else that is collective. Returns what to call once compiled, before the launch: at a first use the
-    ranks meet there, so that one rank's compilation does not look like a hang to the others.
+    Called before anything else that is collective. Another number of rows is no reason to meet: that would cost more than
+    the call.
     """
-    if (agreed, graphs) in known or backend().is_capturing():
-        return lambda: None
-    _alike(group, agreed.op, f"{agreed}{', to be captured in graphs' * graphs}")
-    known.add((agreed, graphs))
-    return group.barrier
+    use = (agreed.family, graphs)
+    if use not in known and not backend().is_capturing():
+        _alike(group, agreed.op, f"{agreed}{', to be captured in graphs' * graphs}")
+        known.add(use)
+
+
+def meet_once(group: Group, agreed: Agreed, choice: Any, known: set, graphs: bool = False) -> None:
+    """Collective where a way of running a family is new: all ranks have compiled it then, and one that compiles for long does not
+    look like a hang to the others."""
+    use = (agreed.family, choice, graphs)
+    if use not in known and not backend().is_capturing():
+        group.barrier()
+        known.add(use)
 
 
 def _alike(group: Group, what: str, value: str) -> None:

@@ -19,7 +19,7 @@ from triton_dist.ops.tuning.table import Choice, Entry, Shape
 from triton_dist.ops.tuning.tables import Tables
 from triton_dist.runtime.groups import Group
 
-_SHARED = "any size"            # key of the decision that holds for all sizes without one of their own
+_SHARED = "any size"            # key of what holds for all sizes without an entry of their own
 _LEVEL = 1.01                   # times that differ by less are equal, and the candidate named first is taken
 
 
@@ -55,7 +55,7 @@ class Call:
 
 
 def decide(record: CallRecord, call: Call) -> Decision:
-    """How calls like this one run. Collective at the first use of what is agreed on, and of a `local` that is new under it.
+    """How calls like this one run. Collective at the first use of a `local` that is new to a family of calls, and to measure.
 
     Ranks cannot see each other's `local`, so it must be new on all of them or on none. Two cases make that so in practice:
     a `local` that is larger or smaller by one than a known one (an uneven split of another layer) counts as known, and once
@@ -65,6 +65,7 @@ def decide(record: CallRecord, call: Call) -> Decision:
         return Decision(*call.rule)
     if len(record.decisions) >= MOST:
         record.decisions.clear()
+        record.sizes.clear()
     known = record.decisions.setdefault(call.agreed, {})
     found = _known(known, call.local)
     if found is None:
@@ -76,7 +77,8 @@ def decide(record: CallRecord, call: Call) -> Decision:
     return found
 
 
-def _known(known: dict, local: int) -> Decision | None:
+def _known(known: dict, local: int) -> Any:
+    """The entry of a size, of one beside it, or the shared one."""
     near = next((size for size in (local, local - 1, local + 1) if size in known), _SHARED)
     return known.get(near)
 
@@ -109,9 +111,20 @@ def _decide(record: CallRecord, call: Call, shape_of: Callable[[int], Shape]) ->
     group, figures = record.group, tables.of(call.op, record)
     if figures.mode == "0" and not figures.entries:
         return set(), Decision(*call.rule)
-    sizes = group.all_gather_object(call.local)
+    sizes = _sizes(record, call)
     shape = shape_of(sum(sizes))
     return set(sizes), replace(_by_figures(group, call, shape, figures), shape=shape)
+
+
+def _sizes(record: CallRecord, call: Call) -> Sequence[int]:
+    """All ranks' `local`. Collective where it is new to the family of the call."""
+    known = record.sizes.setdefault(call.agreed.family, {})
+    found = _known(known, call.local)
+    if found is None:
+        found = known[call.local] = record.group.all_gather_object(call.local)
+        if len(set(found)) != 1:
+            known[_SHARED] = found
+    return found
 
 
 def _by_figures(group: Group, call: Call, shape: Shape, known: Tables) -> Decision:

@@ -15,7 +15,7 @@ import torch
 
 from triton_dist.compat.torch import dispatch_modes as _modes, dual_level
 from triton_dist.ops.calls import checks, decide, log
-from triton_dist.ops.calls.agree import Agreed, agree_once, refuse, same_call, withdraw
+from triton_dist.ops.calls.agree import Agreed, agree_once, meet_once, refuse, same_call, withdraw
 from triton_dist.ops.calls.plans import Plan, Trial, Unfused, Wrapped
 from triton_dist.ops.calls.possible import UNFUSED
 from triton_dist.ops.calls.record import CallRecord, Known, record_of
@@ -115,6 +115,8 @@ class Calls:
             tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
         record = record_of(self, group, members)
         plan = self._planned(record, members, (_signature(tensors, outputs), *map(repr, asked)), tensors, asked)
+        if state().watched is not None:
+            state().watched.append((self.name, plan.agreed.family, plan.choice))
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
@@ -156,12 +158,13 @@ class Calls:
 
     def _made(self, record: CallRecord, group: Group, agreed: Agreed, tensors: list, choice: Choice | None,
               graphs: bool = False) -> Plan:
-        """A plan, compiled. Collective at the first use of what is agreed on.
+        """A plan, compiled. Collective at the first use of a family of calls, and of a way to run it.
 
         choice: the way, where it is known. Where the symmetric heap has no room for an "auto", which is so on all ranks then, the
         plan is the unfused one.
         """
-        meet, free = agree_once(group, agreed, record.first_uses, graphs), agreed.method == "auto" or agreed.why
+        agree_once(group, agreed, record.first_uses, graphs)
+        free = agreed.method == "auto" or agreed.why
         try:
             if choice is None:
                 choice, why = self._decided(record, group, agreed, tensors)
@@ -177,7 +180,7 @@ class Calls:
             plan = self._plan(group, agreed, choice, tensors)
         if plan.compiles:
             plan.compile(*self.filled(group, agreed, tensors))
-        meet()
+        meet_once(group, agreed, choice, record.first_uses, graphs)
         return plan
 
     def _decided(self, record: CallRecord, group: Group, agreed: Agreed, tensors: list) -> tuple[Choice, str]:

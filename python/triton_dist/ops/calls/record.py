@@ -107,7 +107,8 @@ class CallRecord(Record):
     """What an op remembers of its calls on `group`.
 
     plans: (signature of a call, whether it is captured) -> Plan. decisions: what ranks agree on -> {a size of this rank: how
-    calls run}. first_uses: what ranks have agreed on and compiled. known: what a repeated call is looked up by -> Known; it is
+    calls run}. sizes: family of calls -> {a size of this rank: those of all ranks}. first_uses: families that ranks have
+    agreed on, and ways to run them that they have compiled. known: what a repeated call is looked up by -> Known; it is
     emptied once buffers move or a call is refused. tables: the measured times that its members share (tuning/tables.py).
     """
 
@@ -115,6 +116,7 @@ class CallRecord(Record):
         self.group = group
         self.plans: dict = {}
         self.decisions: dict = {}
+        self.sizes: dict = {}
         self.first_uses: set = set()
         self.known: dict = {}
         self.tables: Any = None

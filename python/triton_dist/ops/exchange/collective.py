@@ -24,6 +24,7 @@ from triton_dist.runtime.workspace import CountedWorkspace, team
 @dataclass(frozen=True, kw_only=True)
 class Row(Agreed):
     """A rank sends n elements to each rank. reduction: what is done to what arrives; None: it is kept."""
+    varies = "n"
     n: int
     reduction: str | None
 

@@ -9,7 +9,7 @@ from triton_dist.ops.internode.kernels import arrived, send, word_of
 from triton_dist.runtime.jit import jit
 
 
-@jit
+@jit(do_not_specialize=["m"])
 def gemm_rs_nodes_kernel(x, weight, bias, out, slots, flags, control, team, half, each, m, n, k, pitch, stride_x, stride_w,
                          HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
                          BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):

@@ -11,7 +11,7 @@ from triton_dist.runtime.jit import jit
 MOST_ROWS = 128                 # of a tile; taller ones spill, as the addresses of a tile's sum need registers too
 
 
-@jit
+@jit(do_not_specialize=["m"])
 def gemm_rs_scatter_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n, k, pitch, stride_x, stride_w,
                            HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
                            BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):

@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Making ready for numbers of rows that have not come yet."""
+from typing import Any, Callable, Sequence
+
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
+
+
+def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
+    """Makes ready for calls with any of these numbers of rows. Collective: all ranks call it alike.
+
+    A first call with some number of rows may have to compile a kernel and to wait for the other ranks. After this, calls with
+    a number in `rows` do neither. `call` runs with the largest number first, so that buffers have their final size. Then come
+    the numbers that divide by the size of the world, and those of each other remainder, since ops may treat them differently.
+    Between two numbers whose ops ran in different ways `call` runs with the one halfway, and so on until all ways are known.
+    That a way which serves two numbers serves those between them is taken for granted.
+
+    Args:
+        call: makes the calls to prepare, with as many rows as it is given: one op, a layer, or a model. Its result is dropped.
+        rows: numbers in increasing order.
+
+    Returns:
+        The numbers that `call` was run with, in that order.
+
+    Raises:
+        InvalidArgument: `rows` is empty or does not increase.
+
+    Example:
+        x = torch.zeros(8192, 4096, dtype=torch.bfloat16, device="cuda")
+        triton_dist.warm_up(lambda rows: ag_gemm(x[:rows], weight), range(1, 8193))
+    """
+    if not len(rows) or any(a >= b for a, b in zip(rows, rows[1:])):
+        raise InvalidArgument(f"rows: expected numbers in increasing order, at least one, found {rows!r}")
+    ways: dict[int, list] = {}
+
+    def way(number: int) -> list:
+        if number not in ways:
+            ways[number] = _ways_of(lambda: call(number))
+        return ways[number]
+
+    way(rows[-1])
+    size = resolve().size
+    for remainder in range(size):
+        alike = [number for number in rows if number % size == remainder]
+        intervals = [(0, len(alike) - 1)] if alike else []
+        while intervals:
+            low, high = intervals.pop()
+            if way(alike[high]) != way(alike[low]) and high - low > 1:
+                middle = (low + high) // 2
+                intervals += [(low, middle), (middle, high)]
+    return list(ways)
+
+
+def _ways_of(call: Callable[[], Any]) -> list:
+    """How the ops in `call` run: for each its name, what the ranks have agreed on but for rows, and the way that was chosen."""
+    me = state()
+    me.doubt()                              # calls that are known are looked at again
+    me.watched = found = []
+    try:
+        call()
+    finally:
+        me.watched = None
+    return found

@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Numbers of rows that have not come before: ranks meet only for what is new about them, and after `warm_up` never."""
+import pytest
+import torch
+from torch.nn.functional import linear
+
+import triton_dist
+from triton_dist.backends.emulator import run_ranks
+from triton_dist.ops import OPS, ag_gemm, all_gather, all_reduce, gemm_ar, gemm_rs, reduce_scatter
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
+from triton_dist.runtime.groups import Group, resolve
+from triton_dist.testing import random_tensor
+
+K, N, MOST = 48, 40, 64
+
+
+class Meetings:
+    """What ranks say to each other on the host."""
+
+    def __init__(self, monkeypatch):
+        self.of_rank: dict = {}
+        for name in ("all_gather_object", "barrier", "broadcast_object"):
+            for kind in (Group, *Group.__subclasses__()):
+                if name in vars(kind):
+                    monkeypatch.setattr(kind, name, self._counted(name, vars(kind)[name]))
+
+    def _counted(self, name, real):
+        def call(group, *args, **kwargs):
+            self.of_rank.setdefault(resolve().rank, []).append(name)
+            return real(group, *args, **kwargs)
+        return call
+
+    def since(self) -> list:
+        """Those of this rank since it asked last."""
+        return self.of_rank.pop(resolve().rank, [])
+
+
+def calls() -> dict:
+    """{name: (a call with that many rows on each rank, what it must give)} of ops whose rows a server changes."""
+    group = resolve()
+    x = [random_tensor(MOST * group.size, K, dtype=torch.float32, seed=rank) for rank in range(group.size)]
+    weight = [random_tensor(N, K, dtype=torch.float32, seed=100 + rank) for rank in range(group.size)]
+    mine, w = x[group.rank], weight[group.rank]
+
+    def summed(rows):
+        return sum(linear(a[:rows], b) for a, b in zip(x, weight))
+
+    def part(whole, rows):
+        return whole[group.rank * rows:(group.rank + 1) * rows]
+    return {
+        "ag_gemm": (lambda r: ag_gemm(mine[:r], w), lambda r: linear(torch.cat([a[:r] for a in x]), w)),
+        "gemm_rs": (lambda r: gemm_rs(mine[:r * group.size], w), lambda r: part(summed(r * group.size), r)),
+        "gemm_ar": (lambda r: gemm_ar(mine[:r], w), summed),
+        "all_gather": (lambda r: all_gather(mine[:r]), lambda r: torch.cat([a[:r] for a in x])),
+        "reduce_scatter": (lambda r: reduce_scatter(mine[:r * group.size]),
+                           lambda r: part(sum(a[:r * group.size] for a in x), r)),
+        "all_reduce": (lambda r: all_reduce(mine[:r]), lambda r: sum(a[:r] for a in x)),
+    }
+
+
+@pytest.mark.parametrize("name, world", [
+    ("ag_gemm", 3), ("gemm_rs", 2), ("all_gather", 3), ("reduce_scatter", 2), ("all_reduce", 3),
+    pytest.param("gemm_ar", 3, marks=pytest.mark.full)])
+def test_after_it_no_number_of_rows_makes_ranks_meet(name, world, monkeypatch):
+    meetings = Meetings(monkeypatch)
+
+    def script():
+        call, expected = calls()[name]
+        used = triton_dist.warm_up(call, range(1, MOST + 1))
+        assert {1, 2, MOST} <= set(used) and used[0] == MOST and len(used) == len(set(used)) and meetings.since()
+        for rows in (*range(2, MOST, 13), MOST):
+            torch.testing.assert_close(call(rows), expected(rows), rtol=1e-4, atol=1e-4)
+            assert meetings.since() == [], rows
+    run_ranks(script, world)
+
+
+def test_a_new_number_of_rows_costs_a_meeting_only_where_it_runs_in_a_new_way(monkeypatch):
+    meetings = Meetings(monkeypatch)
+
+    def script():
+        call, _ = calls()["gemm_rs"]
+        call(MOST)
+        assert meetings.since()
+        call(MOST - 1)
+        assert meetings.since() == []
+        call(1)                             # by other tiles, which each rank has to compile
+        assert meetings.since() == ["barrier"]
+        call(2)
+        assert meetings.since() == []
+    run_ranks(script, 2)
+
+
+def test_all_layers_of_a_model_are_made_ready(monkeypatch):
+    meetings = Meetings(monkeypatch)
+
+    def script():
+        of_ops = calls()
+
+        def model(rows):
+            return of_ops["ag_gemm"][0](rows).sum() + of_ops["gemm_rs"][0](rows).sum()
+        triton_dist.warm_up(model, range(2, MOST + 1, 2))
+        meetings.since()
+        for rows in range(2, MOST + 1, 6):
+            model(rows)
+        assert meetings.since() == []
+    run_ranks(script, 2)
+
+
+def test_it_meets_every_way_of_a_range_with_few_calls():
+    def script():
+        op, group = OPS["gemm_rs"], resolve()
+        call, _ = calls()["gemm_rs"]
+        used = triton_dist.warm_up(call, range(1, MOST + 1))
+
+        def way(rows):
+            agreed = op.at(rows * group.size, N, K * group.size, torch.float32, group)
+            return op.rule(agreed, group, op.candidates(agreed, group))[0]
+        assert {way(rows) for rows in used} == {way(rows) for rows in range(1, MOST + 1)} and 2 < len(used) < MOST / 2
+        return used
+    first, second = run_ranks(script, 2)
+    assert first == second
+
+
+def test_ranks_that_differ_at_the_first_call_of_a_family_are_told():
+    def script():
+        call, _ = calls()["all_reduce"]
+        with pytest.raises(CollectiveMismatch):
+            call(8 + resolve().rank)
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("rows", [range(0), [4, 4], [4, 2], range(8, 1, -1)])
+def test_numbers_that_do_not_increase_are_refused(rows):
+    with pytest.raises(InvalidArgument, match="rows: expected numbers in increasing order"):
+        triton_dist.warm_up(lambda rows: None, rows)
+
+
+def test_an_error_of_the_call_comes_through_and_leaves_nothing():
+    def script():
+        call, expected = calls()["all_reduce"]
+
+        def failing(rows):
+            if rows == 1:
+                raise ArithmeticError("mine")
+            call(rows)
+        with pytest.raises(ArithmeticError, match="mine"):
+            triton_dist.warm_up(failing, range(1, 9))
+        torch.testing.assert_close(call(3), expected(3))
+    run_ranks(script, 2)
