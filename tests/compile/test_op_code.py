@@ -18,7 +18,7 @@ _POINTERS = {"flags": "*i32", "control": "*i32", "team": "*i32"}
 
 
 def compiled(kernel, target: str, even_k: bool = True, dtype: str = "bf16", **tiling):
-    """`kernel` with operands of `dtype`; n, k and the strides divisible by 16, as usual shapes are; kernels do not specialise on m.
+    """`kernel` with operands of `dtype`; n, k and the strides divisible by 16, as usual shapes are.
 
     tiling: constexprs and options in place of the usual ones, as GemmConfig.options() gives them."""
     pointers = {"x", "gathered", "weight", "bias", "out", "slots"}
