@@ -4,11 +4,13 @@
 from triton_dist.layers.attention import KVCache, TPAttention, rotary
 from triton_dist.layers.linear import AGGemm, ColumnLinear, GemmAR, GemmRS
 from triton_dist.layers.mlp import TPMLP
+from triton_dist.layers.moe import EPMoE
 from triton_dist.layers.norm import AllReduceRMSNorm, SequenceRMSNorm
 from triton_dist.layers.replicated import replicated, summed
+from triton_dist.layers.router import TopKRouter
 from triton_dist.layers.vocabulary import ParallelEmbedding, ParallelLMHead, vocab_parallel_cross_entropy
 
 __all__ = [
-    "AGGemm", "AllReduceRMSNorm", "ColumnLinear", "GemmAR", "GemmRS", "KVCache", "ParallelEmbedding", "ParallelLMHead",
-    "SequenceRMSNorm", "TPAttention", "TPMLP", "replicated", "rotary", "summed", "vocab_parallel_cross_entropy",
+    "AGGemm", "AllReduceRMSNorm", "ColumnLinear", "EPMoE", "GemmAR", "GemmRS", "KVCache", "ParallelEmbedding", "ParallelLMHead",
+    "SequenceRMSNorm", "TPAttention", "TPMLP", "TopKRouter", "replicated", "rotary", "summed", "vocab_parallel_cross_entropy",
 ]

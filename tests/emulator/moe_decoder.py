@@ -1,0 +1,87 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Run by test_moe_layers.py on each rank: a tiny mixture-of-experts decoder of transformers, its experts divided."""
+import copy
+
+import torch
+from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
+
+import triton_dist
+from triton_dist.layers import EPMoE
+from triton_dist.runtime.state import state
+
+SIZES = dict(vocab_size=31,
+             hidden_size=16,
+             intermediate_size=24,
+             num_hidden_layers=2,
+             num_attention_heads=2,
+             num_key_value_heads=2,
+             max_position_embeddings=32,
+             pad_token_id=0,
+             bos_token_id=1,
+             eos_token_id=2)
+CONFIGS = {
+    "qwen3_moe":
+    lambda: Qwen3MoeConfig(**SIZES,
+                           head_dim=8,
+                           num_experts=8,
+                           num_experts_per_tok=2,
+                           moe_intermediate_size=12,
+                           norm_topk_prob=True,
+                           decoder_sparse_step=1,
+                           mlp_only_layers=[]),
+    "mixtral":
+    lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v3":
+    lambda: DeepseekV3Config(**SIZES,
+                             n_routed_experts=8,
+                             num_experts_per_tok=2,
+                             moe_intermediate_size=12,
+                             n_group=4,
+                             topk_group=2,
+                             n_shared_experts=1,
+                             first_k_dense_replace=1,
+                             kv_lora_rank=8,
+                             q_lora_rank=8,
+                             qk_nope_head_dim=8,
+                             qk_rope_head_dim=4,
+                             v_head_dim=8),
+}
+
+
+def main(name, steps=2):
+    """Each rank has words of its own. Logits of all, and the weights after some steps, are those of one rank with all words."""
+    triton_dist.initialize_distributed()
+    world = state().world
+    torch.manual_seed(0)
+    alone = AutoModelForCausalLM.from_config(CONFIGS[name]()).float()
+    with torch.no_grad():
+        for p in (*alone.parameters(), *[b for key, b in alone.named_buffers() if "correction" in key]):
+            p.add_(torch.randn_like(p) / 4)  # so that words and experts are told apart
+    model = copy.deepcopy(alone)
+    places = [layer for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+    for layer in places:
+        layer.mlp = EPMoE.from_transformers(layer.mlp, model.config)
+    assert places
+    ids = torch.randint(3, 31, (world.size, 2, 5))
+    mine = ids[world.rank]
+    with torch.no_grad():  # "indexed"
+        expected = alone(input_ids=mine).logits
+        torch.testing.assert_close(model(input_ids=mine).logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(input_ids=mine).logits.detach(), expected, rtol=1e-4, atol=1e-4)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, alone))
+    for _ in range(steps):
+        model(input_ids=mine, labels=mine).loss.backward()
+        sum(alone(input_ids=part, labels=part).loss for part in ids).backward()
+        shared = [p for key, p in model.named_parameters() if not key.endswith(("mlp.weight", "mlp.down"))]
+        for p in shared:  # as data parallelism does it; experts have the sum already
+            if p.grad is not None:
+                world.all_reduce_tensor(p.grad)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_ids=mine).logits, alone(input_ids=mine).logits, rtol=1e-3, atol=1e-3)
+    if world.rank == 0:
+        print(f"{name} on {world.size}: right", flush=True)
+    triton_dist.finalize_distributed()
