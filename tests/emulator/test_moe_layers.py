@@ -16,7 +16,7 @@ from triton_dist.runtime.groups import resolve
 from triton_dist.testing import assert_matches, random_tensor
 
 F32 = torch.float32
-E, H, I = 6, 16, 12
+E, H, INNER = 6, 16, 12
 
 
 def chosen(logits, top_k, sigmoid, bias, groups, top_groups, group_score):
@@ -60,7 +60,7 @@ def test_the_router_chooses_as_a_loop_does(score, groups, top_groups, group_scor
 def layer(shared=None, **options):
     router = TopKRouter(random_tensor(E, H, dtype=F32, seed=1), 2)
     gate_up, down = (random_tensor(*shape, dtype=F32, seed=2 + i) / 4
-                     for i, shape in enumerate(((E, 2 * I, H), (E, H, I))))
+                     for i, shape in enumerate(((E, 2 * INNER, H), (E, H, INNER))))
     return router, gate_up, down, EPMoE.from_full(router, gate_up, down, shared=shared, **options)
 
 
@@ -87,10 +87,10 @@ def test_the_layer_is_what_a_loop_gives(world):
             with torch.no_grad():
                 for out in (moe(x), copy.deepcopy(moe)(x.view(tokens, 1, H)).view(tokens, H)):
                     triton_dist.synchronize()
-                    assert_matches(out, wanted, k=H + I, roundings=8)
+                    assert_matches(out, wanted, k=H + INNER, roundings=8)
             out = moe(x).detach()
             triton_dist.synchronize()
-            assert_matches(out, wanted, k=H + I, roundings=8)
+            assert_matches(out, wanted, k=H + INNER, roundings=8)
         assert "max_tokens=5" in repr(moe)
 
     run_ranks(script, world)
@@ -99,13 +99,13 @@ def test_the_layer_is_what_a_loop_gives(world):
 def test_bad_arguments_are_refused_with_words():
     def script():
         router, gate_up, down, _ = layer()
-        for says, call in (("gate_up: expected .* to match down", lambda: EPMoE(router, gate_up[:, 1:], down)),
-                           ("down: expected a weight for each expert", lambda: EPMoE(router, gate_up, down[0])),
+        for says, call in (("gate_up: expected .* to match down",
+                            lambda: EPMoE(router, gate_up[:, 1:], down)), ("down: expected a weight for each expert",
+                                                                           lambda: EPMoE(router, gate_up, down[0])),
                            ("divides by the 2 ranks, found 5", lambda: EPMoE.from_full(router, gate_up[:5], down[:5])),
                            ("score: expected one of", lambda: TopKRouter(gate_up[0], 2, score="relu")),
-                           ("groups: expected",
-                            lambda: TopKRouter(gate_up[0], 2, groups=5)), ("top_k: expected 1 to",
-                                                                           lambda: TopKRouter(gate_up[0], 2 * I + 1)),
+                           ("groups: expected", lambda: TopKRouter(gate_up[0], 2, groups=5)),
+                           ("top_k: expected 1 to", lambda: TopKRouter(gate_up[0], 2 * INNER + 1)),
                            ("block: expected one with gate.weight",
                             lambda: EPMoE.from_transformers(nn.Linear(2, 2), None))):
             with pytest.raises(InvalidArgument, match=says):

@@ -77,7 +77,10 @@ class TopKRouter(nn.Module):
 
     @classmethod
     def from_transformers(cls, block: Any, config: Any) -> "TopKRouter":
-        """From a mixture-of-experts block of transformers and the model's config. Raises InvalidArgument for one it cannot read."""
+        """From a mixture-of-experts block of transformers and the model's config.
+
+        Raises InvalidArgument for one that it cannot read.
+        """
         gate = getattr(block, "gate", None)
         if not isinstance(getattr(gate, "weight", None), torch.Tensor):
             raise InvalidArgument(
