@@ -140,6 +140,11 @@ class Device(ABC):
     def use_stream(self, stream: Stream) -> Any:
         """Context manager that makes `stream` current."""
 
+    def named_range(self, name: str) -> Any:
+        """Context manager: profilers show what the host does inside as a range of this name. By default torch's profiler does."""
+        from torch.profiler import record_function
+        return record_function(name)
+
     def warms_up(self) -> bool:
         """Whether a call now may be the warm-up before a capture: torch makes it on another stream than the default one."""
         return False

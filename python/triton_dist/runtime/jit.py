@@ -9,6 +9,7 @@ from triton_dist.compat.triton import CompilationError, JITFunction, make_backen
 from triton_dist.language.kernels_of_threads import lowered
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.launch_metadata import describe
 
 
 class BackendLaunch:
@@ -88,11 +89,13 @@ def jit(fn: Optional[Callable] = None, *, version=None, repr: Optional[Callable]
 
     On a GPU the kernel is compiled by the installed Triton with the device runtime linked in. With no GPU, or under
     TRITON_INTERPRET=1, it runs in the emulator.
+
+    Without `launch_metadata`, profilers are told the kernel's name with shapes of tensors, integers and constexprs.
     """
     return _decorator(lambda: DistJITFunction, fn,
                       dict(version=version, do_not_specialize=do_not_specialize,
                            do_not_specialize_on_alignment=do_not_specialize_on_alignment, debug=debug,
-                           noinline=noinline, repr=repr, launch_metadata=launch_metadata))
+                           noinline=noinline, repr=repr, launch_metadata=launch_metadata or describe))
 
 
 def gluon_jit(fn: Optional[Callable] = None, **options):
@@ -105,4 +108,4 @@ def gluon_jit(fn: Optional[Callable] = None, **options):
     Returns:
         A kernel that is launched as `kernel[grid](...)`.
     """
-    return _decorator(_gluon_class, fn, options)
+    return _decorator(_gluon_class, fn, {"launch_metadata": describe, **options})

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 """What the GPU backends share: torch names streams and devices the same for both vendors, only the driver differs."""
 import functools
-from typing import Any, Callable, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from triton import knobs
@@ -146,6 +147,11 @@ class GpuBackend(Backend):
 
     def use_stream(self, stream: Stream) -> Any:
         return torch.cuda.stream(stream)
+
+    @contextmanager
+    def named_range(self, name: str) -> Iterator[None]:
+        with torch.cuda.nvtx.range(name), super().named_range(name):     # on AMD torch's name means roctx
+            yield
 
     def warms_up(self) -> bool:
         return _raw_stream(_device()) != 0

@@ -11,6 +11,7 @@ from triton_dist.cores.hopper.counting import count_call, this_epoch
 from triton_dist.cores.hopper.gemm_ws import Tile, gemm_ws, grouped
 from triton_dist.cores.hopper.hopper_prims import fence_proxy_async, reinterpret, tma_load, tma_store
 from triton_dist.runtime.jit import gluon_jit
+from triton_dist.runtime.launch_metadata import product
 
 
 @aggregate
@@ -126,7 +127,8 @@ class Gather:
         pass
 
 
-@gluon_jit(do_not_specialize=["epoch", "index", "world", "m", "n", "k", "pieces", "piece_tiles", "wide"])
+@gluon_jit(do_not_specialize=["epoch", "index", "world", "m", "n", "k", "pieces", "piece_tiles", "wide"],
+           launch_metadata=product(lambda args: args["m"] * args["world"]))
 def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, out_narrow_desc, bias, flags, epoch, index, world,
                       m, n, k, pieces, piece_tiles, wide, HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, NARROW: gl.constexpr,
                       STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
@@ -149,7 +151,8 @@ def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, ou
         dl.wait(last + index + 1, world - 1 - index, "sys", "acquire", epoch, "ge")
 
 
-@gluon_jit(do_not_specialize=["half", "pushers", "index", "world", "m", "n", "k", "pieces", "piece_tiles", "wide"])
+@gluon_jit(do_not_specialize=["half", "pushers", "index", "world", "m", "n", "k", "pieces", "piece_tiles", "wide"],
+           launch_metadata=product(lambda args: args["m"] * args["world"]))
 def ag_gemm_by_sms_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, out_narrow_desc, bias, flags, control, half,
                              pushers, index, world, m, n, k, pieces, piece_tiles, wide, MOST: gl.constexpr,
                              HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, NARROW: gl.constexpr, STAGES: gl.constexpr,

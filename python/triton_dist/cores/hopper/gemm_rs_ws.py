@@ -12,6 +12,7 @@ from triton_dist.cores.hopper.gemm_ws import Tile, gemm_ws, grouped
 from triton_dist.cores.hopper.hopper_prims import (fence_proxy_async, flush_tma_stores, pause, reinterpret, tma_load,
                                                    tma_store)
 from triton_dist.runtime.jit import gluon_jit
+from triton_dist.runtime.launch_metadata import product
 
 
 @aggregate
@@ -144,7 +145,8 @@ class Ring:
         return reinterpret(staging, self.out.dtype, [self.BLOCK_M, self.BLOCK_N], self.out.layout)
 
 
-@gluon_jit(do_not_specialize=["index", "world", "m", "n", "k", "gap"])
+@gluon_jit(do_not_specialize=["index", "world", "m", "n", "k", "gap"],
+           launch_metadata=product(lambda args: args["m"] * args["world"], passes=2))
 def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even, next_odd, bias, flags, next_flags, control,
                       index, world, m, n, k, gap, HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
                       BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr):

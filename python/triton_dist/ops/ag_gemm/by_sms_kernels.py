@@ -10,6 +10,7 @@ from triton_dist.ops.device.packets import count_call, this_epoch
 from triton_dist.ops.ag_gemm.kernels import multiply
 from triton_dist.ops.internode.kernels import copy
 from triton_dist.runtime.jit import jit
+from triton_dist.runtime.launch_metadata import product
 
 
 @triton.jit
@@ -45,7 +46,8 @@ def push_kernel(x, gathered, flags, control, team, half, count, pitch, piece, pi
     count_call(control, epoch)
 
 
-@jit(do_not_specialize=["index", "pushers", "m", "pieces", "piece_tiles"])
+@jit(do_not_specialize=["index", "pushers", "m", "pieces", "piece_tiles"],
+     launch_metadata=product(lambda args: args["m"] * args["world"]))
 def ag_gemm_by_sms_kernel(x, gathered, weight, bias, out, flags, control, half, pushers, index, world, m, n, k, pitch, stride_w,
                           pieces, piece_tiles, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
                           PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -7,6 +7,7 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.gemm import matmul_tile, tile_of
 from triton_dist.runtime.jit import jit
+from triton_dist.runtime.launch_metadata import product
 
 
 @triton.jit
@@ -22,7 +23,8 @@ def multiply(a, weight, bias, out, chunk, tile_m, tile_n, m, n, k, stride_w, HAS
     tl.store(to, acc.to(out.dtype.element_ty), mask=(rows < m)[:, None] & (cols < n)[None, :])
 
 
-@jit(do_not_specialize=["epoch", "index", "m", "pieces", "piece_tiles"])
+@jit(do_not_specialize=["epoch", "index", "m", "pieces", "piece_tiles"],
+     launch_metadata=product(lambda args: args["m"] * args["world"]))
 def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m, n, k, pitch, stride_w,
                    pieces, piece_tiles, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):

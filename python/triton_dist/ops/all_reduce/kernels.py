@@ -7,6 +7,7 @@ OP is the reduction (ops.device.reduce). Its order is the same on all ranks, wit
 import triton.language as tl
 
 import triton_dist.language as dl
+from triton_dist.ops.device.launch_metadata import two_hops
 from triton_dist.ops.device.packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
                                       store_words)
 from triton_dist.ops.device.reduce import combined, finished, neutral
@@ -15,7 +16,7 @@ from triton_dist.ops.device.selfflag import (COPIES, combined_words, finished_wo
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["n", "part"])
+@jit(do_not_specialize=["n", "part"], launch_metadata=two_hops)
 def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.constexpr, RANKS: tl.constexpr,
                     THREADS: tl.constexpr, WHOLE: tl.constexpr, OP: tl.constexpr):
     """out [n] = reduction over ranks of x [n], in two hops: rank j reduces part j, of `part` words, and sends it to all.
@@ -55,7 +56,7 @@ def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.const
         store_words(out, rank * part + word, send, n, theirs, WHOLE)
 
 
-@jit(do_not_specialize=["n", "part", "rounds"])
+@jit(do_not_specialize=["n", "part", "rounds"], launch_metadata=two_hops)
 def two_hops_self_flagged(x, out, slots, half, control, team, n, part, rounds, OP: tl.constexpr, WORLD: tl.constexpr,
                           THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
     """out [n] = reduction over ranks of x [n], in two hops: rank j reduces part j, of `part` vectors, and sends it to all.
@@ -105,7 +106,7 @@ def two_hops_self_flagged(x, out, slots, half, control, team, n, part, rounds, O
                 store_vectors(out, target, inside, n, dl.sf_plain(taken), WHOLE)
 
 
-@jit(do_not_specialize=["blocks", "rounds"])
+@jit(do_not_specialize=["blocks", "rounds"], launch_metadata=two_hops)
 def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks, rounds, WORLD: tl.constexpr,
                 RANKS: tl.constexpr, BLOCK: tl.constexpr, OP: tl.constexpr):
     """out [n] = reduction over ranks of x [n] in two hops of plain stores: data [terms, sums; of `half` each][rank][part].

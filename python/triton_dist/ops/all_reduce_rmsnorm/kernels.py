@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
+from triton_dist.ops.device.launch_metadata import normed_one_hop, normed_two_hops
 from triton_dist.ops.device.packets import count_call, deltas_of_peers, epoch_in_turn
 from triton_dist.ops.device.selfflag import (COPIES, combined_words, elements, from_elements, load_vectors, neutral_words,
                                              store_vectors)
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["m"])
+@jit(do_not_specialize=["m"], launch_metadata=normed_one_hop)
 def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, control, team, m, n, EPS: tl.constexpr,
                     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr,
                     EACH: tl.constexpr, ALL_FIRST: tl.constexpr, WHOLE: tl.constexpr):
@@ -94,7 +95,7 @@ def take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, 
     store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
 
 
-@jit(do_not_specialize=["m"])
+@jit(do_not_specialize=["m"], launch_metadata=normed_two_hops)
 def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, control, team, m, n, EPS: tl.constexpr,
                      HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr,
                      EACH: tl.constexpr, WHOLE: tl.constexpr):

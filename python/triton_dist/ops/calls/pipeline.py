@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 import torch
 
 from triton_dist.compat.torch import dispatch_modes as _modes, dual_level
-from triton_dist.ops.calls import checks, decide, log
+from triton_dist.ops.calls import checks, decide, log, ranges
 from triton_dist.ops.calls.agree import Agreed, agree_once, meet_once, refuse, same_call, withdraw
 from triton_dist.ops.calls.plans import Plan, Trial, Unfused, Wrapped
 from triton_dist.ops.calls.possible import UNFUSED
@@ -198,6 +198,8 @@ class Calls:
         """The plan of a way, not compiled yet."""
         plan = Unfused(self, agreed) if choice.method == UNFUSED else self.plan(choice, agreed, group, *tensors)
         plan.agreed, plan.choice, plan.out_shape = agreed, choice, self.shape_of_out(agreed, group, *tensors)
+        if ranges.wanted():
+            plan.run = ranges.around(plan.run, ranges.name_of(self.name, choice, plan.out_shape))
         return plan
 
     def _prepare_graphs(self, record: CallRecord, group: Group, signature: tuple, plan: Plan, tensors: list) -> None:

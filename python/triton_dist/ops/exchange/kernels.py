@@ -10,6 +10,7 @@ rank's row of the other. Reductions are in an order that all ranks share, with o
 import triton.language as tl
 
 import triton_dist.language as dl
+from triton_dist.ops.device.launch_metadata import one_hop
 from triton_dist.ops.device.packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
                                       store_words)
 from triton_dist.ops.device.reduce import combined, finished, neutral
@@ -18,7 +19,7 @@ from triton_dist.ops.device.selfflag import (COPIES, combined_words, finished_wo
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["n", "words"])
+@jit(do_not_specialize=["n", "words"], launch_metadata=one_hop)
 def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.constexpr, OP: tl.constexpr, WORLD: tl.constexpr,
                     RANKS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
     """Packets: int64 slots [2 halves of `half`][rank][words][pair], for n elements in `words` words.
@@ -56,7 +57,7 @@ def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.co
             store_words(target, word, (rank < WORLD) & inside, n, arrived, WHOLE)
 
 
-@jit(do_not_specialize=["n", "vectors", "rounds"])
+@jit(do_not_specialize=["n", "vectors", "rounds"], launch_metadata=one_hop)
 def one_hop_self_flagged(x, out, slots, half, control, team, n, vectors, rounds, SCATTER: tl.constexpr, OP: tl.constexpr,
                          WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
     """Reductions by self-flagged stores: int32 slots [2 buffers of `half`][rank][vectors][4], of n elements in vectors.
@@ -97,7 +98,7 @@ def one_hop_self_flagged(x, out, slots, half, control, team, n, vectors, rounds,
             store_vectors(out, at, inside, n, dl.sf_plain(finished_words(total, dtype, WORLD, OP)), WHOLE)
 
 
-@jit(do_not_specialize=["blocks", "rounds"])
+@jit(do_not_specialize=["blocks", "rounds"], launch_metadata=one_hop)
 def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks, rounds, SCATTER: tl.constexpr,
                  OP: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
     """Plain stores: data [2 halves of `half`][rank][blocks * BLOCK], for n elements in `blocks` blocks.

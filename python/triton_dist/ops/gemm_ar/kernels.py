@@ -7,9 +7,10 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn, load_words, packed, store_words, sum_and_add
 from triton_dist.runtime.jit import jit
+from triton_dist.runtime.launch_metadata import product
 
 
-@jit(do_not_specialize=["m", "n"])
+@jit(do_not_specialize=["m", "n"], launch_metadata=product(lambda args: args["m"], passes=lambda args: 2 * args["WORLD"]))
 def gemm_ar_kernel(x, weight, bias, residual, out, slots, half, control, team, m, n, k, stride_x, stride_w,
                    WORLD: tl.constexpr, RANKS: tl.constexpr, TWO_SHOT: tl.constexpr, SPLIT: tl.constexpr,
                    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WHOLE: tl.constexpr, BOXES: tl.constexpr,

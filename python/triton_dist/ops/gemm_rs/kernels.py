@@ -7,9 +7,10 @@ import triton_dist.language as dl
 from triton_dist.ops.device.gemm import matmul_tile, tile_of
 from triton_dist.ops.device.packets import count_call, this_epoch
 from triton_dist.runtime.jit import jit
+from triton_dist.runtime.launch_metadata import leading, product
 
 
-@jit(do_not_specialize=["m"])
+@jit(do_not_specialize=["m"], launch_metadata=product(lambda args: leading(args["x"]), passes=2))
 def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n, k, pitch, stride_x, stride_w,
                    HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):

@@ -1,0 +1,17 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Bytes that kernels of exchanges load and store in global memory, peers' memory included, for profilers."""
+from typing import Any
+
+from triton_dist.runtime.launch_metadata import counting, itemsize
+
+
+def _elements(passes: Any) -> Any:
+    """`passes(args)` times n elements of x; n rows of them where the kernel has rows."""
+    return counting(lambda args: {"bytes": passes(args) * args["n"] * args.get("m", 1) * itemsize(args["x"])})
+
+
+one_hop = _elements(lambda args: 2 * args["WORLD"])             # a part to each rank, and one of each
+two_hops = _elements(lambda args: 4)                            # the same twice, of n / world elements
+normed_one_hop = _elements(lambda args: 2 * args["WORLD"] + 2)  # and the residual, and a second output
+normed_two_hops = _elements(lambda args: 6)
