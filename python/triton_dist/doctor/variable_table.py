@@ -63,7 +63,8 @@ MACHINE = (
        "tiling and the reason, also where a rank falls back on a slower way. Logger `triton_dist.plans` of Python's `logging`",
        _UNSET, read_by(parse_logs)),
     _v("TRITON_DIST_NVTX",
-       "set and not `0`: each call of an op that is planned from then on is a range, by NVTX or roctx on GPUs, and for torch's profiler everywhere: op, way, and shape of the output ([profiling.md](profiling.md))", _UNSET),
+       "set and not `0`: each call of an op that is planned from then on is a range, by NVTX or roctx on GPUs, and for torch's "
+       "profiler everywhere: op, way, and shape of the output ([profiling.md](profiling.md))", _UNSET),
     _v("TRITON_DIST_AUTOTUNE",
        "`1`: the first use of a shape that no table has times the ways to run it; `force`: of any shape; "
        "`0`: nothing is timed, shipped tables and the model decide ([tuning.md](tuning.md)). Rank 0's value holds", "`0`",
