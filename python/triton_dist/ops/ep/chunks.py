@@ -16,6 +16,8 @@ MOST_EACH = 1024  # tokens of a chunk that a program can hold
 MOST_CHOICES = 16  # experts of a token
 TILE_BYTES = 32 * KIB  # of rows that a program moves at a time
 ROW_BYTES = 16 * KIB  # of a row that it moves at a time
+WARPS = 8  # of a program
+MOST_CHUNKS = MAX_PROGRAMS  # however many programs the device has room for
 _PACKET = 8  # bytes
 _ALIGNED = 16
 
@@ -40,7 +42,7 @@ def chunks_of(max_tokens: int) -> Chunks:
 
 def most_chunks() -> int:
     """Programs that wait for each other must be able to run at once."""
-    return min(backend().num_sms(), MAX_PROGRAMS)
+    return min(backend().num_sms(), MOST_CHUNKS)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from triton_dist.ops.autograd import experts as gradients
 from triton_dist.ops.calls import checks
 from triton_dist.ops.calls.plans import OnWorkspace, Plan
 from triton_dist.ops.calls.possible import no_kernel
-from triton_dist.ops.ep import checks as ep_checks
+from triton_dist.ops.ep import checks as ep_checks, chunks
 from triton_dist.ops.ep.chunks import Chunks, Room, chunks_of, tile_of
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_combine.unfused import ep_combine_unfused
@@ -189,7 +189,7 @@ class _Push(OnWorkspace):
                                              TOKENS=power_of_two(self.chunks.each),
                                              ROWS=self.tile.rows,
                                              COLS=self.tile.cols,
-                                             num_warps=8,
+                                             num_warps=chunks.WARPS,
                                              num_stages=1),
                                         varying=len(args))
 

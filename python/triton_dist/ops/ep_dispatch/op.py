@@ -13,7 +13,7 @@ from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.calls.carriers import carrier_of, flat
 from triton_dist.ops.calls.plans import OnWorkspace, Plan
 from triton_dist.ops.calls.possible import no_kernel
-from triton_dist.ops.ep import checks as ep_checks
+from triton_dist.ops.ep import checks as ep_checks, chunks
 from triton_dist.ops.ep.chunks import Chunks, Room, chunks_of, tile_of
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
@@ -264,7 +264,7 @@ class _Push(OnWorkspace):
                       PITCH=room.pitch,
                       ROWS=self.tile.rows,
                       COLS=self.tile.cols,
-                      num_warps=8,
+                      num_warps=chunks.WARPS,
                       num_stages=1)
         rest = (self.hist, *room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
                 self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts)
