@@ -194,10 +194,10 @@ class EPDispatch(Op):
         ]
 
     def _results(self, agreed: Tokens, group: Group) -> list:
-        """(shape, dtype) of each output; a shape of 0 stands for what there is not."""
+        """(shape, dtype) of each output, None for x's; a shape of 0 stands for what there is not."""
         out, i32, local = self._shape_out(agreed, group), torch.int32, agreed.experts // group.size
         rows = agreed.limit
-        return [(out, torch.float8_e4m3fn if agreed.quant else agreed.dtype),
+        return [(out, torch.float8_e4m3fn if agreed.quant else None),
                 ((*out[:-1], agreed.scales) if agreed.scales else (0, ), torch.float32), ((rows, agreed.k), i32),
                 ((rows, agreed.k) if agreed.weighted else (0, ), torch.float32),
                 ((1 + group.size * agreed.chunks.count + (2 * local + 1 if agreed.ordered else 0), ), i32),
@@ -222,16 +222,14 @@ class EPDispatch(Op):
                      str(agreed.dtype).removeprefix("torch."), agreed.max_tokens * group.size, agreed.row, agreed.k)
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Tokens:
-        """m tokens of all ranks, rows of n elements; k does not matter: 8 experts a rank and 2 choices."""
-        return self._agreed(n, dtype, 2, False, 0, 8 * group.size, "compact", 1, None, -(-m // group.size), None,
-                            "auto", group)
+        """m tokens of all ranks, rows of n elements; k does not matter: each token has a choice on each of up to 16 ranks."""
+        return self._agreed(n, dtype, min(group.size, ep_checks.MOST_CHOICES), False, 0, 8 * group.size, "compact", 1,
+                            None, -(-m // group.size), None, "auto", group)
 
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
-        rows, experts = -(-m // group.size), 8 * group.size
-        token = torch.arange(rows).unsqueeze(1)
-        ids = torch.cat([(5 * token + 3 * group.rank) % experts, (7 * token + group.rank + 1) % experts],
-                        1).to(torch.int32)
-        return {"x": (rows, n), "topk_ids": ids.to(backend().device()), "num_experts": experts}
+        rows, choice = -(-m // group.size), torch.arange(min(group.size, ep_checks.MOST_CHOICES))
+        ids = 8 * choice + (torch.arange(rows).unsqueeze(1) + group.rank) % 8
+        return {"x": (rows, n), "topk_ids": ids.to(torch.int32).to(backend().device()), "num_experts": 8 * group.size}
 
 
 class _Push(OnWorkspace):
