@@ -10,7 +10,7 @@ from torch import nn
 
 import triton_dist
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
-from triton_dist.layers import EPMoE, TopKRouter
+from triton_dist.layers import EPMoE, TopKRouter, TPMoE
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import assert_matches, random_tensor
@@ -67,12 +67,14 @@ def layer(shared=None, **options):
 def by_loop(x, router, gate_up, down):
     """Every choice of every token, in float64."""
     ids, weights = router(x)
-    out = torch.zeros(x.shape, dtype=torch.float64)
+    found = []
     for token in range(len(x)):
-        for e, w in zip(ids[token].tolist(), weights[token].tolist()):
+        total = torch.zeros(x.shape[1], dtype=torch.float64)
+        for e, w in zip(ids[token].tolist(), weights[token]):
             gate, up = (x[token].double() @ gate_up[e].double().t()).chunk(2)
-            out[token] += w * ((nn.functional.silu(gate) * up) @ down[e].double().t())
-    return out
+            total = total + w.double() * ((nn.functional.silu(gate) * up) @ down[e].double().t())
+        found.append(total)
+    return torch.stack(found) if found else torch.zeros(x.shape, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -92,6 +94,35 @@ def test_the_layer_is_what_a_loop_gives(world):
             triton_dist.synchronize()
             assert_matches(out, wanted, k=H + INNER, roundings=8)
         assert "max_tokens=5" in repr(moe)
+
+    run_ranks(script, world)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_experts_divided_over_ranks_give_the_same_with_gradients(world):
+    """One loss that all ranks compute."""
+    def script():
+        router, gate_up, down, _ = layer()
+        leaves = [t.double().requires_grad_() for t in (gate_up, down)]
+        x = random_tensor(5, H, dtype=F32, seed=4)
+        wide = x.double().requires_grad_()
+        wanted = by_loop(wide, copy.deepcopy(router).double(), *leaves)
+        to = random_tensor(5, H, dtype=F32, seed=6)
+        (wanted * to).sum().backward()
+        moe = TPMoE.from_full(router, gate_up.requires_grad_(), down.requires_grad_())
+        x.requires_grad_()
+        out = moe(x.view(1, 5, H)).view(5, H)
+        triton_dist.synchronize()
+        (out * to).sum().backward()
+        triton_dist.synchronize()
+        assert_matches(out.detach(), wanted.detach(), k=H + INNER, roundings=8)
+        assert_matches(x.grad, wide.grad, k=64, roundings=8)
+        part = moe.down.shape[2]
+        first = resolve().rank * (INNER // world)
+        mine = slice(first, first + part)
+        assert_matches(moe.down.grad, leaves[1].grad[:, :, mine], k=64, roundings=8)
+        both = torch.cat([part[:, mine] for part in leaves[0].grad.chunk(2, 1)], 1)
+        assert_matches(moe.weight.grad, both, k=64, roundings=8)
 
     run_ranks(script, world)
 

@@ -8,9 +8,10 @@ from triton_dist.layers.moe import EPMoE
 from triton_dist.layers.norm import AllReduceRMSNorm, SequenceRMSNorm
 from triton_dist.layers.replicated import replicated, summed
 from triton_dist.layers.router import TopKRouter
+from triton_dist.layers.tp_moe import TPMoE
 from triton_dist.layers.vocabulary import ParallelEmbedding, ParallelLMHead, vocab_parallel_cross_entropy
 
 __all__ = [
     "AGGemm", "AllReduceRMSNorm", "ColumnLinear", "EPMoE", "GemmAR", "GemmRS", "KVCache", "ParallelEmbedding", "ParallelLMHead",
-    "SequenceRMSNorm", "TPAttention", "TPMLP", "TopKRouter", "replicated", "rotary", "summed", "vocab_parallel_cross_entropy",
+    "SequenceRMSNorm", "TPAttention", "TPMLP", "TPMoE", "TopKRouter", "replicated", "rotary", "summed", "vocab_parallel_cross_entropy",
 ]

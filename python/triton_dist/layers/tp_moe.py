@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""A decoder's mixture of experts, by tensor parallelism: each rank has a part of every expert, and all tokens."""
+from typing import Any
+
+import torch
+from torch import nn
+
+from triton_dist.layers._held import Held
+from triton_dist.layers._shards import Shards
+from triton_dist.layers.moe import experts_of
+from triton_dist.layers.replicated import replicated, summed
+from triton_dist.layers.router import TopKRouter
+from triton_dist.ops import grouped_gemm
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
+
+
+class TPMoE(Held):
+    """Experts down_e(silu(gate_e(x)) * up_e(x)), each divided over the ranks as TPMLP divides one; sums are reduced over ranks.
+
+    Every rank passes the same tokens, as for decoding, and has the whole result. Nothing is exchanged but the result's sum.
+
+    Args:
+        router: gives (ids, weights) of x [T, H], such as a TopKRouter. The same on all ranks.
+        gate_up: [E, 2 * I_local, H]: this rank's rows of gate, then of up.
+        down: [E, H, I_local].
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+        shared: what all tokens pass through beside their experts, on each rank alike, or None.
+
+    Gradients are those of one loss that all ranks compute alike.
+    """
+    def __init__(self,
+                 router: nn.Module,
+                 gate_up: torch.Tensor,
+                 down: torch.Tensor,
+                 group: Any = None,
+                 *,
+                 shared: Any = None):
+        super().__init__(gate_up, None, group)
+        if gate_up.ndim != 3 or gate_up.shape != (down.shape[0], 2 * down.shape[2], down.shape[1]):
+            raise InvalidArgument(
+                f"gate_up: expected [E, 2 * I, H] to match down [E, H, I], found {list(gate_up.shape)} and "
+                f"{list(down.shape)}")
+        self.down = down if isinstance(down, nn.Parameter) else nn.Parameter(down.detach(), down.requires_grad)
+        self.router, self.shared = router, shared
+
+    @classmethod
+    def from_full(cls,
+                  router: nn.Module,
+                  gate_up: torch.Tensor,
+                  down: torch.Tensor,
+                  group: Any = None,
+                  **options: Any) -> "TPMoE":
+        """From whole experts, [E, 2 * I, H] and [E, H, I], the same on all ranks: takes this rank's shards, copies."""
+        members, inner = resolve(group), down.shape[2]
+        both, rows = Shards(2 * inner, members, [inner, inner]), Shards(inner, members)
+        return cls(router, both.parameter(gate_up, dim=1), rows.parameter(down, dim=2), group, **options)
+
+    @classmethod
+    def from_transformers(cls, block: nn.Module, config: Any, group: Any = None, **options: Any) -> "TPMoE":
+        """From a mixture-of-experts block of transformers, the same on all ranks. See EPMoE.from_transformers."""
+        options.setdefault("shared", getattr(block, "shared_experts", None))
+        return cls.from_full(TopKRouter.from_transformers(block, config), *experts_of(block), group, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., H], the same on all ranks -> [..., H]."""
+        flat = x.reshape(-1, x.shape[-1])
+        ids, weights = self.router(flat)
+        k, experts = ids.shape[1], self.weight.shape[0]
+        order = ids.flatten().argsort(stable=True)  # choices by expert, each expert's in the order of tokens
+        ends = torch.arange(experts, dtype=ids.dtype, device=ids.device)
+        offsets = torch.searchsorted(ids.flatten()[order], ends, right=True).to(torch.int32)
+        offsets = torch.cat([offsets.new_zeros(1), offsets])
+        rows = replicated(flat, self.group)[order // k]
+        by = replicated(weights, self.group).flatten()[order]
+        h = grouped_gemm(rows, self.weight, offsets=offsets, act="silu_mul")
+        y = grouped_gemm(h, self.down, offsets=offsets, row_weights=by.contiguous())
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        out = summed(y[back].view(-1, k, y.shape[-1]).float().sum(1).to(x.dtype), self.group)
+        if self.shared is not None:
+            out = out + self.shared(flat)
+        return out.view(x.shape)
+
+    def extra_repr(self) -> str:
+        return f"gate_up={list(self.weight.shape)}, down={list(self.down.shape)}"
