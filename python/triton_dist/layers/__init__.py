@@ -13,5 +13,6 @@ from triton_dist.layers.vocabulary import ParallelEmbedding, ParallelLMHead, voc
 
 __all__ = [
     "AGGemm", "AllReduceRMSNorm", "ColumnLinear", "EPMoE", "GemmAR", "GemmRS", "KVCache", "ParallelEmbedding", "ParallelLMHead",
-    "SequenceRMSNorm", "TPAttention", "TPMLP", "TPMoE", "TopKRouter", "replicated", "rotary", "summed", "vocab_parallel_cross_entropy",
+    "SequenceRMSNorm", "TPAttention", "TPMLP", "TPMoE", "TopKRouter", "replicated", "rotary", "summed",
+    "vocab_parallel_cross_entropy",
 ]
