@@ -68,7 +68,7 @@ def parse(argv: list, environ: dict) -> Command:
         name = name.replace("-", "_")
         if name in ("h", "help"):
             raise HelpRequested
-        if name == "check":
+        if name in ("check", "published"):
             options[name] = True
             continue
         if name not in _OWN:
@@ -89,7 +89,7 @@ def misplaced(command: Command) -> str | None:
     """What to say where an option of the launcher stands after a script that does not mention it."""
     words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in command.script_args if word.startswith("--")}
     text = command.script.read_text()
-    for name in sorted(words & {*_OWN, "check"}):
+    for name in sorted(words & {*_OWN, "check", "published"}):
         if name not in text:
             return (f"--{name} stands after {command.script.name}, so it goes to the script, which does not mention it; "
                     "options of the launcher come before the script")
@@ -98,6 +98,7 @@ def misplaced(command: Command) -> str | None:
 
 USAGE = """usage: bash launch.sh [--nproc_per_node N] [--nnodes N] [--node_rank R] [--master_addr A] [--master_port P]
                       [torchrun options] SCRIPT [ARGS...]
+       bash launch.sh --published ... SCRIPT     one that was written against the published API (docs/migration.md)
        bash launch.sh --check [--nproc_per_node N] [options of triton-dist check] SCRIPT [ARGS...]
 `triton-dist launch` is the same. SCRIPT is a path, or the bare name of a file under tests/, tutorials/ or benchmarks/.
 Each option may come from the environment: NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT (the last
@@ -176,6 +177,8 @@ def plan(command: Command, environ: dict, name: str = "launch.sh") -> tuple[list
     if path not in env.get("PYTHONPATH", "").split(os.pathsep):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [path, env.get("PYTHONPATH")]))
     options = command.options
+    if options.get("published") and options.get("check"):
+        raise UsageError("--check: scripts that run by --published cannot be checked; run them without one of the two")
     if options.get("check"):                    # emulated ranks of one process, whatever the machine has
         env["TRITON_DIST_BACKEND"] = "emulator"
         words = [f"--nproc_per_node={_number(options, 'nproc_per_node', _EMULATED_RANKS)}", *command.torchrun]
@@ -195,8 +198,14 @@ def plan(command: Command, environ: dict, name: str = "launch.sh") -> tuple[list
                  f"--master-addr={options.get('master_addr', '127.0.0.1')}", f"--master-port={port}"]
     else:
         argv.append("--standalone")             # a free port: two launches do not meet
+    words = [str(command.script), *command.script_args]
+    if options.get("published"):
+        command.torchrun.append("-m")
+        words.insert(0, "triton_dist.dropin.run")
+        if "TRITON_DIST_BACKEND" not in env and importlib.util.find_spec("nvshmem") is not None:
+            env.setdefault("TRITON_DIST_HEAP", "nvshmem")        # its kernels may call SHMEM
     # Behind "--" torchrun leaves options alone that look like short forms of its own.
-    return argv + command.torchrun + ["--", str(command.script), *command.script_args], env
+    return argv + command.torchrun + ["--", *words], env
 
 
 def obstacle(command: Command, environ: dict) -> str | None:

@@ -57,7 +57,8 @@ class Channel:
                 running.observer.after(earlier)
 
         self.sent.append(transfer)
-        return running.issue(transfer, *([follow] if before else []), *steps, delay=_latency(transfer))
+        every = [*([follow] if before else []), *steps] or [lambda: None]       # of no bytes: it lands as well
+        return running.issue(transfer, *every, delay=_latency(transfer))
 
     def fence(self, what: str = "fence") -> None:
         memory.active().fence("acq_rel", "sys")

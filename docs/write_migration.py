@@ -1,0 +1,54 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Writes docs/migration.md: python docs/write_migration.py [FILE]. Kept in step by tests/published/test_names.py."""
+import sys
+from itertools import groupby
+from pathlib import Path
+
+from triton_dist.dropin.names import TABLES
+
+_HEAD = """<!-- Written by docs/write_migration.py; do not edit. -->
+# Migration from Triton-distributed
+
+A script that was written against the published Triton-distributed API runs as it is:
+
+```console
+$ bash launch.sh --published script.py                             # on all GPUs, or emulated ranks
+$ TRITON_DIST_BACKEND=emulator bash launch.sh --published --nproc_per_node 2 script.py
+```
+
+`--published` prepares the process before the script is imported: kernels of plain `triton.jit` may use `dl` and SHMEM, and modules of
+the published Triton are there. On emulated ranks `device="cuda"`, `torch.cuda`, `cuda` (cuda-python) and `nvshmem` (nvshmem4py) stand
+for the emulated device, one a rank, with 132 SMs (`TRITON_DIST_EMULATOR_SMS`). Where nvshmem4py is installed, the heap is
+NVSHMEM's (`TRITON_DIST_HEAP`), which kernels that call SHMEM need.
+
+New code uses the clean forms below. {summary}
+
+What differs from the original:
+
+- `tid` and the like make code of single threads ([SHMEM](shmem.md#rules)). A branch on `tid` may hold `ld`, `st`, atomics, shuffles,
+  arithmetic and SHMEM calls of thread scope; a barrier, a block or `dl.wait` in it is refused in the emulator, and hangs on a GPU.
+- `simt_exec_region` reads no elements of blocks.
+- Graph capture is refused on emulated ranks.
+- On GPUs `nvshmem.core` is nvshmem4py's own, except that `finalize` leaves our heap alone; allocate with `nvshmem_create_tensor`.
+- Scripts that run by `--published` cannot be run under `--check`.
+"""
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    counts, parts = [], []
+    for title, names in TABLES.items():
+        there = sum(not name.missing for name in names)
+        counts.append(f"{there} of {len(names)} {title.lower()}")
+        parts.append(f"\n## {title}\n\n{there} of {len(names)} are there.\n")
+        for module, rows in groupby(names, lambda name: name.module):
+            parts.append(f"\n### `{module}`\n\n| published | clean form | |\n|---|---|---|\n")
+            parts += [f"| `{row.name}` | {row.clean or '**missing**'} | {row.missing} |\n" for row in rows]
+    summary = "There are " + ", ".join(counts) + "."
+    return _HEAD.format(summary=summary) + "".join(parts)
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("migration.md")
+    path.write_text(page())
