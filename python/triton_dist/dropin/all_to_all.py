@@ -94,7 +94,8 @@ def fast_all_to_all(ctx: AllToAllContext, send_tensor: torch.Tensor, send_split_
     columns = min(1024, triton.next_power_of_2(ctx.hidden))
     _exchange[(ctx.WORLD_SIZE,)](
         send_tensor.contiguous(), ctx.recv_buf, send_split_cumsum, ctx.split_recv_buf, scale, ctx.scale_recv_buf,
-        ctx.signal_buf, ctx.call_count, HIDDEN=ctx.hidden, MAX_M=ctx.max_m, EXPERTS=ctx.experts_per_rank, WITH_SCALE=send_scale is not None,
+        ctx.signal_buf, ctx.call_count, HIDDEN=ctx.hidden, MAX_M=ctx.max_m, EXPERTS=ctx.experts_per_rank,
+        WITH_SCALE=send_scale is not None,
         EXPERT_BLOCK=triton.next_power_of_2(ctx.experts_per_rank), ROWS=max(1, 4096 // columns), COLUMNS=columns)
     half, rows = ctx.call_count % 2, ctx.WORLD_SIZE * ctx.max_m
     ctx.call_count += 1
