@@ -24,7 +24,7 @@ SOURCES = [path for folder in FOLDERS if (ROOT / folder).is_dir() for path in so
 short = {path: str(path.relative_to(ROOT)) for path in SOURCES}
 
 BACKENDS = ("backends.nvidia", "backends.amd", "backends.emulator")
-TOOLS = ("bench", "checker", "cli", "doctor", "testing", "tune", "profile", "aot")
+TOOLS = ("bench", "checker", "cli", "doctor", "testing", "trace", "tune", "profile", "aot")
 # room: what of the package it may import beside itself. The package's own face, triton_dist, may import layers and below.
 MAY_IMPORT = {
     "compat": (),
@@ -213,7 +213,7 @@ def test_every_module_says_what_it_is_for():
 
 # -- the device language -----------------------------------------------------------------------------------------------
 RETURN_NOTHING = {"barrier_all", "breakpoint_if", "fence", "gdc_launch_dependents", "gdc_wait", "ll_store", "ll_store_pair",
-                  "notify", "notify_each", "notify_warp", "print_if", "sf_store"}
+                  "notify", "notify_each", "notify_warp", "print_if", "sf_store", "trace_start", "trace_stop"}
 
 
 def test_device_functions_say_what_they_take_and_return():

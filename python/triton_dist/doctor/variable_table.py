@@ -65,6 +65,9 @@ MACHINE = (
     _v("TRITON_DIST_NVTX",
        "set and not `0`: each call of an op that is planned from then on is a range, by NVTX or roctx on GPUs, and for torch's "
        "profiler everywhere: op, way, and shape of the output ([profiling.md](profiling.md))", _UNSET),
+    _v("TRITON_DIST_TRACE",
+       "set and not `0`, when a process first uses its backend: kernels are compiled to record what they do, on GPUs. "
+       "`triton-dist trace` sets it ([profiling.md](profiling.md))", "unset: nothing of it is in the code"),
     _v("TRITON_DIST_AUTOTUNE",
        "`1`: the first use of a shape that no table has times the ways to run it; `force`: of any shape; "
        "`0`: nothing is timed, shipped tables and the model decide ([tuning.md](tuning.md)). Rank 0's value holds", "`0`",

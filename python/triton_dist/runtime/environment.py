@@ -78,6 +78,11 @@ def debug() -> bool:
     return os.environ.get("TRITON_DIST_DEBUG", "") not in ("", "0")
 
 
+def traced() -> bool:
+    """TRITON_DIST_TRACE: whether kernels are compiled to record what they do."""
+    return os.environ.get("TRITON_DIST_TRACE", "") not in ("", "0")
+
+
 def logs() -> list[str]:
     """TRITON_DIST_LOG: names of the logs to print, such as "plans"; none where it is unset.
 

@@ -17,15 +17,18 @@ from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.backends.gpu.prebuilt import Prebuilt
 from triton_dist.backends.gpu.recording import Recorder
 from triton_dist.backends.gpu.thread_functions import library as thread_library
+from triton_dist.backends.gpu.trace_library import library as trace_library
+from triton_dist.backends.gpu.tracing import TraceBuffers
 from triton_dist.compat.torch import cuda_device as _device, cuda_empty as _empty, cuda_raw_stream as _raw_stream
 from triton_dist.compat.triton import load
 from triton_dist.language._call import LIBRARY
 from triton_dist.language.kernels_of_threads import of_threads
 from triton_dist.language.threads_abi import LIBRARY as THREAD_LIBRARY
+from triton_dist.language.trace_abi import LIBRARY as TRACE_LIBRARY
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.device import Arena, Stream, Transfer, copy_bytes, described, descriptors, flag_address
-from triton_dist.runtime.environment import aot_record, wait_timeout
+from triton_dist.runtime.environment import aot_record, traced, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
 from triton_dist.runtime.state import state
@@ -76,6 +79,9 @@ class GpuBackend(Backend):
         self._timeout = wait_timeout()
         bounded = self._timeout > 0
         self._extern_libs = {LIBRARY: library(self.name, bounded)}
+        self.tracer = TraceBuffers(driver) if traced() else None
+        if self.tracer is not None:
+            self._extern_libs[TRACE_LIBRARY] = trace_library(self.name)
         self._contexts = ContextWriter(driver, bounded)
         self._watch: HangWatch | None = None
         self._prebuilt: Prebuilt | None = None
@@ -204,7 +210,7 @@ class GpuBackend(Backend):
 
     def _from_library(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int) -> Callable | None:
         """A launch of a kernel that was compiled ahead of time, if this process uses some and has this one."""
-        if self._prebuilt is None and self._recorder is None:
+        if self._prebuilt is None and self._recorder is None or self.tracer is not None:
             return None
         given = dict(self._possible(kwargs), extern_libs={**dict(kwargs.get("extern_libs") or ()), **self._libraries(kernel)})
         if self._recorder is not None:

@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton_dist.compat.triton import aggregate
 
+import triton_dist.language as dl
 from triton_dist.cores.hopper.hopper_prims import tma_load
 
 NUM_WARPS = gl.constexpr(8)    # of the mma role; with the other two, padded to four warps, a CTA has 12
@@ -143,11 +144,15 @@ def _loader(hooks, w_desc, narrow_desc, s):
     lap = 0
     for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):
         tile = hooks.tile(t)
+        dl.trace_start("wait", lap, tile.chunk)
         hooks.acquire(tile)
+        dl.trace_stop("wait", lap)
+        dl.trace_start("load", lap, tile.chunk)
         if hooks.NARROW and tile.narrow:
             it = _load(hooks, narrow_desc, s, tile, it, lap, s.BLOCK_N // 2)
         else:
             it = _load(hooks, w_desc, s, tile, it, lap, s.BLOCK_N)
+        dl.trace_stop("load", lap)
         lap += 1
 
 
@@ -156,6 +161,7 @@ def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
     """Sums a tile of BLOCK_N columns and hands it to the epilogue."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[NUM_WARPS, 1],
                                                      instr_shape=[16, BLOCK_N, 16])
+    dl.trace_start("mma", lap, tile.chunk)
     acc = gl.zeros((s.BLOCK_M, BLOCK_N), gl.float32, layout=layout)
     for k in range(s.steps):
         slot = it % s.STAGES
@@ -168,10 +174,13 @@ def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
     acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
     if s.steps > 0:
         mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
+    dl.trace_stop("mma", lap)
+    dl.trace_start("add", lap, tile.chunk)
     mbarrier.wait(s.ready.index(0), lap & 1)
     hooks.finish(tile, acc, s.staging, layout)
     fence_async_shared()
     mbarrier.arrive(s.filled.index(0), count=1)
+    dl.trace_stop("add", lap)
     return it
 
 
@@ -201,10 +210,12 @@ def _storer(hooks, s):
     for t in range(gl.program_id(0), hooks.total, gl.num_programs(0)):
         tile = hooks.tile(t)
         mbarrier.wait(s.filled.index(0), lap & 1)
+        dl.trace_start("store", lap, tile.chunk)
         hooks.store(tile, s.staging)
         tma.store_wait(pendings=0)
         mbarrier.arrive(s.free.index(0), count=1)
         hooks.signal(tile)
+        dl.trace_stop("store", lap)
         lap += 1
 
 

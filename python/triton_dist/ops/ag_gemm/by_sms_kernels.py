@@ -40,9 +40,11 @@ def push_kernel(x, gathered, flags, control, team, half, count, pitch, piece, pi
         for number in range(pieces):
             start = number.to(tl.int64) * piece
             n = tl.minimum(count - start, piece)
+            dl.trace_start("push", (hop - 1) * pieces + number, peer)
             for first in range(program * BLOCK, n, programs * BLOCK):
                 copy(theirs + start + first, x + start + first, tl.minimum(n - first, BLOCK), BLOCK)
             dl.notify(first_flag(flags, epoch, number, index, world, MOST) + program, peer, epoch)
+            dl.trace_stop("push", (hop - 1) * pieces + number)
     count_call(control, epoch)
 
 
@@ -67,13 +69,16 @@ def ag_gemm_by_sms_kernel(x, gathered, weight, bias, out, flags, control, half, 
         step = t // tiles
         chunk = (index + step) % world
         tile_m, tile_n = tile_of(t % tiles, tiles_m, tiles_n, GROUP_M)
+        lap = t // tl.num_programs(0)
         a = x
+        dl.trace_start("wait", lap, chunk)
         if step > 0:
             arrived = first_flag(flags, epoch, tile_m // piece_tiles, chunk, world, MOST)
             token = dl.wait(arrived, pushers, "sys", "acquire", epoch)
             a = dl.consume_token(gathered, token) + chunk.to(tl.int64) * pitch * k
-        multiply(a, weight, bias, out, chunk, tile_m, tile_n, m, n, k, stride_w, HAS_BIAS, EVEN_K, PRECISION, BLOCK_M, BLOCK_N,
-                 BLOCK_K)
+        dl.trace_stop("wait", lap)
+        multiply(a, weight, bias, out, chunk, tile_m, tile_n, lap, m, n, k, stride_w, HAS_BIAS, EVEN_K, PRECISION, BLOCK_M,
+                 BLOCK_N, BLOCK_K)
     if tl.program_id(0) == 0:
         for hop in range(1, world):
             last = first_flag(flags, epoch, pieces - 1, (index + hop) % world, world, MOST)

@@ -11,16 +11,21 @@ from triton_dist.runtime.launch_metadata import product
 
 
 @triton.jit
-def multiply(a, weight, bias, out, chunk, tile_m, tile_n, m, n, k, stride_w, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
-             PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A tile of chunk `chunk` of out [world, m, n], whose rows of the gathered x are a [m, k]."""
+def multiply(a, weight, bias, out, chunk, tile_m, tile_n, lap, m, n, k, stride_w, HAS_BIAS: tl.constexpr,
+             EVEN_K: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+             BLOCK_K: tl.constexpr):
+    """A tile of chunk `chunk` of out [world, m, n], whose rows of the gathered x are a [m, k]; the program's `lap`-th."""
+    dl.trace_start("mma", lap, chunk)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     acc = matmul_tile(a, k, tl.minimum(rows, m - 1), weight, stride_w, tl.minimum(cols, n - 1), k, BLOCK_K, EVEN_K, PRECISION)
     if HAS_BIAS:
         acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
+    dl.trace_stop("mma", lap)
+    dl.trace_start("store", lap, chunk)
     to = out + (chunk.to(tl.int64) * m + rows)[:, None] * n + cols[None, :]
     tl.store(to, acc.to(out.dtype.element_ty), mask=(rows < m)[:, None] & (cols < n)[None, :])
+    dl.trace_stop("store", lap)
 
 
 @jit(do_not_specialize=["epoch", "index", "m", "pieces", "piece_tiles"],
@@ -45,12 +50,15 @@ def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m
         step = t // tiles
         chunk = (index + step) % world
         tile_m, tile_n = tile_of(t % tiles, tiles_m, tiles_n, GROUP_M)
+        lap = t // tl.num_programs(0)
         a = x
+        dl.trace_start("wait", lap, chunk)
         if step > 0:
             token = dl.wait(flags + tile_m // piece_tiles * world + chunk, 1, "sys", "acquire", epoch, cmp="ge")
             a = dl.consume_token(gathered, token) + chunk.to(tl.int64) * pitch * k
-        multiply(a, weight, bias, out, chunk, tile_m, tile_n, m, n, k, stride_w, HAS_BIAS, EVEN_K, PRECISION, BLOCK_M, BLOCK_N,
-                 BLOCK_K)
+        dl.trace_stop("wait", lap)
+        multiply(a, weight, bias, out, chunk, tile_m, tile_n, lap, m, n, k, stride_w, HAS_BIAS, EVEN_K, PRECISION, BLOCK_M,
+                 BLOCK_N, BLOCK_K)
     if tl.program_id(0) == 0:
         last = flags + (pieces - 1) * world
         dl.wait(last, index, "sys", "acquire", epoch, cmp="ge")

@@ -41,19 +41,28 @@ def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (rows < m)[:, None] & (cols < n)[None, :]
+        lap = t // tl.num_programs(0)
+        dl.trace_start("mma", lap, chunk)
         acc = matmul_tile(x + chunk.to(tl.int64) * m * stride_x, stride_x, tl.minimum(rows, m - 1), weight, stride_w,
                           tl.minimum(cols, n - 1), k, BLOCK_K, EVEN_K, PRECISION)
         where = rows.to(tl.int64)[:, None] * n + cols[None, :]
+        dl.trace_stop("mma", lap)
         if step > 0:
+            dl.trace_start("wait", lap, (index + world - 1) % world)
             token = dl.wait(flags + 2 * ((step - 1) * tiles + tile), 1, "sys", "acquire", epoch)
+            dl.trace_stop("wait", lap)
             slot = dl.consume_token(slots_in, token) + (step - 1).to(tl.int64) * pitch * n
             acc += tl.load(slot + where, mask=inside, other=0.0).to(tl.float32)
         if step < world - 1:
             slot = slots_out + step.to(tl.int64) * pitch * n
+            dl.trace_start("push", lap, successor)
             tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)
             dl.notify(flags + 2 * (step * tiles + tile), successor, epoch)
+            dl.trace_stop("push", lap)
         else:
             if HAS_BIAS:
                 acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
+            dl.trace_start("store", lap, chunk)
             tl.store(out + where, acc.to(out.dtype.element_ty), mask=inside)
+            dl.trace_stop("store", lap)
     count_call(control, epoch)

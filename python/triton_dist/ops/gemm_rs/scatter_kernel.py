@@ -44,23 +44,32 @@ def gemm_rs_scatter_kernel(x, weight, bias, out, slots, flags, control, team, ha
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (rows < m)[:, None] & (cols < n)[None, :]
+        lap = t // tl.num_programs(0)
+        dl.trace_start("mma", lap, chunk)
         acc = matmul_tile(x + chunk.to(tl.int64) * m * stride_x, stride_x, tl.minimum(rows, m - 1), weight, stride_w,
                           tl.minimum(cols, n - 1), k, BLOCK_K, EVEN_K, PRECISION)
+        dl.trace_stop("mma", lap)
         where = rows.to(tl.int64)[:, None] * n + cols[None, :]
         arrivals = flags + (2 * tile + (epoch & 1)) * peers
         if mine:
+            dl.trace_start("wait", lap, chunk)
             token = dl.wait(arrivals, peers, "sys", "acquire", epoch)
+            dl.trace_stop("wait", lap)
             arrived = dl.consume_token(slots, token)
             step = pitch.to(tl.int64) * n
             for place in range(peers):
                 acc += tl.load(arrived + place * step + where, mask=inside, other=0.0).to(tl.float32)
             if HAS_BIAS:
                 acc += tl.load(bias + tl.minimum(cols, n - 1)).to(tl.float32)[None, :]
+            dl.trace_start("store", lap, chunk)
             tl.store(out + where, acc.to(out.dtype.element_ty), mask=inside)
+            dl.trace_stop("store", lap)
         else:
             owner = dl.team_world_rank(team, chunk)
             place = peers - 1 - turn
             slot = dl.symm_at(slots, owner) + place.to(tl.int64) * pitch * n
+            dl.trace_start("push", lap, owner)
             tl.store(slot + where, acc.to(slots.dtype.element_ty), mask=inside)
             dl.notify(arrivals + place, owner, epoch)
+            dl.trace_stop("push", lap)
     count_call(control, epoch)

@@ -36,6 +36,16 @@ class Observer:
     def resumes(self, waiting: Any) -> None:
         """What the acting one waited for is there."""
 
+    # -- a recorder --------------------------------------------------------------------------------------------
+    traces = False                       # whether kernels note what they do
+
+    def noted(self, event: str, stop: bool, lap: int, number: int) -> None:
+        """The acting program notes the start or the stop of something (language/trace.py)."""
+
+    def clock(self) -> int:
+        """The time that kernels note."""
+        return 0
+
     # -- inside a program --------------------------------------------------------------------------------------
     barriers_leave_stores = False        # whether a barrier of a program orders stores of other threads only after a drain
 

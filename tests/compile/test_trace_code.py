@@ -1,0 +1,144 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The recorder in compiled kernels: identical code where it is off, and what it costs where it is on."""
+import functools
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import test_core_code
+import test_op_code
+import triton.language as tl
+from compile_util import CUDA, TARGETS, code, compile_kernel, dynamic_symbols, instructions, vendor
+from triton.compiler.errors import CompilationError
+
+import triton_dist
+import triton_dist.language as dl
+from triton_dist.backends.gpu.trace_library import library
+from triton_dist.cores.hopper import ag_gemm_ws, gemm_ws
+from triton_dist.language.trace_abi import LIBRARY, SYMBOL
+from triton_dist.ops.ag_gemm import by_sms_kernels, kernels as ag_gemm_kernels
+from triton_dist.ops.gemm_rs import kernels as gemm_rs_kernels, scatter_kernel
+from triton_dist.trace import clocks
+
+PORTABLE = [(ag_gemm_kernels, "ag_gemm_kernel"), (gemm_rs_kernels, "gemm_rs_kernel"), (scatter_kernel, "gemm_rs_scatter_kernel")]
+CLOCK = {"nvidia": r"globaltimer", "amd": r"s_memrealtime|s_sendmsg_rtn"}
+
+
+def traced(target: str) -> dict:
+    return dict(extern_libs={LIBRARY: library(vendor(target))})
+
+
+def without_recorder(module, folder):
+    """A copy of a module in which nobody calls the recorder."""
+    lines = [line for line in Path(module.__file__).read_text().splitlines(keepends=True) if "dl.trace_" not in line]
+    assert len(lines) < len(Path(module.__file__).read_text().splitlines())
+    path = folder / f"plain_{module.__name__.rpartition('.')[2]}_{folder.name.replace('-', '_')}.py"
+    path.write_text("".join(lines))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    made = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def same(one, other) -> None:
+    """The same instructions in the same order, registers and labels alike."""
+    def text(kernel) -> list:
+        return [re.sub(r"\$L__\w+|\.LBB\w+|\.Ltmp\d+", "L", line) for line in instructions(kernel)
+                if not re.match(r"(\$L__tmp\d+|\.Ltmp\d+|\$L__func\w*):", line)]
+    assert text(one) == text(other) and len(text(one)) > 50
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("module, name", PORTABLE, ids=[name for _, name in PORTABLE])
+def test_off_the_code_is_the_same(module, name, target, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    plain = getattr(without_recorder(module, tmp_path), name)
+    same(test_op_code.compiled(getattr(module, name), target), test_op_code.compiled(plain, target))
+
+
+def test_off_the_code_of_the_core_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    shared = without_recorder(gemm_ws, tmp_path)
+    text = Path(ag_gemm_ws.__file__).read_text()
+    path = tmp_path / "plain_gather.py"
+    path.write_text(text.replace("triton_dist.cores.hopper.gemm_ws import", f"{shared.__name__} import"))
+    spec = importlib.util.spec_from_file_location("plain_gather", path)
+    plain = sys.modules["plain_gather"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    same(test_core_code.compiled(ag_gemm_ws.ag_gemm_ws_kernel), test_core_code.compiled(plain.ag_gemm_ws_kernel))
+
+
+def test_off_the_code_of_a_push_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    plain = without_recorder(by_sms_kernels, tmp_path)
+    for target in ("sm_90", "gfx942"):
+        same(*(test_op_code.compiled_push(module.push_kernel, target) for module in (by_sms_kernels, plain)))
+
+
+@triton_dist.jit
+def records(x, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    for lap in range(n):
+        dl.trace_start("mma", lap, 7)
+        a = tl.load(x + i) * 2
+        dl.trace_stop("mma", lap)
+        tl.store(x + i, a)
+
+
+@triton_dist.jit
+def records_nonsense(x):
+    dl.trace_start("lunch", 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_on_it_is_inlined_and_stores_times(target):
+    kernel = compile_kernel(records, dict(x="*fp32", n="i32", BLOCK="constexpr"), dict(BLOCK=256), target, **traced(target))
+    text = code(kernel)
+    assert len(re.findall(CLOCK[vendor(target)], text)) >= 2 and not re.search(r"tdist_trace_(event|clock)\b", "".join(
+        instructions(kernel)))
+    stores = [line for line in instructions(kernel) if re.match(r"st\.volatile\.global\.b64|(global|flat)_store_dwordx2", line)]
+    assert len(stores) >= 3, "start, number and stop"
+    assert not [line for line in instructions(kernel) if re.match(r"bar\.sync|s_barrier|fence|membar", line)]
+    if target in CUDA:
+        assert SYMBOL.encode() in kernel.asm["cubin"]
+    else:
+        assert dynamic_symbols(kernel.asm["hsaco"])[SYMBOL], "exported, so that the host can fill it"
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_on_ag_gemm_stays_pipelined(target):
+    kernel = compile_kernel_of_op(target)
+    lines = instructions(kernel)
+    assert any(re.search(r"cp\.async|(global|buffer)_load_(lds_)?dwordx4", line) for line in lines)
+    assert len([line for line in lines if re.search(CLOCK[vendor(target)], line)]) >= 6        # wait, mma, store: start and stop
+
+
+def compile_kernel_of_op(target: str):
+    options = {"num_warps": 8, "num_stages": 3 if target in CUDA else 2, **traced(target)}
+    return test_op_code.compiled(ag_gemm_kernels.ag_gemm_kernel, target, **options)
+
+
+def test_on_the_core_records_in_every_role(monkeypatch):
+    monkeypatch.setattr(test_core_code, "compile_kernel", functools.partial(compile_kernel, **traced("sm_90")))
+    lines = instructions(test_core_code.compiled(ag_gemm_ws.ag_gemm_ws_kernel))
+    assert len([line for line in lines if "globaltimer" in line]) >= 10         # wait, load, mma, add, store
+    assert any("wgmma" in line for line in lines)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_clocks_kernel_compiles(target):
+    types = dict(flag="*i32", times="*i64", peer="i32", FIRST="constexpr", TRIPS="constexpr")
+    kernel = compile_kernel(clocks.trips_kernel, types, dict(FIRST=True, TRIPS=8), target, num_warps=1, **traced(target))
+    assert len(re.findall(CLOCK[vendor(target)], code(kernel))) >= 2
+
+
+def test_an_unknown_event_is_refused():
+    with pytest.raises(CompilationError) as caught:
+        compile_kernel(records_nonsense, dict(x="*fp32"), {}, "sm_90", **traced("sm_90"))
+    error = caught.value
+    while error.__cause__ is not None:
+        error = error.__cause__
+    assert "trace_start: event must be one of 'tile', 'wait'" in str(error)
