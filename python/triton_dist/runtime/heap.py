@@ -7,6 +7,7 @@ adding the difference of two bases. A sub-group takes the lowest offset free on 
 """
 import math
 import operator
+import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
@@ -25,7 +26,7 @@ SHMEM_PAD, SHMEM_PADS = 1024, 6      # byte at which the first of them begins; h
 SHMEM_PAD_BYTES, SHMEM_PAD_FLAGS = 512, 64
 
 
-@dataclass
+@dataclass(eq=False)
 class Allocation:
     """One live object of the heap on this rank."""
     offset: int
@@ -45,7 +46,7 @@ class SymmetricHeap:
         arena.allocated(0, RESERVED, "world barrier pad", range(len(arena.bases)))
         self._free = [(RESERVED, arena.nbytes - RESERVED)]       # (offset, nbytes), by offset
         self._live: dict[int, Allocation] = {}
-        self._dropped: list[Allocation] = []                     # nothing refers to their tensors here any more
+        self._dropped: list[weakref.ref[Allocation]] = []        # nothing refers to their tensors here any more
 
     def allocate(self, nbytes: int, group: groups.Group, name: str, what: str = "") -> Allocation:
         """Collective: the lowest range of `nbytes` free on every member. Raises OutOfHeap on all of them.
@@ -77,7 +78,7 @@ class SymmetricHeap:
 
         A member tells what it has dropped once its device has finished, so when all have told, nobody uses it.
         """
-        dropped = [a for a in self._dropped if a.live]
+        dropped = [a for found in self._dropped if (a := found()) is not None and a.live]
         if dropped:
             backend().synchronize()
         told = [(a.offset, a.nbytes, a.group.world_ranks) for a in dropped]
@@ -94,8 +95,8 @@ class SymmetricHeap:
 
     def own(self, allocation: Allocation, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """This rank's tensor over an allocation, contiguous. When nothing refers to its memory any more, it is dropped."""
-        dropped = self._dropped
-        memory = self.arena.own(state().world.rank, allocation.offset, allocation.nbytes, lambda: dropped.append(allocation))
+        dropped, found = self._dropped, weakref.ref(allocation)         # not itself: it knows the world, and that the tensor
+        memory = self.arena.own(state().world.rank, allocation.offset, allocation.nbytes, lambda: dropped.append(found))
         return memory[:math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
 
     def release(self, allocation: Allocation, group: groups.Group | None = None) -> None:
@@ -109,8 +110,7 @@ class SymmetricHeap:
 
     def _give_back(self, allocation: Allocation) -> None:
         del self._live[allocation.offset]
-        if allocation in self._dropped:
-            self._dropped.remove(allocation)
+        self._dropped[:] = [found for found in self._dropped if found() not in (None, allocation)]
         allocation.live = False
         self.arena.freed(allocation.offset, allocation.group.world_ranks)
         self._free = _merge(self._free + [(allocation.offset, allocation.nbytes)])
