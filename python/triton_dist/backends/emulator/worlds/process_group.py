@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterator, Optional
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401    its functions' defaults are the world of the moment in which it is imported
 
 from triton_dist.backends.emulator.worlds.meeting import VirtualGroup
 from triton_dist.compat import distributed as private
