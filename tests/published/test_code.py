@@ -21,9 +21,10 @@ KERNELS = {
         [r"ld\.relaxed\.sys\.global\.b64", r"fence\.(acquire|acq_rel)\.sys", r"st\.global\.b32", r"bar\.sync",
          r"(atom\.global\.sys\.release\.exch\.b64|st\.relaxed\.sys\.global\.b64)"]),
     "all-gather": ("simt_all_gather", "push_kernel", dict(
-        row="*fp32", gathered="*fp32", flags="*i32", counter="*i32", rank="i32", ranks="i32", elements="i32", call="i32", BLOCK=256),
-        [r"%tid\.x", r"st\.global", r"bar\.sync", r"st\.release\.sys\.global\.b32", r"ld\.acquire\.sys\.global\.b32", r"bar\.sync",
-         r"atom\.relaxed\.gpu\.global\.add\.u32"]),
+        row="*fp32", gathered="*fp32", flags="*i32", counter="*i32", rank="i32", ranks="i32", elements="i32", call="i32",
+        BLOCK=256),
+        [r"%tid\.x", r"st\.global", r"bar\.sync", r"st\.release\.sys\.global\.b32", r"ld\.acquire\.sys\.global\.b32",
+         r"bar\.sync", r"atom\.relaxed\.gpu\.global\.add\.u32"]),
     "copy by threads": ("simt_all_gather", "thread_copy_kernel", dict(source="*fp32", out="*fp32", elements="i32"),
                         [r"%tid\.x", r"ld\.relaxed\.gpu\.global\.b32", r"st\.relaxed\.gpu\.global\.b32"]),
     "ag_gemm": ("overlapped_ag_gemm", "gemm_kernel", dict(
@@ -38,11 +39,12 @@ KERNELS = {
     "thread scope": ("thread_scope", "threads_kernel", dict(
         words="*i32", signals="*i64", row="*fp32", passed="*fp32", seen="*i32", meeting="*i32", rank="i32", ranks="i32",
         call="i32", N=48),
-        [r"%tid\.x", r"MARK nvshmem_int_p", r"MARK nvshmem_fence", r"MARK nvshmemx_signal_op", r"MARK nvshmem_signal_wait_until",
-         r"ld\.acquire\.sys", r"st\.relaxed\.gpu", r"bar\.sync", r"MARK nvshmem_putmem_signal_nbi",
+        [r"%tid\.x", r"MARK nvshmem_int_p", r"MARK nvshmem_fence", r"MARK nvshmemx_signal_op",
+         r"MARK nvshmem_signal_wait_until", r"ld\.acquire\.sys", r"st\.relaxed\.gpu", r"bar\.sync", r"MARK nvshmem_putmem_signal_nbi",
          r"MARK nvshmem_signal_wait_until", r"bar\.sync", r"atom\.release\.sys\.global\.cas", r"atom\.acquire\.sys\.global\.cas"]),
 }
-LONG = [pytest.param(name, marks=pytest.mark.full) if name in ("queue", "copy by threads", "ag_gemm") else name for name in KERNELS]
+LONG = [pytest.param(name, marks=pytest.mark.full) if name in ("queue", "copy by threads", "ag_gemm") else name
+        for name in KERNELS]
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -52,8 +54,9 @@ def test_kernel_compiles_to(name, tmp_path):
     script, kernel, given, wanted = KERNELS[name]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_DIST_")}
     environment.update(TRITON_DIST_BACKEND="emulator", NVSHMEM_HOME=str(tmp_path), TRITON_DIST_CACHE_DIR=str(tmp_path / "cache"))
-    done = subprocess.run([sys.executable, str(HERE / "compile_scripts.py"), script, kernel, json.dumps(given)], env=environment,
-                          capture_output=True, text=True, timeout=120, check=False)
+    program = str(HERE.parent / "compile" / "compile_scripts.py")
+    done = subprocess.run([sys.executable, program, script, kernel, json.dumps(given)], env=environment, capture_output=True,
+                          text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     position = 0
     for pattern in wanted:

@@ -15,8 +15,8 @@ SAID = {
     "overlapped_ag_gemm.py": "gathered and multiplied 128 x 96 x 128",
     "low_latency_all_to_all.py": "four exchanges between 4 experts", "thread_scope.py": "2 threads met 3 times",
 }
-LONG = [pytest.param(name, marks=pytest.mark.full) if name in ("overlapped_ag_gemm.py", "low_latency_all_to_all.py") else name
-        for name in SAID]
+SHORT = ("queue_between_ranks.py", "thread_scope.py")
+LONG = [name if name in SHORT else pytest.param(name, marks=pytest.mark.full) for name in SAID]
 
 
 def launch(*words: str, **environ: str) -> subprocess.CompletedProcess:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Compiles the kernels of the scripts beside it for sm_90 and prints their PTX: python compile_scripts.py SCRIPT KERNEL SIGNATURE.
+"""Compiles a kernel of tests/published for sm_90 and prints its PTX: python compile_scripts.py SCRIPT KERNEL SIGNATURE.
 
-Run by test_code.py in a process of its own, since it prepares that process as the launcher's --published does. SIGNATURE is
+Run by published/test_code.py in a process of its own, since it prepares that process as the launcher's --published does. SIGNATURE is
 JSON: a type for each parameter, or the value of a constexpr. NVSHMEM_HOME holds the SHMEM library.
 """
 import importlib.util
@@ -23,7 +23,7 @@ from triton_dist.language.kernels_of_threads import of_threads
 
 def load(name: str):
     """The module of a script, whose main is not run."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "published" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
