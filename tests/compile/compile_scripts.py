@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Compiles a kernel of tests/published for sm_90 and prints its PTX: python compile_scripts.py SCRIPT KERNEL SIGNATURE.
 
-Run by published/test_code.py in a process of its own, since it prepares that process as the launcher's --published does. SIGNATURE is
-JSON: a type for each parameter, or the value of a constexpr. NVSHMEM_HOME holds the SHMEM library.
+Run by published/test_code.py in a process of its own, since it prepares that process as the launcher's --published does.
+SIGNATURE is JSON: a type for each parameter, or the value of a constexpr. NVSHMEM_HOME holds the SHMEM library.
 """
 import importlib.util
 import json

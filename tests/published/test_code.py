@@ -40,8 +40,9 @@ KERNELS = {
         words="*i32", signals="*i64", row="*fp32", passed="*fp32", seen="*i32", meeting="*i32", rank="i32", ranks="i32",
         call="i32", N=48),
         [r"%tid\.x", r"MARK nvshmem_int_p", r"MARK nvshmem_fence", r"MARK nvshmemx_signal_op",
-         r"MARK nvshmem_signal_wait_until", r"ld\.acquire\.sys", r"st\.relaxed\.gpu", r"bar\.sync", r"MARK nvshmem_putmem_signal_nbi",
-         r"MARK nvshmem_signal_wait_until", r"bar\.sync", r"atom\.release\.sys\.global\.cas", r"atom\.acquire\.sys\.global\.cas"]),
+         r"MARK nvshmem_signal_wait_until", r"ld\.acquire\.sys", r"st\.relaxed\.gpu", r"bar\.sync",
+         r"MARK nvshmem_putmem_signal_nbi", r"MARK nvshmem_signal_wait_until", r"bar\.sync",
+         r"atom\.release\.sys\.global\.cas", r"atom\.acquire\.sys\.global\.cas"]),
 }
 LONG = [pytest.param(name, marks=pytest.mark.full) if name in ("queue", "copy by threads", "ag_gemm") else name
         for name in KERNELS]
