@@ -48,7 +48,7 @@ COMBINE = {
     "it waits for the first round": (BACK, BACK.replace("+ last,", ",")),
     "nothing is released": (GIVEN, ""),
     "rows lie where the first rank's do":
-    ("outbox += (index * slots + pid * each + place)", "outbox += (pid * each + place)"),
+    ("outbox += (index * slots + of(first, peer) + place)", "outbox += (of(first, peer) + place)"),
 }
 
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Device pieces of dispatch and combine: which ranks a token goes to, and in which slot its row lies there.
 
-A rank cuts its tokens into chunks of `each` tokens. Its rows for a rank, one for each token that has a choice there, lie in
-chunks as well: in the order of tokens from slot chunk * each on. So a sender knows its slots from its own tokens alone.
+A rank cuts its tokens into chunks of `each` tokens, so that all programs have some. Its rows for a rank, one for each token that
+has a choice there, lie in chunks as well: in the order of tokens from slot chunk * each on. So a sender knows its slots from its
+own tokens alone. What it tells of a chunk is one word: each << 16 | rows.
 """
 import triton
 import triton.language as tl
@@ -54,15 +55,22 @@ def slots_of(to, rank, token):
 
 
 @triton.jit
-def matrix_of(counts, pid):
-    """Of int32 counts [RANKS, chunks], rows by source and chunk: (rows of chunk `pid`, the first of them in the order of all).
+def matrix_of(told, pid):
+    """Of int32 told [RANKS, chunks], a word for each source and chunk: what chunk `pid` brings.
 
-    Both are int32 [RANKS], by source. The order is: source, then chunk.
+    Three int32 [RANKS], by source: rows, the first of them in the order of all (source, then chunk), and their first slot.
     """
+    counts = told & 0xFFFF
     chunk = tl.arange(0, counts.shape[1])[None, :]
     total = tl.sum(counts, 1)
     begin = tl.cumsum(total, 0) - total + tl.sum(tl.where(chunk < pid, counts, 0), 1)
-    return tl.sum(tl.where(chunk == pid, counts, 0), 1), begin
+    return tl.sum(tl.where(chunk == pid, counts, 0), 1), begin, tl.max(told >> 16, 1) * pid
+
+
+@triton.jit
+def rows_told(told):
+    """All rows that int32 words `told` [RANKS, chunks] tell of."""
+    return tl.sum(tl.sum(told & 0xFFFF, 1), 0)
 
 
 @triton.jit

@@ -10,9 +10,9 @@ from triton_dist.ops.ep.device import matrix_of, of, owners, slots_of
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["m", "each", "rounds", "limit", "experts"])
+@jit(do_not_specialize=["m", "most", "rounds", "limit", "experts"])
 def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, packets, packets_half, data, half, flags,
-                      flags_source, flags_half, control, team, m, each, rounds, row, limit, experts, K: tl.constexpr,
+                      flags_source, flags_half, control, team, m, most, rounds, row, limit, experts, K: tl.constexpr,
                       CHOICES: tl.constexpr, E_LOC: tl.constexpr, PLACED: tl.constexpr, WEIGHTED: tl.constexpr,
                       HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr,
                       PITCH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
@@ -35,21 +35,22 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
     dl.ll_store(at_member(inbox + index * PITCH + 0 * rank, team, member), 1 + 0 * rank, epoch,
                 (rank < WORLD) & (pid == 0))
     count_call(control, epoch)  # while the packets travel
+    each = tl.cdiv(m, chunks)  # tokens of a chunk, of at most `most`
     to = owners(ids, pid * each + tl.arange(0, TOKENS),
                 (tl.arange(0, TOKENS) < each) & (pid * each + tl.arange(0, TOKENS) < m), experts, K, CHOICES, E_LOC)
     chunk = tl.arange(0, PITCH)
     counts = tl.load(told + 1 + rank[:, None] * chunks + chunk[None, :],
                      mask=(rank < WORLD)[:, None] & (chunk < chunks)[None, :],
                      other=0)
-    giving, landing = matrix_of(counts, pid)
-    slots = chunks * each  # that a rank may fill
+    giving, landing, first = matrix_of(counts, pid)
+    slots = chunks * most  # that a rank may fill
     arrived = flags + (epoch & 1) * flags_half + pid * rounds
     everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
     rows_in = data + (epoch & 1).to(tl.int64) * half
     line = tl.arange(0, ROWS)
     tokens = tl.maximum(tl.minimum(m - pid * each, each), 0)
-    most = tl.maximum(tl.max(tl.where(rank == index, 0, giving), 0), tokens)
-    for t in range(tl.cdiv(most, ROWS) + 1):
+    longest = tl.maximum(tl.max(tl.where(rank == index, 0, giving), 0), tokens)
+    for t in range(tl.cdiv(longest, ROWS) + 1):
         for i in range(1, WORLD):  # not unrolled: the code would grow with the ranks
             peer = (index + i) % WORLD
             give = of(giving, peer)
@@ -57,7 +58,7 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                 place = t * ROWS + line
                 land = of(landing, peer) + place
                 outbox = dl.symm_at(rows_in, dl.team_world_rank(team, peer))
-                outbox += (index * slots + pid * each + place).to(tl.int64)[:, None] * row
+                outbox += (index * slots + of(first, peer) + place).to(tl.int64)[:, None] * row
                 for column in range(0, row, COLS):
                     cols = column + tl.arange(0, COLS)
                     part = part_of(y, positions, weights, land, (place < give) & (land < limit), cols, row, K, PLACED,

@@ -153,9 +153,9 @@ class EPCombine(Op):
         rows = -(-m // group.size)
         chunks, device = chunks_of(rows), backend().device()
         told = torch.zeros(1 + group.size * chunks.count, dtype=torch.int32)
-        told[0] = rows
+        told[0], each = rows, -(-rows // chunks.count)
         for chunk in range(chunks.count):
-            told[1 + group.rank * chunks.count + chunk] = max(0, min(chunks.each, rows - chunk * chunks.each))
+            told[1 + group.rank * chunks.count + chunk] = each << 16 | max(0, min(each, rows - chunk * each))
         ids = torch.full((rows, 1), group.rank, dtype=torch.int32)
         return {"y": (rows, n), "topk_ids": ids.to(device), "told": told.to(device), "num_experts": group.size}
 

@@ -13,7 +13,7 @@ def ep_combine_unfused(agreed: Any, group: Group, y: torch.Tensor, topk_ids: tor
                        positions: torch.Tensor | None, topk_weights: torch.Tensor | None, bias: torch.Tensor | None,
                        residual: torch.Tensor | None, out: torch.Tensor) -> None:
     """Fills out [T, H]. agreed: a Sums (op.py)."""
-    counts = told[1:1 + group.size * agreed.chunks.count].view(group.size, -1)
+    counts = told[1:1 + group.size * agreed.chunks.count].view(group.size, -1) & 0xFFFF
     sent = chosen(topk_ids, agreed.experts, group.size)
     give, take = counts.sum(1).tolist(), sent.sum(0).tolist()
     flat = y.reshape(-1, y.shape[-1])

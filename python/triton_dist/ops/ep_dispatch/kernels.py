@@ -6,14 +6,14 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
-from triton_dist.ops.ep.device import counts_of, e4m3, matrix_of, of, owners, tokens_in
+from triton_dist.ops.ep.device import counts_of, e4m3, matrix_of, of, owners, rows_told, tokens_in
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["m", "each", "rounds", "limit", "experts"])
+@jit(do_not_specialize=["m", "most", "rounds", "limit", "experts"])
 def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weights_out, told, hist, packets,
                        packets_half, data, half, meta, meta_half, flags, flags_source, flags_half, control, team, m,
-                       each, rounds, row, limit, experts, K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr,
+                       most, rounds, row, limit, experts, K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr,
                        SCALES_PAD: tl.constexpr, META: tl.constexpr, E_LOC: tl.constexpr, E_PAD: tl.constexpr,
                        WEIGHTS: tl.constexpr, QUANT: tl.constexpr, INDEX: tl.constexpr, FIRST: tl.constexpr,
                        WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr,
@@ -21,7 +21,7 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
     """Rows of x [m, row] to the ranks of their choices, ids [m, K]; there they lie in the order (source, token).
 
     out, ids_out, weights_out, scales_out [limit, .]: what this rank gets, its own experts counted from 0, -1 for others'; what
-    is beyond `limit` rows is not stored. told: int32 [1 + WORLD * chunks]: how many rows came, and from each source's chunk.
+    is beyond `limit` rows is not stored. told: int32 [1 + WORLD * chunks]: how many rows came, and a word of each source's chunk.
     Each program at once tells every rank how many rows of its chunk go there, in packets [source][PITCH]. From the matrix of
     these the receiver knows where rows belong. Rows are sent without waiting for it.
     FIRST: 1: own rows go straight to `out`; 0: rows stay in the workspace, own ones as well, for place_kernel.
@@ -36,12 +36,13 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
     rank = tl.arange(0, RANKS)
     member = tl.minimum(rank, WORLD - 1)
     inbox = packets + (epoch & 1) * packets_half
+    each = tl.cdiv(m, chunks)  # tokens of a chunk, of at most `most`
     to = owners(ids, pid * each + tl.arange(0, TOKENS),
                 (tl.arange(0, TOKENS) < each) & (pid * each + tl.arange(0, TOKENS) < m), experts, K, CHOICES, E_LOC)
     going = counts_of(to, WORLD, RANKS)
-    dl.ll_store(at_member(inbox + index * PITCH + pid + 0 * rank, team, member), going, epoch, rank < WORLD)
+    dl.ll_store(at_member(inbox + index * PITCH + pid + 0 * rank, team, member), each << 16 | going, epoch, rank < WORLD)
     count_call(control, epoch)  # while the packets travel
-    slots = chunks * each  # that a source may fill
+    slots = chunks * most  # that a source may fill
     arrived = flags + (epoch & 1) * flags_half + pid * rounds
     everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
     rows_in = data + (epoch & 1).to(tl.int64) * half
@@ -50,7 +51,7 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
     choice, group = tl.arange(0, CHOICES), tl.arange(0, SCALES_PAD)
     cells = rank[:, None] * PITCH + tl.arange(0, PITCH)[None, :]
     known = (rank < WORLD)[:, None] & (tl.arange(0, PITCH) < chunks)[None, :]
-    coming, landing = 0 * going, 0 * going
+    coming, landing, first = 0 * going, 0 * going, 0 * going
     total = 0
     last = tl.cdiv(tl.max(tl.where((rank == index) & (FIRST == 1), 0, going), 0), ROWS)
     t = 0
@@ -101,14 +102,14 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
         dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))
         # -- the matrix, once the first round is on its way --------------------------------------------------------
         if t == 0:
-            counts = dl.ll_load(inbox + cells, epoch, known)
-            coming, landing = matrix_of(counts, pid)
-            total = tl.sum(tl.sum(counts, 1), 0)
+            words_told = dl.ll_load(inbox + cells, epoch, known)
+            coming, landing, first = matrix_of(words_told, pid)
+            total = rows_told(words_told)
             if pid == 0:
                 tl.store(told, total)
-                tl.store(told + 1 + rank[:, None] * chunks + tl.arange(0, PITCH)[None, :], counts, mask=known)
-            most = tl.max(tl.where((rank == index) & (FIRST == 1), 0, tl.maximum(coming, going)), 0)
-            last = tl.cdiv(most, ROWS)
+                tl.store(told + 1 + rank[:, None] * chunks + tl.arange(0, PITCH)[None, :], words_told, mask=known)
+            longest = tl.max(tl.where((rank == index) & (FIRST == 1), 0, tl.maximum(coming, going)), 0)
+            last = tl.cdiv(longest, ROWS)
         # -- take what came in round t - 1 -------------------------------------------------------------------------
         if t >= 1:
             for i in range(FIRST, WORLD):
@@ -117,7 +118,7 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                 if (t - 1) * ROWS < come:
                     arrival = dl.wait(arrived + peer * flags_source + t - 1, 1, "sys", "acquire", epoch)
                     place = (t - 1) * ROWS + slot
-                    at = (peer * slots + pid * each + place).to(tl.int64)
+                    at = (peer * slots + of(first, peer) + place).to(tl.int64)
                     land = (of(landing, peer) + place).to(tl.int64)
                     there = (place < come) & (land < limit)
                     take_words(
@@ -163,9 +164,9 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                              mask=there[:, None] & (of_cols < SCALES)[None, :])
                 tl.store(out + land[:, None] * row + cols[None, :], part, mask=tile)
     # rows that nothing came for: no expert, no weight
-    for first in range(total + pid * ROWS, limit, chunks * ROWS):
-        empty = ((first + slot) < limit)[:, None] & (choice < K)[None, :]
-        at = (first + slot).to(tl.int64)[:, None] * K + choice[None, :]
+    for begin in range(total + pid * ROWS, limit, chunks * ROWS):
+        empty = ((begin + slot) < limit)[:, None] & (choice < K)[None, :]
+        at = (begin + slot).to(tl.int64)[:, None] * K + choice[None, :]
         tl.store(ids_out + at, tl.full((ROWS, CHOICES), -1, tl.int32), mask=empty)
         if WEIGHTS:
             tl.store(weights_out + at, tl.zeros((ROWS, CHOICES), tl.float32), mask=empty)

@@ -3,13 +3,13 @@
 """Rows that a dispatch has brought, by expert: where each choice lies, and the rows themselves where they are wanted there."""
 import triton.language as tl
 
-from triton_dist.ops.ep.device import matrix_of, of
+from triton_dist.ops.ep.device import matrix_of, of, rows_told
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["each", "limit", "room"])
+@jit(do_not_specialize=["most", "limit", "room"])
 def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, experts_told, data, half, meta, meta_half,
-                 control, each, row, limit, room, align, K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr,
+                 control, most, row, limit, room, align, K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr,
                  SCALES_PAD: tl.constexpr, META: tl.constexpr, E_LOC: tl.constexpr, E_PAD: tl.constexpr,
                  MASKED: tl.constexpr, EXPAND: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr,
                  PITCH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, LINES: tl.constexpr):
@@ -31,7 +31,7 @@ def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, exper
     counts = tl.load(told + 1 + rank[:, None] * chunks + chunk[None, :],
                      mask=(rank < WORLD)[:, None] & (chunk < chunks)[None, :],
                      other=0)
-    coming, landing = matrix_of(counts, pid)
+    coming, landing, slot = matrix_of(counts, pid)
     total = tl.zeros((E_PAD, ), tl.int32)
     for first in range(0, WORLD * chunks, LINES):
         at = (first + line)[:, None] * E_PAD + expert[None, :]
@@ -48,7 +48,7 @@ def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, exper
         tl.store(experts_told + E_LOC + expert, begin, mask=expert < E_LOC)
         tl.store(experts_told + 2 * E_LOC,
                  of(begin, E_LOC - 1) + (room if MASKED else tl.cdiv(of(total, E_LOC - 1), align) * align))
-    slots = chunks * each
+    slots = chunks * most
     cell = tl.arange(0, ROWS * CHOICES)  # choices of ROWS rows, one row's after the other's
     before = begin
     for source in range(WORLD):
@@ -69,13 +69,13 @@ def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, exper
             alike = (local[:, None] == local[None, :]) & (cell[None, :] < cell[:, None])
             which = local[:, None] == expert[None, :]
             spot = tl.sum(tl.where(which, mine[None, :], 0), 1) + tl.sum(alike.to(tl.int32), 1)
-            most = tl.sum(tl.where(which, end[None, :], 0), 1)
-            spot = tl.where((local >= 0) & (spot < most), spot, -1)
+            last = tl.sum(tl.where(which, end[None, :], 0), 1)
+            spot = tl.where((local >= 0) & (spot < last), spot, -1)
             mine += tl.sum(which.to(tl.int32), 0)
             tl.store(positions + where, spot, mask=inside)
             if EXPAND:
                 spots = tl.reshape(spot, (ROWS, CHOICES))
-                at = source * slots + pid * each + first + tl.arange(0, ROWS)
+                at = source * slots + of(slot, source) + first + tl.arange(0, ROWS)
                 there = first + tl.arange(0, ROWS) < come
                 begin_of = rows_in + at.to(tl.int64)[:, None] * row
                 words = words_in + at.to(tl.int64)[:, None] * META + (META - SCALES)
@@ -106,7 +106,7 @@ def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, exper
                     tl.store(out + gap.to(tl.int64) * row + cols,
                              tl.zeros((COLS, ), out.dtype.element_ty),
                              mask=cols < row)
-    for first in range(tl.sum(tl.sum(counts, 1), 0) + pid * ROWS, limit, chunks * ROWS):
+    for first in range(rows_told(counts) + pid * ROWS, limit, chunks * ROWS):
         place = first + cell // CHOICES
         choice = cell % CHOICES
         tl.store(positions + place.to(tl.int64) * K + choice,

@@ -14,11 +14,12 @@ def chosen(topk_ids: torch.Tensor, num_experts: int, world: int) -> torch.Tensor
     return (owner.unsqueeze(-1) == torch.arange(world, device=owner.device)).any(1)
 
 
-def by_chunks(sent: torch.Tensor, count: int, each: int) -> torch.Tensor:
-    """int32 [W, count]: how many of each chunk's tokens go to each rank, from bool `sent` [T, W]."""
+def by_chunks(sent: torch.Tensor, count: int) -> torch.Tensor:
+    """int32 [W, count]: what each rank is told of each chunk (ep/device.py), from bool `sent` [T, W]."""
+    each = -(-sent.shape[0] // count)
     padded = sent.new_zeros((count * each, sent.shape[1]))
     padded[:sent.shape[0]] = sent
-    return padded.view(count, each, -1).sum(1).t().to(torch.int32).contiguous()
+    return (padded.view(count, each, sent.shape[1]).sum(1).t() + (each << 16)).to(torch.int32).contiguous()
 
 
 def exchanged(t: torch.Tensor, theirs: list, mine: list, group: Group) -> torch.Tensor:
@@ -70,10 +71,10 @@ def ep_dispatch_unfused(agreed: Any, group: Group, x: torch.Tensor, topk_ids: to
     world, chunks, local = group.size, agreed.chunks, agreed.experts // group.size
     sent = chosen(topk_ids, agreed.experts, world)
     token = sent.t().nonzero()[:, 1]  # of each row, the first rank's rows first
-    counts = by_chunks(sent, chunks.count, chunks.each)
+    counts = by_chunks(sent, chunks.count)
     theirs = torch.empty_like(counts)
     group.all_to_all_tensor(theirs, counts)
-    come, go = theirs.sum(1).tolist(), counts.sum(1).tolist()
+    come, go = ((t & 0xFFFF).sum(1).tolist() for t in (theirs, counts))
     if agreed.quant:
         x, scales = quantised(x)
 
