@@ -13,6 +13,7 @@ TOOLS = {
     "dump": "print what a kernel is compiled to, at any stage, for any GPU; needs none",
     "env": "list every environment variable that matters, with its value and its effect",
     "launch": "run a script on every GPU of this machine, or on emulated ranks where there is none; as launch.sh does",
+    "tiles": "draw the order in which programs take the tiles of a product",
     "trace": "record what all programs of all ranks do in one call: a Perfetto file, and a picture of the overlap",
     "tune": "time the ways to run an op at given shapes, and write a table of them",
 }
@@ -52,6 +53,8 @@ def _tool(name: str) -> Callable[[Sequence[str]], int]:
         from triton_dist.checker import command as tool
     elif name == "doctor":
         from triton_dist.doctor import command as tool
+    elif name == "tiles":
+        from triton_dist.tiles import command as tool
     elif name == "trace":
         from triton_dist.trace import command as tool
     elif name == "env":

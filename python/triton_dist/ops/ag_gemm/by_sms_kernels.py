@@ -9,6 +9,7 @@ from triton_dist.ops.device.gemm import tile_of
 from triton_dist.ops.device.packets import count_call, this_epoch
 from triton_dist.ops.ag_gemm.kernels import multiply
 from triton_dist.ops.internode.kernels import copy
+from triton_dist.ops.device.order import gathered_chunk
 from triton_dist.runtime.jit import jit
 from triton_dist.runtime.launch_metadata import product
 
@@ -67,7 +68,7 @@ def ag_gemm_by_sms_kernel(x, gathered, weight, bias, out, flags, control, half, 
     gathered += (epoch & 1).to(tl.int64) * half
     for t in range(tl.program_id(0), tiles * world, tl.num_programs(0)):
         step = t // tiles
-        chunk = (index + step) % world
+        chunk = gathered_chunk(index, step, world)
         tile_m, tile_n = tile_of(t % tiles, tiles_m, tiles_n, GROUP_M)
         lap = t // tl.num_programs(0)
         a = x

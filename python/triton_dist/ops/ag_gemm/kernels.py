@@ -6,6 +6,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.gemm import matmul_tile, tile_of
+from triton_dist.ops.device.order import gathered_chunk
 from triton_dist.runtime.jit import jit
 from triton_dist.runtime.launch_metadata import product
 
@@ -48,7 +49,7 @@ def ag_gemm_kernel(x, gathered, weight, bias, out, flags, epoch, index, world, m
     tiles = tiles_m * tiles_n
     for t in range(tl.program_id(0), tiles * world, tl.num_programs(0)):
         step = t // tiles
-        chunk = (index + step) % world
+        chunk = gathered_chunk(index, step, world)
         tile_m, tile_n = tile_of(t % tiles, tiles_m, tiles_n, GROUP_M)
         lap = t // tl.num_programs(0)
         a = x

@@ -5,6 +5,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.gemm import matmul_tile, tile_of
+from triton_dist.ops.device.order import ring_chunk
 from triton_dist.ops.device.packets import count_call, this_epoch
 from triton_dist.runtime.jit import jit
 from triton_dist.runtime.launch_metadata import leading, product
@@ -36,7 +37,7 @@ def gemm_rs_kernel(x, weight, bias, out, slots, flags, control, team, half, m, n
     for t in range(tl.program_id(0), tiles * world, tl.num_programs(0)):
         step = t // tiles
         tile = t % tiles
-        chunk = (index + 2 * world - 1 - step) % world
+        chunk = ring_chunk(index, step, world)
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
