@@ -71,6 +71,20 @@ def test_the_picture_is_drawn_by_its_script(tmp_path):
     assert words[0] and words[0] == words[1], "draw it again: python docs/draw_design.py"
 
 
+def test_pictures_that_explain_are_drawn_by_their_script(tmp_path):
+    """Those of tiles byte for byte, the others by their words and the points of their lines."""
+    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator")
+    subprocess.run([sys.executable, str(DOCS / "draw_explanations.py"), str(tmp_path)], check=True, timeout=120, env=environment)
+    for drawn in sorted(tmp_path.glob("*.svg")):
+        committed = (DOCS / drawn.name).read_text()
+        kept = [re.findall(r"<text[^>]*>([^<]+)</text>", text) for text in (committed, drawn.read_text())]
+        again = f"{drawn.name}: draw it again: python docs/draw_explanations.py"
+        assert kept[0] and kept[0] == kept[1] and len(committed) < 200_000, again
+        assert not drawn.name.startswith("tiles") or committed == drawn.read_text(), again
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"memory_model.svg", "patterns.svg", "tiles_grouped.svg",
+                                                            "tiles_rotated.svg"}
+
+
 def test_install_shows_what_the_doctor_says():
     """The same sections and lines as the doctor's report has on a machine with no GPU."""
     from triton_dist.doctor.examine import examine

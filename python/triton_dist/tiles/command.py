@@ -16,8 +16,11 @@ def main(words: Sequence[str]) -> int:
     args = _parser().parse_args(words)
     tiles_m, tiles_n = args.grid
     world = args.ranks if args.op != "gemm" else 1
-    wrong = (f"expected positive sizes, found {words}" if min(tiles_m, tiles_n, args.group_m, args.programs, world) < 1 else
-             f"{tiles_m * tiles_n * world} tiles are too many to draw; at most {_MOST}" if tiles_m * tiles_n * world > _MOST else "")
+    count, wrong = tiles_m * tiles_n * world, ""
+    if min(tiles_m, tiles_n, args.group_m, args.programs, world) < 1:
+        wrong = f"expected positive sizes, found {' '.join(words)}"
+    elif count > _MOST:
+        wrong = f"{count} tiles are too many to draw; at most {_MOST}"
     if wrong:
         print(f"triton-dist tiles: {wrong}", file=sys.stderr)
         return 2
@@ -56,8 +59,9 @@ def _said(tiles: list[Tile], tiles_m: int, tiles_n: int, args: argparse.Namespac
     grouped = first_wave(tiles, programs)
     rows = first_wave([Tile(t, t // (tiles_m * tiles_n), t % (tiles_m * tiles_n) // tiles_n, t % tiles_n)
                        for t in range(tiles_m * tiles_n * world)], programs)
-    return (f"the first {programs} tiles read {grouped.rows} blocks of A and {grouped.columns} of B, {grouped.rows + grouped.columns} in "
-            f"all; row by row they would read {rows.rows} and {rows.columns}, {rows.rows + rows.columns} in all")
+    return (f"the first {programs} tiles read {grouped.rows} blocks of A and {grouped.columns} of B, "
+            f"{grouped.rows + grouped.columns} in all; row by row they would read {rows.rows} and {rows.columns}, "
+            f"{rows.rows + rows.columns} in all")
 
 
 def _numbers(tiles: list[Tile], tiles_m: int, tiles_n: int, world: int) -> str:

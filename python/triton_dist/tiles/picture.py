@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The order of tiles as a picture (SVG): a panel for each rank, a cell for each tile, darker the later, a line around each wave."""
+"""The order of tiles as a picture (SVG): a panel for each rank, a cell for each tile, darker the later; the first wave framed."""
 from html import escape
 
 from triton_dist.tiles.order import Tile
@@ -27,8 +27,9 @@ def draw(ranks: list[list[Tile]], tiles_m: int, tiles_n: int, programs: int, tit
                                                                                          anchor="end"))
     whole = _LEFT + len(ranks) * (width + _GAP + _LEFT), _HEAD + height + 30
     foot = f"light: first, dark: last. Thick lines: the first {programs} tiles, which run at once"
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole[0]}" height="{whole[1]}" viewBox="0 0 {whole[0]} {whole[1]}" '
-            f'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>{_text(8, 22, title, 14, "bold")}'
+    size_of = f'width="{whole[0]}" height="{whole[1]}" viewBox="0 0 {whole[0]} {whole[1]}"'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" {size_of} font-family="sans-serif">'
+            f'<rect width="100%" height="100%" fill="white"/>{_text(8, 22, title, 14, "bold")}'
             f'{"".join(parts)}{_text(_LEFT, _HEAD + height + 20, foot, 11)}</svg>\n')
 
 
@@ -43,6 +44,7 @@ def _cell(tile: Tile, left: int, size: int, tiles_m: int, tiles: list[Tile], pro
     return f'<rect x="{x}" y="{y}" width="{size}" height="{size}" fill="{colour}" {stroke}/>{number}'
 
 
-def _text(x: float, y: float, words: str, size: int, weight: str = "normal", anchor: str = "start", colour: str = "#2c3e50") -> str:
+def _text(x: float, y: float, words: str, size: int, weight: str = "normal", anchor: str = "start",
+          colour: str = "#2c3e50") -> str:
     return (f'<text x="{x:g}" y="{y:g}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" fill="{colour}">'
             f"{escape(words)}</text>")
