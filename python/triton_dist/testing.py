@@ -4,6 +4,7 @@
 import argparse
 import math
 import time
+from pathlib import Path
 from typing import Callable
 
 import torch
@@ -108,6 +109,37 @@ def milliseconds(call: Callable, group: Group, iterations: int, warmup: int = 1)
         call()
     synchronize()
     return max(group.all_gather_object((time.perf_counter() - start) / iterations * 1e3))
+
+
+def plot(name: str, sizes: list, series: dict, group: Group, xlabel: str, ylabel: str = "") -> None:
+    """Prints a table of measured values on rank 0, and draws it into plots/NAME.png where matplotlib is installed.
+
+    Args:
+        name: of the file.
+        sizes: what was varied.
+        series: values by line, as many as sizes.
+        xlabel, ylabel: what the axes say; ylabel defaults to milliseconds, of the host's clock on emulated ranks.
+    """
+    if group.rank:
+        return
+    ylabel = ylabel or ("milliseconds" if device().type != "cpu" else "milliseconds of the emulating host")
+    print(printable(f"{xlabel:>16}" + "".join(f"{line:>20}" for line in series)))
+    for i, size in enumerate(sizes):
+        print(f"{size:>16}" + "".join(f"{values[i]:>20.3f}" for values in series.values()), flush=True)
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for line, values in series.items():
+        axes.plot(sizes, values, marker="o", label=line)
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=f"{group.size} x {device().type}")
+    axes.legend()
+    Path("plots").mkdir(exist_ok=True)
+    figure.savefig(Path("plots") / f"{name}.png", dpi=120)
 
 
 def gemm_arguments(description: str) -> argparse.Namespace:

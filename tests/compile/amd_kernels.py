@@ -84,12 +84,12 @@ KERNELS = {
     "gemm_rs over nodes": functools.partial(over_nodes, gemm_rs_nodes_kernel),
     "all_gather over nodes": functools.partial(over_nodes, all_gather_kernel),
     "reduce_scatter over nodes": functools.partial(over_nodes, reduce_scatter_kernel),
-    "tutorial 1": functools.partial(tutorial, "01-ring-broadcast", "ring_broadcast", dict(BLOCK=256),
+    "tutorial 1": functools.partial(tutorial, "00-ring-broadcast", "ring_broadcast", dict(BLOCK=256),
                                     dict(x="*fp32", inbox="*fp32", flag="*i32", out="*fp32")),
-    "tutorial 2": functools.partial(tutorial, "02-ag-gemm", "ag_gemm", dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64),
+    "tutorial 2": functools.partial(tutorial, "06-ag-gemm", "ag_gemm", dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64),
                                     dict(x="*bf16", gathered="*bf16", weight="*bf16", out="*bf16", flags="*i32")),
-    "tutorial 3": functools.partial(tutorial, "03-hang", "ring", dict(MEND=True), dict(inbox="*i32", flag="*i32", out="*i32")),
-    "tutorial 4": functools.partial(tutorial, "04-packets", "all_reduce", dict(BLOCK=256),
+    "tutorial 3": functools.partial(tutorial, "11-hang", "ring", dict(MEND=True), dict(inbox="*i32", flag="*i32", out="*i32")),
+    "tutorial 4": functools.partial(tutorial, "12-packets", "all_reduce", dict(BLOCK=256),
                                     dict(x="*fp32", packets="*i64", out="*fp32")),
 }
 

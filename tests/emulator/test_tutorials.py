@@ -23,28 +23,49 @@ def launch(*words, **environ):
 
 # What each prints, on every rank; in any order, since ranks share the terminal.
 EXPECTED = {
-    "01-ring-broadcast.py": lambda rank: rf"rank {rank} has 30 of rank 0",
-    "02-ag-gemm.py": lambda rank: rf"rank {rank}: 4 x 96 rows gathered and multiplied, relative error 1\.\de-03",
-    "03-hang.py --mend": lambda rank: rf"rank {rank}, call 2: got {200 + (rank - 1) % 4}",
-    "04-packets.py": lambda rank: rf"rank {rank}: 5 of 5 sums are right",
-    "05-train-gpt.py": lambda rank: rf"rank {rank} of 4: loss 3\.\d+, after 10 steps [012]\.\d+",
+    "00-ring-broadcast.py": lambda rank: rf"rank {rank} has 30 of rank 0",
+    "01-queue.py": lambda rank: rf"rank {rank}: 3 of 3 calls passed 32 items",
+    "02-intra-node-all-gather.py": lambda rank: rf"rank {rank}: 6 of 6 gathers are right",
+    "03-inter-node-all-gather.py": lambda rank: rf"rank {rank}: 4 of 4 gathers over 2 nodes are right",
+    "04-low-latency-all-to-all.py": lambda rank: rf"rank {rank}: 16 of 16 parts have arrived",
+    "05-reduce-scatter.py": lambda rank: rf"rank {rank}: 6 of 6 sums are right",
+    "06-ag-gemm.py": lambda rank: rf"rank {rank}: 4 x 96 rows gathered and multiplied, relative error 1\.\de-03",
+    "07-gemm-rs.py": lambda rank: rf"rank {rank}: sums are right, relative error 1\.\de-03",
+    "09-first-race.py": lambda rank: "the checker found race in the broken kernel, and 0 faults in the mended one",
+    "10-gluon.py": lambda rank: rf"rank {rank}: 4 of 4 sums are right",
+    "11-hang.py --mend": lambda rank: rf"rank {rank}, call 2: got {200 + (rank - 1) % 4}",
+    "12-packets.py": lambda rank: rf"rank {rank}: 5 of 5 sums are right",
+    "13-train-gpt.py": lambda rank: rf"rank {rank} of 4: loss 3\.\d+, after 10 steps [012]\.\d+",
 }
+NODES = {"03-inter-node-all-gather.py": "2x2"}
+OFTEN = ("00", "01", "06", "11", "12", "13")          # the rest under --full
+COMMANDS = [command if command.startswith(OFTEN) else pytest.param(command, marks=pytest.mark.full) for command in EXPECTED]
 
 
 def test_no_tutorial_is_left_out():
     assert {command.split()[0] for command in EXPECTED} == {path.name for path in (ROOT / "tutorials").glob("*.py")}
 
 
-@pytest.mark.parametrize("command", EXPECTED)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_tutorial(command):
-    done = launch(*command.split())
+    name = command.split()[0]
+    done = launch(*command.split(), **({"TRITON_DIST_NODES": NODES[name]} if name in NODES else {}))
     assert done.returncode == 0, done.stderr
     for rank in range(4):
         assert re.search(EXPECTED[command](rank), done.stdout), done.stdout
-    assert f"launch.sh {command.split()[0]}" in (ROOT / "tutorials" / command.split()[0]).read_text()
+    text = (ROOT / "tutorials" / name).read_text()
+    assert re.search(rf"launch\.sh .*{name}", text)
+    if "# %%" in text:                                 # prose between code, as Triton's tutorials have it
+        assert text.count("# %%") >= 2 and text.count("# ---") >= 2
 
 
-@pytest.mark.parametrize("command, flag, seen", [("tutorials/03-hang.py", "ring flag", "1"),
+@pytest.mark.full
+def test_a_reduce_scatter_over_nodes():
+    done = launch("05-reduce-scatter.py", TRITON_DIST_NODES="2x2")
+    assert done.returncode == 0 and done.stdout.count("2 of 2 sums are right") == 4, done.stderr
+
+
+@pytest.mark.parametrize("command, flag, seen", [("tutorials/11-hang.py", "ring flag", "1"),
                                                  ("tests/nvidia/hang.py", "ready", "0")])
 def test_hang_on_purpose_is_explained_and_ends(command, flag, seen):
     """Both scripts end with an error and a table that names flag, line, and values, well within time-out plus ten seconds."""

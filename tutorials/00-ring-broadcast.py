@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Tutorial 1: a broadcast along a ring, with wait and notify.
+"""A broadcast along a ring, with wait and notify.
 
-    bash launch.sh 01-ring-broadcast.py
+    bash launch.sh 00-ring-broadcast.py
 
 Rank 0 has a block that all ranks want. It stores it into rank 1's memory and tells rank 1; rank 1 hands it to rank 2, and so
 on. Four things are new beside plain Triton:

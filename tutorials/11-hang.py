@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Tutorial 3: a hang on purpose, and how to read its report.
+"""A hang on purpose, and how to read its report.
 
-    bash launch.sh 03-hang.py            ends with a table and an error
-    bash launch.sh 03-hang.py --mend     the same kernel without the mistake
+    bash launch.sh 11-hang.py            ends with a table and an error
+    bash launch.sh 11-hang.py --mend     the same kernel without the mistake
 
 The kernel is the ring of the README, called twice. Its mistake: it notifies with 1 and waits for the number of the call. The
 first call ends, the second waits for ever, since the flag still holds 1 (or 1 again). The report has a line for each waiting

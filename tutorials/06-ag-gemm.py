@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Tutorial 2: an AllGather that hides behind the GEMM that needs it.
+"""An AllGather that hides behind the GEMM that needs it.
 
-    bash launch.sh 02-ag-gemm.py
+    bash launch.sh 06-ag-gemm.py
 
 Every rank has rows x [m, k] of a matrix and a weight [n, k]; it wants all rows times its weight. A collective first and a
 matmul after it would leave the tensor cores idle while data moves. Here both are one kernel: its first programs push x to the

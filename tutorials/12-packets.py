@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Packets: a small all-reduce of one hop, called again and again.
 
-    bash launch.sh 04-packets.py
+    bash launch.sh 12-packets.py
 
 A notify behind data costs a fence, which waits until the data has arrived. A packet needs none: each int64 word carries 32
 bits of data and the number of the call, written and read as one, so that who polls the number has the data. Calls count from

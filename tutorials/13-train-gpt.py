@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Tutorial 5: a small language model, trained by tensor and sequence parallelism.
+"""A small language model, trained by tensor and sequence parallelism.
 
-    bash launch.sh 05-train-gpt.py
+    bash launch.sh 13-train-gpt.py
 
 A block of a decoder is attention and an MLP. Each is a column-parallel layer, which gathers the sequence under its GEMM, and a
 row-parallel one, which scatters the sum under its own. In between a rank has some heads, or some columns, of the whole sequence;
