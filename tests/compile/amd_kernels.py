@@ -14,6 +14,7 @@ from unittest import mock
 
 import fake_rocshmem
 import test_collective_code
+import test_experts_code
 import test_gemm_ar_code
 import test_internode_code
 import test_op_code
@@ -80,6 +81,10 @@ KERNELS = {
     "gemm_ar packets": functools.partial(test_gemm_ar_code.compiled, world=8),
     "gemm_ar two-shot packets": functools.partial(test_gemm_ar_code.compiled, world=8, split=2, two_shot=True),
     "all_to_all_vdev": functools.partial(test_vdev_code.compiled, world=8),
+    **{f"ep_{name}": functools.partial(test_experts_code.compiled, kernel, **known)
+       for name, (kernel, known) in test_experts_code.KERNELS.items()},
+    **{f"grouped {name}": functools.partial(test_experts_code.compiled_gemm, kernel, **known)
+       for name, (kernel, known) in test_experts_code.GEMMS.items()},
     "ag_gemm over nodes, gather": functools.partial(over_nodes, gather_kernel),
     "gemm_rs over nodes": functools.partial(over_nodes, gemm_rs_nodes_kernel),
     "all_gather over nodes": functools.partial(over_nodes, all_gather_kernel),

@@ -1,20 +1,25 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Every kernel of the ops and the tutorials compiled for AMD GPUs: order of memory, width of accesses, spills, LDS."""
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 import test_op_code
 import torch
+import triton
 from amd_isa import ISA, acquire, assert_sound, release_before
 from amd_kernels import KERNELS
 from compile_util import HIP, position
 
+from triton_dist import ops
 from triton_dist.backends.amd import machines
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import MOST_ROWS, gemm_rs_scatter_kernel
+from triton_dist.ops.internode import kernels as internode
 
 FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged|tutorial 4", name)]     # data says itself that it is there
 SMALL = ["tutorial 1", "tutorial 3"]                                                            # a word a thread, or one word
@@ -42,7 +47,27 @@ def test_flagged_words_need_no_cache_control(name, target):
 SIGNALS = {"ag_gemm": (0, True), "ag_gemm by_sms": (0, True), "ag_gemm by_sms push": (1, False), "gemm_rs": (1, True),
            "gemm_rs scatter": (1, True),
            "all_gather push": (1, True), "reduce_scatter push": (1, True), "all_reduce push": (2, True),
-           "all_to_all_vdev": (1, True), "tutorial 1": (2, False), "tutorial 2": (1, True), "tutorial 3": (2, False)}
+           "all_to_all_vdev": (1, True), "ep_dispatch": (1, False), "ep_dispatch by expert": (1, False), "ep_combine": (1, True),
+           "ep_combine compact": (1, True), "tutorial 1": (2, False), "tutorial 2": (1, True), "tutorial 3": (2, False)}
+
+
+def test_every_kernel_of_the_ops_is_here(monkeypatch):
+    """But for device functions over nodes, which kernels call."""
+    class Seen(Exception):
+        pass
+
+    def seen(source, **options):
+        raise Seen(source.fn)
+    monkeypatch.setattr(triton, "compile", seen)
+    listed = set()
+    for compile_for in KERNELS.values():
+        with pytest.raises(Seen) as found:
+            compile_for("gfx942")
+        listed.add(found.value.args[0])
+    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}.")]
+    ours = {value for module in modules for value in vars(module).values() if isinstance(value, type(ag_gemm_kernel))}
+    called = {getattr(internode, name) for name in ("word_of", "arrived", "send", "copy", "share", "gather")}
+    assert {kernel.__name__ for kernel in ours - called - listed} == set()
 
 
 def test_the_page_has_every_kernel():
