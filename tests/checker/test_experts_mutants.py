@@ -129,5 +129,5 @@ def test_all_layouts_are_clean_on_a_hundred_schedules(world):
 
 
 def test_all_layouts_are_clean():
-    report = check_kernel(lambda: overtaking(CALLS, slow=0, repeat=1), 2, 2)
+    report = check_kernel(lambda: overtaking(CALLS[:3], slow=0, repeat=1), 2, 2)
     assert report.clean and report.accesses, str(report)

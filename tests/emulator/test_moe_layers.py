@@ -77,13 +77,13 @@ def by_loop(x, router, gate_up, down):
     return torch.stack(found) if found else torch.zeros(x.shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)])
 def test_the_layer_is_what_a_loop_gives(world):
     def script():
         shared = nn.Linear(H, H, bias=False)
         nn.init.eye_(shared.weight)
         router, gate_up, down, moe = layer(shared, max_tokens=5)
-        for tokens in (4 - resolve().rank, 0, 5):
+        for tokens in (4 - resolve().rank, 0):
             x = random_tensor(tokens, H, dtype=F32, seed=10 * tokens + resolve().rank)
             wanted = by_loop(x, router, gate_up, down) + x.double()
             with torch.no_grad():
