@@ -17,7 +17,7 @@ from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, as
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 OPS = ("ag_gemm", "gemm_rs", "gemm_ar", "all_reduce", "all_gather", "reduce_scatter", "all_to_all_single", "all_to_all_vdev",
-       "all_reduce_rmsnorm")
+       "all_reduce_rmsnorm", "ep_dispatch")
 MOST_IN_GRAPHS = 1 << 22        # elements of x with which ag_gemm is captured without comm_sms on up to 8 ranks
 SMALL = 50_000_000              # elements, or products of a GEMM, that a tool which watches memory gets through
 
@@ -27,7 +27,8 @@ class Case:
     """One kind of call.
 
     shape: ag_gemm x [m, k], weight [n, k] as (m, n, k); gemm_rs and gemm_ar by ring the same for x [m * size, k]; gemm_ar else
-    for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits: x as (rows, columns).
+    for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits or experts: x as (rows,
+    columns).
     odd: tensors begin one element behind a multiple of 16 bytes. in_place: out is x, or the residual. idle: the last rank has no
     tiles (n = 0), or no terms (k = 0). cut: what arrives does not fit.
     """
@@ -123,6 +124,9 @@ def gpu_cases() -> list[Case]:
             Case("all_reduce_rmsnorm", (3, 4099), F32, method, bias=True, odd=True),
             Case("all_reduce_rmsnorm", (64, 8192), BF16, method, residual=True))),
         Case("all_reduce_rmsnorm", (7, 1000), BF16, "unfused", bias=True, residual=True),
+        *(case for layout in ("compact", "expert", "masked") for case in (
+            Case("ep_dispatch", (1, 64), BF16, layout), Case("ep_dispatch", (128, 7168), BF16, layout, residual=True),
+            Case("ep_dispatch", (1000, 1000), F16, layout, idle=True), Case("ep_dispatch", (300, 33), F32, layout))),
     ]
 
 
@@ -154,6 +158,7 @@ def emulator_cases() -> list[Case]:
             Case("all_reduce_rmsnorm", (7, 40), F16, method, bias=True, residual=True, in_place=True),
             Case("all_reduce_rmsnorm", (3, 101), F32, method, bias=True, odd=True))),
         Case("all_reduce_rmsnorm", (7, 40), BF16, "unfused", bias=True, residual=True),
+        Case("ep_dispatch", (5, 24), BF16, "expert", residual=True, idle=True),
     ]
 
 
@@ -172,6 +177,8 @@ def make(case: Case, group: Group, seed: int) -> Call:
         return gemm(case, group, seed)
     if case.op == "all_reduce_rmsnorm":
         return rmsnorm(case, group, seed)
+    if case.op == "ep_dispatch":
+        return experts(case, group, seed)
     return by_splits(case, group, seed) if len(case.shape) == 2 else collective(case, group, seed)
 
 
@@ -279,3 +286,26 @@ def by_splits(case: Case, group: Group, seed: int) -> Call:
     if case.by_library:
         return Call((poisoned(sum(came), row, dtype=case.dtype),), run_by_lists, check)
     return Call((poisoned(capacity, row, dtype=case.dtype), torch.full((2, size), -7, device=device)), run, check)
+
+
+def experts(case: Case, group: Group, seed: int) -> Call:
+    """A dispatch by the layout that `method` names, and a combine of what came. idle: the last rank has no tokens."""
+    (most, row), size, k = case.shape, group.size, 4
+    tokens = most * (not (case.idle and group.rank == size - 1))
+    x, draw = random_tensor(tokens, row, dtype=case.dtype, seed=seed + group.rank), random.Random(seed + group.rank)
+    ids = torch.tensor([draw.sample(range(4 * size), k) for _ in range(tokens)], dtype=torch.int32).view(tokens, k)
+    ids, by_choice = ids.to(x.device), case.method != "compact"
+    weights = random_tensor(tokens, k, dtype=F32, seed=seed + 50 + group.rank)
+    residual = random_tensor(tokens, row, dtype=case.dtype, seed=seed + 90) if case.residual else None
+
+    def run(out: torch.Tensor) -> torch.Tensor:
+        came = ops.ep_dispatch(x, ids, weights, num_experts=4 * size, layout=case.method, max_tokens=most, group=group)
+        by = came.topk_weights if by_choice else None
+        return ops.ep_combine(came.x, came.handle, topk_weights=by, residual=residual, out=out)
+
+    def check(out: torch.Tensor) -> None:
+        times = weights.double().sum(1) if by_choice else torch.tensor([len({e // 4 for e in of}) for of in ids.tolist()],
+                                                                       dtype=torch.float64, device=x.device)
+        wanted = x.double() * times[:, None] + (0 if residual is None else residual.double())
+        assert_matches(out, wanted, k=k, roundings=size + 2)
+    return Call((poisoned(tokens, row, dtype=case.dtype),), run, check)
