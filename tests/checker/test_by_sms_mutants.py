@@ -15,6 +15,7 @@ KERNELS = "triton_dist.ops.ag_gemm.by_sms_kernels"
 WAIT = 'dl.wait(arrived, pushers, "sys", "acquire", epoch)'
 CLOSING = 'dl.wait(last, pushers, "sys", "acquire", epoch)'
 NOTIFY = "dl.notify(first_flag(flags, epoch, number, index, world, MOST) + program, peer, epoch)"
+PUSHED = f'{NOTIFY}\n            dl.trace_stop("push", (hop - 1) * pieces + number)'
 FLAG = "first_flag(flags, epoch, number, index, world, MOST) + program"
 MINE = "mine = gathered + (epoch & 1).to(tl.int64) * half"
 HALF = "gathered += (epoch & 1).to(tl.int64) * half"
@@ -56,7 +57,7 @@ MUTANTS = {  # name: (scenario, [(old, new)])
                                                 'scope="sys")')]),
     "no flag": (calls, [(NOTIFY, "None")]),
     "an epoch for each program that pushes": (calls, [
-        (f"{NOTIFY}\n    count_call(control, epoch)", f"{NOTIFY}\n    tl.store(control + tl.program_id(0), epoch)")]),
+        (f"{PUSHED}\n    count_call(control, epoch)", f"{PUSHED}\n    tl.store(control + tl.program_id(0), epoch)")]),
     "an epoch for each program of the GEMM": (calls, [
         (f"{CLOSING}\n    count_call(control, epoch)", f"{CLOSING}\n    tl.store(control + tl.program_id(0), epoch)")]),
 }
