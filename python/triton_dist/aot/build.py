@@ -13,7 +13,10 @@ from triton_dist.aot.spaces import Variant
 from triton_dist.aot.targets import Target
 from triton_dist.backends.gpu.device_runtime import library
 from triton_dist.backends.gpu.prebuilt import identity
+from triton_dist.backends.gpu.thread_functions import library as thread_library
 from triton_dist.language._call import LIBRARY
+from triton_dist.language.kernels_of_threads import of_threads
+from triton_dist.language.threads_abi import LIBRARY as THREAD_LIBRARY
 from triton_dist.runtime.context import SYMBOL
 
 _NVSHMEM = b"nvshmemi_device_lib_version_d"
@@ -62,7 +65,7 @@ def compile_variant(kernel: Any, variant: Variant, target: Target, lines: bool =
     """
     import triton
 
-    options, constants, attrs = _options(variant, target), *_by_position(kernel, variant)
+    options, constants, attrs = _options(kernel, variant, target), *_by_position(kernel, variant)
     with _environment({} if lines else {"TRITON_DISABLE_LINE_INFO": "1"}, {} if cache is None else {"TRITON_CACHE_DIR": cache}):
         source = _source_class(kernel)(kernel, signature=variant.signature, constexprs=constants, attrs=attrs)
         return triton.compile(source, target=target.triton, options=dict(options))
@@ -73,7 +76,7 @@ def key_of(kernel: Any, variant: Variant, target: Target) -> str:
     from triton_dist.compat.compiler import make_backend
 
     constants, attrs = _by_position(kernel, variant)
-    options = make_backend(target.triton).parse_options(dict(_options(variant, target)))
+    options = make_backend(target.triton).parse_options(dict(_options(kernel, variant, target)))
     return identity(kernel, variant.signature, constants, attrs, options, str(target))
 
 
@@ -94,7 +97,7 @@ def _source_class(kernel: Any) -> type:
     return ASTSource
 
 
-def _options(variant: Variant, target: Target) -> dict:
+def _options(kernel: Any, variant: Variant, target: Target) -> dict:
     options = dict(variant.options)
     if target.vendor == "hip":
         from triton_dist.backends.amd import machines
@@ -108,6 +111,8 @@ def _options(variant: Variant, target: Target) -> dict:
     if target.vendor != "cuda" or target.arch < 90:
         options.pop("launch_pdl", None)  # a hint, which others refuse
     options["extern_libs"] = {**options.get("extern_libs", {}), LIBRARY: library(target.backend)}
+    if of_threads(kernel):
+        options["extern_libs"][THREAD_LIBRARY] = thread_library(target.backend)
     return options
 
 
