@@ -181,3 +181,23 @@ def test_a_grouped_gemm_for_every_target_uses_matrix_units(kernel, target):
             "sm_90": r"wgmma",
             "sm_100": r"tcgen05\.mma|mma\.sync"
         }[target], text)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_token_a_program(kernel, target):
+    """As small batches have it, and a token that has one expert on one rank."""
+    function, known = KERNELS[kernel]
+    meta = 58 if "fp8" in kernel else 2
+    for world, few in ((2, dict(TOKENS=1, ROWS=1)), (1, dict(TOKENS=1, ROWS=1, K=1, CHOICES=1, E_PAD=1, E_LOC=1, META=meta))):
+        assert instructions(compiled(function, target, world=world, **{**known, **few}))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", GEMMS)
+def test_a_grouped_gemm_of_few_rows(kernel, target):
+    function, known = GEMMS[kernel]
+    few = dict(BLOCK_M=16, BLOCK_N=64, BLOCK_K=128) if function is grouped_gemm_kernel else dict(BLOCK_N=64, BLOCK_K=64)
+    assert instructions(compiled_gemm(function, target, warps=4, **{**known, **few}))
