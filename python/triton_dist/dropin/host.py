@@ -14,6 +14,8 @@ import torch
 
 import triton_dist
 import triton_dist.language as dl
+from triton_dist.compat.torch import cuda_sleep
+from triton_dist.compat.triton import load
 from triton_dist.dropin import stream_calls
 from triton_dist.language.extra import libshmem_device
 from triton_dist.runtime.backend import backend
@@ -198,7 +200,7 @@ def is_maca() -> bool:
 def sleep_async(duration_ms: float) -> None:
     """Keeps the current stream busy for about so long; nothing in the emulator, where time has no meaning."""
     if backend().name != "emulator":
-        torch.cuda._sleep(int(duration_ms * 1.5e6))
+        cuda_sleep(int(duration_ms * 1.5e6))
 
 
 def supports_p2p_native_atomic() -> bool:
@@ -268,7 +270,7 @@ def cuda_occupancy_max_activate_blocks_per_multiprocessor(kernel: Any, num_warps
     compiled = kernel.run(*args, grid=(1,), warmup=True, num_warps=num_warps, **kwargs)
     if backend().name == "emulator":
         return 1
-    compiled._init_handles()
+    load(compiled)
     shared = max(1, compiled.metadata.shared)
     registers = max(1, compiled.n_regs * 32 * num_warps)
     return max(1, min(get_device_max_shared_memory_size() // shared, 65536 // registers, 2048 // (32 * num_warps)))
