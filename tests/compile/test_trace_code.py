@@ -23,7 +23,8 @@ from triton_dist.ops.ag_gemm import by_sms_kernels, kernels as ag_gemm_kernels
 from triton_dist.ops.gemm_rs import kernels as gemm_rs_kernels, scatter_kernel
 from triton_dist.trace import clocks
 
-PORTABLE = [(ag_gemm_kernels, "ag_gemm_kernel"), (gemm_rs_kernels, "gemm_rs_kernel"), (scatter_kernel, "gemm_rs_scatter_kernel")]
+PORTABLE = [(ag_gemm_kernels, "ag_gemm_kernel"), (gemm_rs_kernels, "gemm_rs_kernel"),
+            pytest.param(scatter_kernel, "gemm_rs_scatter_kernel", marks=pytest.mark.full)]
 CLOCK = {"nvidia": r"globaltimer", "amd": r"s_memrealtime|s_sendmsg_rtn"}
 
 
@@ -52,7 +53,7 @@ def same(one, other) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("module, name", PORTABLE, ids=[name for _, name in PORTABLE])
+@pytest.mark.parametrize("module, name", PORTABLE, ids=["ag_gemm_kernel", "gemm_rs_kernel", "gemm_rs_scatter_kernel"])
 def test_off_the_code_is_the_same(module, name, target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     plain = getattr(without_recorder(module, tmp_path), name)
