@@ -12,13 +12,20 @@ from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel
 from triton_dist.ops.all_reduce.kernels import two_shot_kernel
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
+from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
+from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
+from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
 from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 
-_DATA = ("x", "gathered", "weight", "bias", "residual", "out", "residual_out", "data")
-_POINTERS = {"flags": "*i32", "control": "*i32", "team": "*i32", "in_splits": "*i64", "out_splits_offsets": "*i64"}
-_ODD = ("world", "index", "call", "pieces", "piece_tiles", "words", "blocks", "rounds", "capacity", "pushers")    # no hint
+_DATA = ("x", "y", "gathered", "weight", "bias", "residual", "out", "residual_out", "data")
+_POINTERS = {"in_splits": "*i64", "out_splits_offsets": "*i64", "packets": "*i64",
+             **dict.fromkeys(("flags", "control", "team", "ids", "ids_out", "told", "hist", "meta", "positions", "sources",
+                              "experts_told"), "*i32"),
+             **dict.fromkeys(("weights", "weights_out", "scales", "scales_out"), "*fp32")}
+_ODD = ("world", "index", "call", "pieces", "piece_tiles", "words", "blocks", "rounds", "capacity", "pushers", "most", "limit",
+        "experts", "room", "align")                                                                             # no hint
 _LANES = {"cuda": 32, "hip": 64}
 
 
@@ -64,3 +71,10 @@ all_reduce_rmsnorm = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm", slots="*i32"
 all_reduce_rmsnorm_two_hops = _sample(two_hops_rmsnorm, "all_reduce_rmsnorm_two_hops", slots="*i32", **_NORM)
 all_to_all_vdev = _sample(all_to_all_vdev_kernel, "all_to_all_vdev", slots="*i64", WORLD=2, RANKS=2, BLOCK=4096, num_warps=8,
                           num_stages=1)
+# H = 7168, 8 choices of 64 experts, 32 of them on each of 2 ranks
+_EXPERTS = dict(K=8, CHOICES=8, SCALES=0, SCALES_PAD=1, META=16, E_LOC=32, E_PAD=32, WORLD=2, RANKS=2, PITCH=256, ROWS=2,
+                COLS=4096, num_warps=8, num_stages=1)
+ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=False, INDEX=False, FIRST=1, TOKENS=32, **_EXPERTS)
+ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXPAND=True, LINES=16, **_EXPERTS)
+ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, TOKENS=32,
+                     **_EXPERTS)

@@ -4,7 +4,7 @@
 import triton.language as tl
 from triton.language import core
 
-from triton_dist.compat.triton import constexpr_function
+from triton_dist.compat.triton import constexpr_function, unwrap_constexpr
 from triton_dist.language._call import helper
 
 _STOP = tl.constexpr("breakpoint_if")
@@ -77,7 +77,7 @@ def _print(prefix, a, b, c, d):
 def _stop(message, _semantic=None):
     """A failed assertion, whether or not TRITON_DEBUG is set: the device says where, and traps."""
     false = _semantic.to_tensor(False)
-    _semantic.builder.create_assert(false.handle, core._unwrap_if_constexpr(message))
+    _semantic.builder.create_assert(false.handle, unwrap_constexpr(message))
 
 
 @helper
