@@ -36,19 +36,27 @@ from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 from triton_dist.ops.internode.kernels import all_gather_kernel, gather_kernel, reduce_scatter_kernel
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
-_INTEGERS = {"call": "i32", "n": "i32", "m": "i32", "k": "i32"}
 
 
-def tutorial(file: str, name: str, constants: dict, types: dict, target: str):
-    """A kernel of a tutorial. Sizes are multiples of 16, the number of the call is not."""
+def tutorial(file: str, name: str, types: dict, constants: dict, target: str, **options):
+    """A kernel of a tutorial. `types`: of pointers; integers are multiples of 16, but for the number of the call."""
     spec = importlib.util.spec_from_file_location("tutorial_" + file.replace("-", "_"), TUTORIALS / f"{file}.py")
     module = importlib.util.module_from_spec(spec)
     with mock.patch.dict(os.environ):           # a script may set some for itself
         spec.loader.exec_module(module)
     kernel = getattr(module, name)
-    signature = {arg: "constexpr" if arg in constants else types.get(arg) or _INTEGERS[arg] for arg in kernel.arg_names}
+    signature = {arg: "constexpr" if arg in constants else types.get(arg, "i32") for arg in kernel.arg_names}
     return compile_kernel(kernel, signature, constants, target,
-                          divisible=[arg for arg, ty in signature.items() if ty != "constexpr" and arg != "call"])
+                          divisible=[arg for arg, ty in signature.items() if ty != "constexpr" and arg != "call"], **options)
+
+
+def tutorial_over_nodes(name: str, target: str):
+    """A kernel of the third tutorial, over a stand-in for rocSHMEM's device bitcode."""
+    with tempfile.TemporaryDirectory() as home:
+        fake_rocshmem.write(Path(home))
+        with mock.patch.dict(os.environ, ROCSHMEM_HOME=home):
+            return tutorial("03-inter-node-all-gather", name, dict(gathered="*fp32", flags="*i64"), {}, target,
+                            extern_libs=rocshmem_library.libraries(target))
 
 
 def over_nodes(kernel, target: str):
@@ -60,6 +68,7 @@ def over_nodes(kernel, target: str):
                                                 dict(BLOCK_N=128, num_stages=2))
 
 
+_TILE = dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64)
 _one_hop = functools.partial(test_collective_code.compiled, world=8)
 KERNELS = {
     "ag_gemm": functools.partial(test_op_code.compiled, ag_gemm_kernel),
@@ -89,13 +98,34 @@ KERNELS = {
     "gemm_rs over nodes": functools.partial(over_nodes, gemm_rs_nodes_kernel),
     "all_gather over nodes": functools.partial(over_nodes, all_gather_kernel),
     "reduce_scatter over nodes": functools.partial(over_nodes, reduce_scatter_kernel),
-    "tutorial 1": functools.partial(tutorial, "00-ring-broadcast", "ring_broadcast", dict(BLOCK=256),
-                                    dict(x="*fp32", inbox="*fp32", flag="*i32", out="*fp32")),
-    "tutorial 2": functools.partial(tutorial, "06-ag-gemm", "ag_gemm", dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64),
-                                    dict(x="*bf16", gathered="*bf16", weight="*bf16", out="*bf16", flags="*i32")),
-    "tutorial 3": functools.partial(tutorial, "11-hang", "ring", dict(MEND=True), dict(inbox="*i32", flag="*i32", out="*i32")),
-    "tutorial 4": functools.partial(tutorial, "12-packets", "all_reduce", dict(BLOCK=256),
-                                    dict(x="*fp32", packets="*i64", out="*fp32")),
+    "tutorial 0": functools.partial(tutorial, "00-ring-broadcast", "ring_broadcast",
+                                    dict(x="*fp32", inbox="*fp32", flag="*i32", out="*fp32"), dict(BLOCK=256)),
+    "tutorial 1": functools.partial(tutorial, "01-queue", "queue",
+                                    dict(source="*fp32", out="*fp32", slots="*fp32", full="*i32", free="*i32"),
+                                    dict(SLOTS=4, BLOCK=1024, WORKERS=4)),
+    "tutorial 2, await_all": functools.partial(tutorial, "02-intra-node-all-gather", "await_all", dict(flags="*i32"), {}),
+    "tutorial 2, push": functools.partial(tutorial, "02-intra-node-all-gather", "push",
+                                          dict(x="*fp32", gathered="*fp32", flags="*i32"), dict(BLOCK=1024, PARTS=4)),
+    "tutorial 3, flat": functools.partial(tutorial_over_nodes, "flat"),
+    "tutorial 3, two_levels": functools.partial(tutorial_over_nodes, "two_levels"),
+    "tutorial 4": functools.partial(tutorial, "04-low-latency-all-to-all", "dispatch",
+                                    dict(tokens="*bf16", begins="*i32", recv="*bf16", counts="*i32", signals="*i32"),
+                                    dict(MAX_ROWS=128, HIDDEN=7168, BLOCK=8192)),
+    "tutorial 5, pull": functools.partial(tutorial, "05-reduce-scatter", "pull",
+                                          dict(rows="*fp32", out="*fp32", ready="*i32", done="*i32"), dict(BLOCK=1024)),
+    "tutorial 5, ring": functools.partial(tutorial, "05-reduce-scatter", "ring",
+                                          dict(rows="*fp32", out="*fp32", inbox="*fp32", arrived="*i32"),
+                                          dict(BLOCK=1024, PARTS=4)),
+    "tutorial 6": functools.partial(tutorial, "06-ag-gemm", "ag_gemm",
+                                    dict(x="*bf16", gathered="*bf16", weight="*bf16", out="*bf16", flags="*i32"), _TILE),
+    "tutorial 7": functools.partial(tutorial, "07-gemm-rs", "gemm_rs",
+                                    dict(x="*bf16", weight="*bf16", out="*bf16", inbox="*fp32", flags="*i32"), _TILE),
+    "tutorial 9": functools.partial(tutorial, "09-first-race", "hand_on",
+                                    dict(x="*fp32", inbox="*fp32", full="*i32", free="*i32", out="*fp32"),
+                                    dict(MEND=True, BLOCK=64)),
+    "tutorial 11": functools.partial(tutorial, "11-hang", "ring", dict(inbox="*i32", flag="*i32", out="*i32"), dict(MEND=True)),
+    "tutorial 12": functools.partial(tutorial, "12-packets", "all_reduce", dict(x="*fp32", packets="*i64", out="*fp32"),
+                                     dict(BLOCK=256)),
 }
 
 

@@ -11,7 +11,7 @@ import test_op_code
 import torch
 import triton
 from amd_isa import ISA, acquire, assert_sound, release_before
-from amd_kernels import KERNELS
+from amd_kernels import KERNELS, TUTORIALS
 from compile_util import HIP, position
 
 from triton_dist import ops
@@ -21,8 +21,9 @@ from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import MOST_ROWS, gemm_rs_scatter_kernel
 from triton_dist.ops.internode import kernels as internode
 
-FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged|tutorial 4", name)]     # data says itself that it is there
-SMALL = ["tutorial 1", "tutorial 3"]                                                            # a word a thread, or one word
+FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged|tutorial 12", name)]    # data says itself that it is there
+# A word a thread, one word, or data that a library moves.
+SMALL = ["tutorial 0", "tutorial 2, await_all", "tutorial 3, flat", "tutorial 3, two_levels", "tutorial 9", "tutorial 11"]
 WIDE = r"(global|buffer)_(load|store)_(lds_)?dwordx4"
 
 
@@ -48,11 +49,11 @@ SIGNALS = {"ag_gemm": (0, True), "ag_gemm by_sms": (0, True), "ag_gemm by_sms pu
            "gemm_rs scatter": (1, True),
            "all_gather push": (1, True), "reduce_scatter push": (1, True), "all_reduce push": (2, True),
            "all_to_all_vdev": (1, True), "ep_dispatch": (1, False), "ep_dispatch by expert": (1, False), "ep_combine": (1, True),
-           "ep_combine compact": (1, True), "tutorial 1": (2, False), "tutorial 2": (1, True), "tutorial 3": (2, False)}
+           "ep_combine compact": (1, True), "tutorial 0": (2, False), "tutorial 6": (1, True), "tutorial 11": (2, False)}
 
 
-def test_every_kernel_of_the_ops_is_here(monkeypatch):
-    """But for device functions over nodes, which kernels call."""
+def test_every_kernel_is_here(monkeypatch):
+    """Of the ops, but for device functions over nodes, which kernels call; and those that tutorials launch."""
     class Seen(Exception):
         pass
 
@@ -68,6 +69,11 @@ def test_every_kernel_of_the_ops_is_here(monkeypatch):
     ours = {value for module in modules for value in vars(module).values() if isinstance(value, type(ag_gemm_kernel))}
     called = {getattr(internode, name) for name in ("word_of", "arrived", "send", "copy", "share", "gather")}
     assert {kernel.__name__ for kernel in ours - called - listed} == set()
+    files = {(Path(kernel.fn.__code__.co_filename).name, kernel.__name__) for kernel in listed}
+    launched = {(path.name, name) for path in sorted(TUTORIALS.glob("*.py"))
+                for name in re.findall(r"\b(\w+)\[\(", path.read_text())}
+    gluon = {("10-gluon.py", "all_reduce")}             # its layouts are for warps of 32
+    assert launched - files == gluon and len(launched) > 10
 
 
 def test_the_page_has_every_kernel():
