@@ -86,6 +86,18 @@ def test_rows_of_any_length_with_the_core(launched):
     run_ranks(script, 2)
 
 
+@pytest.mark.parametrize("op, n", [("ag_gemm", 1), ("ag_gemm", 3), ("ag_gemm", 24), ("gemm_rs", 24)])
+def test_one_row_a_rank_with_the_core(op, n):
+    """Chunks of one row, whose length need not be a whole 16 bytes."""
+    def script():
+        group = resolve()
+        x = random_tensor(1 if op == "ag_gemm" else group.size, K, dtype=F16, seed=group.rank)
+        w = random_tensor(n, K, dtype=F16, seed=9 + group.rank)
+        out = getattr(ops, op)(x, w, method="ws")
+        verify(op, x, w, out, group)
+    run_ranks(script, 2)
+
+
 @pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs"])
 def test_auto_says_once_that_it_does_without_the_core(op, launched):
     def script():

@@ -147,9 +147,14 @@ class _AgGemm(_Bound):
     def _gathered(self, *block: int) -> list:
         return [_descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]
 
+    def chunks(self, out: torch.Tensor) -> torch.Tensor:
+        """out [world * m, n] as [world, m, n]. A view would give a chunk of one row a stride of n, which need not be aligned."""
+        p, row = self.plan, out.stride(0)
+        return out.as_strided((p.group.size, p.m, p.n), (p.m * row, row, 1))
+
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
-        p, chunks = self.plan, out.view(self.plan.group.size, self.plan.m, self.plan.n)
+        p, chunks = self.plan, self.chunks(out)
         return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.weight_narrow(weight), self.out(chunks),
                 self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, epoch, p.group.rank, p.group.size,
                 p.m, p.n, p.k, p.gather.pieces, p.gather.piece_tiles, self.wide)
@@ -169,8 +174,7 @@ class _AgGemmBySms(_AgGemm):
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
-        p, gather = self.plan, self.plan.gather
-        chunks = out.view(p.group.size, p.m, p.n)
+        p, gather, chunks = self.plan, self.plan.gather, self.chunks(out)
         return (self.x(x), *self.gathered, self.weight(weight), self.weight_narrow(weight), self.out(chunks),
                 self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, gather.control, gather.half_rows,
                 gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, gather.pieces, gather.piece_tiles, self.wide)
