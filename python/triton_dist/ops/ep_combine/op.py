@@ -9,15 +9,14 @@ import torch
 from triton_dist.ops.autograd import experts as gradients
 from triton_dist.ops.calls import checks
 from triton_dist.ops.calls.plans import OnWorkspace, Plan
-from triton_dist.ops.calls.possible import no_kernel
 from triton_dist.ops.ep import checks as ep_checks, chunks
-from triton_dist.ops.ep.chunks import Chunks, Room, chunks_of, tile_of
+from triton_dist.ops.ep.chunks import Room, chunks_of, tile_of
+from triton_dist.ops.ep.op import ExpertsOp, OfTokens
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_combine.unfused import ep_combine_unfused
 from triton_dist.ops.exchange.sizes import power_of_two
-from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient
-from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -25,20 +24,11 @@ from triton_dist.runtime.workspace import team
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sums(Agreed):
-    """Sums of `row` elements go back to up to max_tokens tokens of each rank, which have k choices."""
-    row: int
-    k: int
-    experts: int
-    max_tokens: int
-
-    @property
-    def chunks(self) -> Chunks:
-        """How each rank's tokens are cut."""
-        return chunks_of(self.max_tokens)
+class Sums(OfTokens):
+    """Sums go back to the tokens."""
 
 
-class EPCombine(Op):
+class EPCombine(ExpertsOp):
     """Results of experts back to the ranks that have the tokens."""
 
     name = "ep_combine"
@@ -52,12 +42,10 @@ class EPCombine(Op):
         "residual": "sharded"
     }
     outputs = {"out": "sharded"}
-    methods = ("push", "unfused")
     schema = (
         "(Tensor y, Tensor topk_ids, Tensor told, Tensor? positions, Tensor? topk_weights, Tensor? bias, Tensor? residual, "
         "SymInt num_experts, SymInt? max_tokens, str group, str method) -> Tensor")
     gradient = Gradient(gradients.keep_combine, gradients.backward_combine)
-    unfused_in_graphs = False  # the host waits for the numbers of rows
 
     def check(self, group: Group, y: torch.Tensor, topk_ids: torch.Tensor, told: torch.Tensor,
               positions: torch.Tensor | None, topk_weights: torch.Tensor | None, bias: torch.Tensor | None,
@@ -67,7 +55,7 @@ class EPCombine(Op):
         ep_checks.choices(topk_ids, None)
         ep_checks.experts(num_experts, group)
         tokens, k = topk_ids.shape
-        if y.ndim != (2 if positions is None else y.ndim) or y.ndim not in (2, 3):
+        if y.ndim not in ((2, ) if positions is None else (2, 3)):
             raise InvalidArgument(
                 f"y: expected [rows, H], or [experts, rows, H] of a masked dispatch, found shape {list(y.shape)}")
         row = y.shape[-1]
@@ -102,15 +90,12 @@ class EPCombine(Op):
                           bias=bias,
                           residual=residual)
         checks.no_grad(y=y, topk_weights=topk_weights, bias=bias, residual=residual)
-        if agreed.method == "unfused" and backend().is_capturing():
-            raise InvalidArgument(
-                "method: graph capture needs 'push', and that this call has run before, since the host waits for "
-                "the numbers of rows otherwise")
+        self.refuse_unfused_capture(agreed)
         return agreed
 
     def _agreed(self, row: int, dtype: torch.dtype, k: int, experts: int, max_tokens: int, method: str,
                 group: Group) -> Sums:
-        method, why = self.possible(method, ep_checks.too_many(max_tokens) or no_kernel(group))
+        method, why = self.chosen(method, max_tokens, group)
         return Sums(op=self.name,
                     dtype=dtype,
                     method=method,
@@ -120,11 +105,6 @@ class EPCombine(Op):
                     experts=experts,
                     max_tokens=max_tokens)
 
-    def candidates(self, agreed: Sums, group: Group) -> Sequence[Choice]:
-        if not agreed.max_tokens:  # on all ranks, so no epoch is taken
-            return [Choice("unfused")]
-        return [Choice("push" if agreed.method == "auto" else agreed.method)]
-
     def plan(self, choice: Choice, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Push(agreed, group, tensors)
 
@@ -133,16 +113,8 @@ class EPCombine(Op):
         if agreed.max_tokens:
             ep_combine_unfused(agreed, group, *tensors)
 
-    def shape_of_out(self, agreed: Sums, group: Group, y: torch.Tensor, topk_ids: torch.Tensor, *_:
-                     torch.Tensor | None) -> tuple:
-        return topk_ids.shape[0], y.shape[-1]
-
     def out_shape(self, world: int, y: torch.Tensor, topk_ids: torch.Tensor, *_: torch.Tensor | None) -> tuple:
         return topk_ids.shape[0], y.shape[-1]
-
-    def shape(self, agreed: Sums, group: Group, local: int) -> Shape:
-        return Shape(self.name,
-                     str(agreed.dtype).removeprefix("torch."), agreed.max_tokens * group.size, agreed.row, agreed.k)
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Sums:
         """m tokens of all ranks, rows of n elements; k does not matter: one expert a rank, to which its own tokens go."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""ep_dispatch: what ranks agree on, its plan of one or two kernels, and the call by tensors. What users call is in call.py."""
+"""ep_dispatch: what ranks agree on, its plan of one or two kernels, and the call by tensors. What users call is in ep/calls.py."""
 from dataclasses import dataclass
 from typing import Any, Sequence
 
@@ -12,16 +12,15 @@ from triton_dist.ops.calls import checks
 from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.calls.carriers import carrier_of, flat
 from triton_dist.ops.calls.plans import OnWorkspace, Plan
-from triton_dist.ops.calls.possible import no_kernel
 from triton_dist.ops.ep import checks as ep_checks, chunks
-from triton_dist.ops.ep.chunks import Chunks, Room, chunks_of, tile_of
+from triton_dist.ops.ep.chunks import Room, tile_of
+from triton_dist.ops.ep.op import ExpertsOp, OfTokens
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
 from triton_dist.ops.ep_dispatch.unfused import ep_dispatch_unfused
 from triton_dist.ops.exchange.sizes import power_of_two
-from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient
-from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -33,27 +32,18 @@ _LINES = 16  # of the matrix of choices that a program reads at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens(Agreed):
-    """Up to max_tokens tokens of each rank have `row` elements, k choices, maybe weights, and `scales` scales.
+class Tokens(OfTokens):
+    """What is dispatched of tokens: weights of choices or none, and `scales` scales.
 
     room: rows by expert; of each expert where the layout is masked. limit: rows that can come.
     """
-    row: int
-    k: int
     weighted: bool
     scales: int
-    experts: int
     layout: str
     align: int
     room: int
     limit: int
-    max_tokens: int
     quant: str | None
-
-    @property
-    def chunks(self) -> Chunks:
-        """How each rank's tokens are cut."""
-        return chunks_of(self.max_tokens)
 
     @property
     def ordered(self) -> bool:
@@ -66,7 +56,7 @@ class Tokens(Agreed):
         return self.layout in ("expert", "masked")
 
 
-class EPDispatch(Op):
+class EPDispatch(ExpertsOp):
     """Tokens to the ranks that have their experts."""
 
     name = "ep_dispatch"
@@ -80,13 +70,11 @@ class EPDispatch(Op):
         "positions": "local",
         "sources": "local"
     }
-    methods = ("push", "unfused")
     schema = (
         "(Tensor x, Tensor topk_ids, Tensor? topk_weights, Tensor? scales, SymInt num_experts, str layout, SymInt align, "
         "SymInt? capacity, SymInt? max_tokens, str? quant, str group, str method) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
     gradient = Gradient(gradients.keep_dispatch, gradients.backward_dispatch)
-    unfused_in_graphs = False  # the host waits for the numbers of rows
 
     def check(self, group: Group, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None,
               scales: torch.Tensor | None, out: torch.Tensor | None, *rest: Any) -> Tokens:
@@ -122,16 +110,13 @@ class EPDispatch(Op):
         checks.output("out", out, self._shape_out(agreed, group), like=like, any_dtype=True)
         checks.no_overlap("out", out, x=x, topk_ids=topk_ids, topk_weights=topk_weights, scales=scales)
         checks.no_grad(x=x, topk_weights=topk_weights)
-        if agreed.method == "unfused" and backend().is_capturing():
-            raise InvalidArgument(
-                "method: graph capture needs 'push', and that this call has run before, since the host waits for "
-                "the numbers of rows otherwise")
+        self.refuse_unfused_capture(agreed)
         return agreed
 
     def _agreed(self, row: int, dtype: torch.dtype, k: int, weighted: bool, scales: int, experts: int, layout: str,
                 align: int, capacity: int | None, max_tokens: int, quant: str | None, method: str,
                 group: Group) -> Tokens:
-        method, why = self.possible(method, ep_checks.too_many(max_tokens) or no_kernel(group))
+        method, why = self.chosen(method, max_tokens, group)
         most = group.size * max_tokens
         room = {"compact": 0, "masked": most}.get(layout, most * k + experts // group.size * (align - 1))
         limit = most
@@ -155,11 +140,6 @@ class EPDispatch(Op):
                       limit=limit,
                       max_tokens=max_tokens,
                       quant=quant)
-
-    def candidates(self, agreed: Tokens, group: Group) -> Sequence[Choice]:
-        if not agreed.max_tokens:  # on all ranks, so no epoch is taken
-            return [Choice("unfused")]
-        return [Choice("push" if agreed.method == "auto" else agreed.method)]
 
     def plan(self, choice: Choice, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Push(agreed, group, tensors[0].shape[0])
@@ -212,14 +192,6 @@ class EPDispatch(Op):
                               call["align"], call["capacity"], x.shape[0] if max_tokens is None else max_tokens,
                               call["quant"], "auto", group)
         return tuple([x.new_empty(shape, dtype=dtype) for shape, dtype in self._results(agreed, group)])
-
-    def traffic(self, agreed: Tokens, group: Group) -> dict[int, int]:
-        """It depends on the choices, which are on the device."""
-        return {}
-
-    def shape(self, agreed: Tokens, group: Group, local: int) -> Shape:
-        return Shape(self.name,
-                     str(agreed.dtype).removeprefix("torch."), agreed.max_tokens * group.size, agreed.row, agreed.k)
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Tokens:
         """m tokens of all ranks, rows of n elements; k does not matter: each token has a choice on each of up to 16 ranks."""

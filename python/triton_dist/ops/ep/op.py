@@ -1,0 +1,54 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What dispatch and combine are as ops, both of them."""
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+from triton_dist.ops.calls.possible import no_kernel
+from triton_dist.ops.ep import checks
+from triton_dist.ops.ep.chunks import Chunks, chunks_of
+from triton_dist.ops.op import Agreed, Op
+from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTokens(Agreed):
+    """Rows of `row` elements, for up to max_tokens tokens of each rank, which have k choices of `experts`."""
+    row: int
+    k: int
+    experts: int
+    max_tokens: int
+
+    @property
+    def chunks(self) -> Chunks:
+        """How each rank's tokens are cut."""
+        return chunks_of(self.max_tokens)
+
+
+class ExpertsOp(Op):
+    """By kernels, or by the group's own collective, for which the host waits."""
+
+    methods = ("push", "unfused")
+    unfused_in_graphs = False           # the host waits for the numbers of rows
+
+    def chosen(self, method: Any, max_tokens: int, group: Group) -> tuple[str, str]:
+        """(the method, why it is another one than was asked for)."""
+        return self.possible(method, checks.too_many(max_tokens) or no_kernel(group))
+
+    def refuse_unfused_capture(self, agreed: OfTokens) -> None:
+        """Raises where a graph is captured that cannot hold the call."""
+        if agreed.method == "unfused" and backend().is_capturing():
+            raise InvalidArgument(
+                "method: graph capture needs 'push', and that this call has run before, since the host waits for "
+                "the numbers of rows otherwise")
+
+    def candidates(self, agreed: OfTokens, group: Group) -> Sequence[Choice]:
+        if not agreed.max_tokens:       # on all ranks, so no epoch is taken
+            return [Choice("unfused")]
+        return [Choice("push" if agreed.method == "auto" else agreed.method)]
+
+    def shape(self, agreed: OfTokens, group: Group, local: int) -> Shape:
+        return Shape(self.name, str(agreed.dtype).removeprefix("torch."), agreed.max_tokens * group.size, agreed.row, agreed.k)
