@@ -4,7 +4,6 @@
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from triton_dist.aot.kernels import compile_all, read_list, recorded
 from triton_dist.aot.library import compile_library, write
 from triton_dist.aot.targets import parse_targets
 from triton_dist.backends.gpu.prebuilt import default_folder
-from triton_dist.runtime.errors import InvalidArgument, TritonDistError
+from triton_dist.cli.status import status_of
 
 EVERY_TARGET = "cuda:80,cuda:90,cuda:100,hip:gfx942"
 
@@ -22,14 +21,7 @@ EVERY_TARGET = "cuda:80,cuda:90,cuda:100,hip:gfx942"
 def main(words: Sequence[str]) -> int:
     """Entry point: 0 where the library has been built, 1 where it could not be, 2 for words that make no sense."""
     args = _parser().parse_args(words)
-    try:
-        return _build(args)
-    except InvalidArgument as error:
-        print(f"triton-dist aot: {error}", file=sys.stderr)
-        return 2
-    except TritonDistError as error:
-        print(f"triton-dist aot: {error}", file=sys.stderr)
-        return 1
+    return status_of("aot", lambda: _build(args))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from triton_dist.aot.build import compile_variant
 from triton_dist.aot.kernels import load
 from triton_dist.aot.spaces import Variant, aot_compile_spaces, spaces_of, variants_of
 from triton_dist.aot.targets import Target, parse_targets
+from triton_dist.cli.status import status_of
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError
 
 OURS = ("triton_dist.aot.ours", "triton_dist.aot.samples")
@@ -56,14 +57,7 @@ class Dump:
 def main(words: Sequence[str]) -> int:
     """Entry point: 0, 1 where a kernel does not compile, 2 for words that make no sense."""
     args = _parser().parse_intermixed_args(words)
-    try:
-        return _list() if args.list else _dump(args)
-    except InvalidArgument as error:
-        print(f"triton-dist dump: {error}", file=sys.stderr)
-        return 2
-    except TritonDistError as error:
-        print(f"triton-dist dump: {error}", file=sys.stderr)
-        return 1
+    return status_of("dump", lambda: _list() if args.list else _dump(args))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,13 +4,13 @@
 import argparse
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Sequence
 
+from triton_dist.cli.status import status_of
 from triton_dist.runtime.backend import detect
-from triton_dist.runtime.errors import InvalidArgument, TritonDistError
+from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.trace.calls import OPS, Call
 
 _SIZES = {"emulator": (512, 512, 512), "": (8192, 8192, 8192)}       # M, N, K where none is given
@@ -24,16 +24,12 @@ def main(words: Sequence[str]) -> int:
     options = {name: value for name, value in (("method", args.method), ("comm_sms", args.comm_sms)) if value is not None}
     call = Call(args.what, m, n, k, options)
     out = args.out or f"trace_{Path(args.what).stem if args.what not in OPS else args.what}"
-    try:
+
+    def traced() -> int:
         if args.what not in OPS and ":" not in args.what:
             raise InvalidArgument(f"expected one of {', '.join(OPS)}, or path.py:function, found {args.what!r}")
         return _emulated(call, args.nproc_per_node, args.seed, out) if emulated else _on_gpus(call, args.nproc_per_node, out)
-    except InvalidArgument as error:
-        print(f"triton-dist trace: {error}", file=sys.stderr)
-        return 2
-    except TritonDistError as error:
-        print(f"triton-dist trace: {error}", file=sys.stderr)
-        return 1
+    return status_of("trace", traced)
 
 
 def _parser() -> argparse.ArgumentParser:

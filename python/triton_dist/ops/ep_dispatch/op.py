@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""ep_dispatch: what ranks agree on, its plan of one or two kernels, and the call by tensors. What users call is in ep/calls.py."""
+"""ep_dispatch: what ranks agree on, its plan of one or two kernels, and the call by tensors. ep/calls.py has what users call."""
 from dataclasses import dataclass
 from typing import Any, Sequence
 
