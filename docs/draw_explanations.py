@@ -32,7 +32,7 @@ def memory_model(path: Path) -> None:
     sends = ("tl.store(dl.symm_at(data, p), ...)\nevery thread stores its part", "CTA barrier\nall warps' stores come before what follows",
              "release at scope sys\nthey come before the flag, for every device", "store of the flag")
     takes = ("dl.wait: every warp polls", "acquire at scope sys\nlater loads see what the release published",
-             "dl.consume_token\nthe compiler keeps loads behind the wait", "tl.load(data)")
+             "dl.consume_token\nno load moves before the wait", "tl.load(data)")
     for i, text in enumerate(sends):
         box(axes, 0.2, 5.3 - 1.5 * i, 4.6, 0.95, text, KERNEL if i in (0, 3) else ENGINE, fontsize=8.5)
     for i, text in enumerate(takes):
