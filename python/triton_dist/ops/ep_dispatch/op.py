@@ -222,7 +222,7 @@ class _Push(OnWorkspace):
         super().__init__(self.room.space)
 
     def compile(self, *tensors):
-        args, agreed, room, world = self.args(*tensors), self.agreed, self.room, self.group.size
+        (args, placing), agreed, room, world = self.args(*tensors), self.agreed, self.room, self.group.size
         scales = agreed.scales
         shared = dict(K=agreed.k,
                       CHOICES=power_of_two(agreed.k),
@@ -240,17 +240,17 @@ class _Push(OnWorkspace):
                       num_stages=1)
         rest = (self.hist, *room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
                 self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts)
-        self.launch = backend().prepare(ep_dispatch_kernel, (self.chunks.count, ), (*args, *rest),
-                                        dict(shared,
-                                             WEIGHTS=agreed.weighted,
-                                             QUANT=agreed.quant is not None,
-                                             INDEX=agreed.ordered,
-                                             FIRST=0 if agreed.expanded else 1,
-                                             TOKENS=power_of_two(self.chunks.each)),
-                                        varying=len(args))
+        self.send = backend().prepare(ep_dispatch_kernel, (self.chunks.count, ), (*args, *rest),
+                                      dict(shared,
+                                           WEIGHTS=agreed.weighted,
+                                           QUANT=agreed.quant is not None,
+                                           INDEX=agreed.ordered,
+                                           FIRST=0 if agreed.expanded else 1,
+                                           TOKENS=power_of_two(self.chunks.each)),
+                                      varying=len(args))
         if not agreed.ordered:
             return
-        placing, rows = self._placing(args, tensors), max(1, min(self.tile.rows, 32 // shared["CHOICES"]))
+        rows = max(1, min(self.tile.rows, 32 // shared["CHOICES"]))
         rest = (*room.rows, *room.words, room.space.control, self.chunks.each, self.row, agreed.limit, agreed.room,
                 agreed.align)
         self.place = backend().prepare(place_kernel, (self.chunks.count, ), (*placing, *rest),
@@ -261,8 +261,8 @@ class _Push(OnWorkspace):
                                             ROWS=rows),
                                        varying=len(placing))
 
-    def args(self, x, topk_ids, topk_weights, scales, out, scales_out, ids_out, weights_out, told, positions,
-             sources) -> tuple:
+    def _sending(self, x, topk_ids, topk_weights, scales, out, scales_out, ids_out, weights_out, told, positions,
+                 sources) -> tuple:
         return (flat(x, self.carrier) if x.dtype != self.carrier else x.contiguous(), topk_ids,
                 weights_out if topk_weights is None else topk_weights, scales_out if scales is None else scales,
                 out if out.dtype == self.sent else flat(out, self.sent), scales_out, ids_out, weights_out, told)
@@ -272,21 +272,15 @@ class _Push(OnWorkspace):
         begin = 1 + self.group.size * self.chunks.count
         return self.hist, told, ids_out, out, scales_out, tensors[9], tensors[10], told[begin:]
 
-    def run(self, group, *tensors):
-        try:
-            args = self.args(*tensors)
-            placing = self._placing(args, tensors) if self.agreed.ordered else ()
-            self.space.call()
-        except BaseException as error:
-            withdraw(group, self.space.kind, error)
-            raise
-        try:
-            self.launch(*args)
-            if placing:
-                self.place(*placing)
-        except BaseException as error:
-            self.space.failed(error)
-            raise
+    def args(self, *tensors) -> tuple:
+        """Of the kernel that sends and takes, and of the one that places; () where there is none."""
+        sent = self._sending(*tensors)
+        return sent, self._placing(sent, tensors) if self.agreed.ordered else ()
+
+    def launch(self, sent: tuple, placing: tuple) -> None:
+        self.send(*sent)
+        if placing:
+            self.place(*placing)
 
 
 EP_DISPATCH = EPDispatch()
