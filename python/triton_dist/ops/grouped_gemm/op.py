@@ -99,33 +99,24 @@ def _call(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None, c
     config = backend().gemm_config(x.dtype, max(1, out.shape[:-1].numel() // experts))
     block_n = config.block_n if act is None else max(16, config.block_n // 2)
     programs = min(backend().num_sms(), _most_tiles(out.shape[:-1].numel(), experts, n, config.block_m, block_n))
-    grouped_gemm_kernel[(programs, )](flat,
-                                      weight,
-                                      counts if offsets is None else offsets,
-                                      offsets if counts is None else counts,
-                                      out if sources is None else sources,
-                                      out if row_weights is None else row_weights,
-                                      out,
-                                      n,
-                                      k,
-                                      flat.stride(0),
-                                      *weight.stride(),
-                                      experts,
-                                      room,
-                                      EXPERTS=power_of_two(experts),
-                                      MASKED=x.ndim == 3,
-                                      COUNTED=counts is not None,
-                                      GATHER=sources is not None,
-                                      WEIGHTED=row_weights is not None,
-                                      SILU=act is not None,
-                                      EVEN_K=k % config.block_k == 0,
-                                      PRECISION=precision(x.dtype),
-                                      BLOCK_M=config.block_m,
-                                      BLOCK_N=block_n,
-                                      BLOCK_K=config.block_k,
-                                      num_warps=config.num_warps,
-                                      num_stages=config.num_stages)
+    grouped_gemm_kernel[(programs, )](flat, weight, *_lists(offsets, counts, sources, out),
+                                      out if row_weights is None else row_weights, out, n, k, flat.stride(0), *weight.stride(),
+                                      experts, room, WEIGHTED=row_weights is not None, SILU=act is not None,
+                                      EVEN_K=k % config.block_k == 0, BLOCK_M=config.block_m, BLOCK_N=block_n,
+                                      BLOCK_K=config.block_k, **_options(x, counts, sources, experts, config))
     return out
+
+
+def _lists(offsets: torch.Tensor | None, counts: torch.Tensor | None, sources: torch.Tensor | None, none: torch.Tensor) -> tuple:
+    """begins, counts and sources of a kernel; `none` stands for sources that there are not."""
+    return (counts if offsets is None else offsets, offsets if counts is None else counts,
+            none if sources is None else sources)
+
+
+def _options(x: torch.Tensor, counts: torch.Tensor | None, sources: torch.Tensor | None, experts: int, config: Any) -> dict:
+    """What both kernels are told of the experts' rows, and how they are launched."""
+    return dict(EXPERTS=power_of_two(experts), MASKED=x.ndim == 3, COUNTED=counts is not None, GATHER=sources is not None,
+                PRECISION=precision(x.dtype), num_warps=config.num_warps, num_stages=config.num_stages)
 
 
 def _most_tiles(rows: int, experts: int, n: int, block_m: int, block_n: int) -> int:
@@ -144,28 +135,9 @@ def _weight_call(grad: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor | No
     flat, to = (checks.rows_contiguous(t if t.ndim == 2 else t.flatten(0, 1)) for t in (x, grad))
     config = backend().gemm_config(x.dtype, n)
     tiles = experts * -(-n // config.block_m) * -(-k // config.block_n)
-    grouped_weight_kernel[(min(backend().num_sms(), tiles), )](to,
-                                                               flat,
-                                                               counts if offsets is None else offsets,
-                                                               offsets if counts is None else counts,
-                                                               out if sources is None else sources,
-                                                               out,
-                                                               n,
-                                                               k,
-                                                               to.stride(0),
-                                                               flat.stride(0),
-                                                               experts,
-                                                               room,
-                                                               EXPERTS=power_of_two(experts),
-                                                               MASKED=x.ndim == 3,
-                                                               COUNTED=counts is not None,
-                                                               GATHER=sources is not None,
-                                                               PRECISION=precision(x.dtype),
-                                                               BLOCK_N=config.block_m,
-                                                               BLOCK_K=config.block_n,
-                                                               BLOCK_R=_BLOCK_R,
-                                                               num_warps=config.num_warps,
-                                                               num_stages=config.num_stages)
+    grouped_weight_kernel[(min(backend().num_sms(), tiles), )](
+        to, flat, *_lists(offsets, counts, sources, out), out, n, k, to.stride(0), flat.stride(0), experts, room,
+        BLOCK_N=config.block_m, BLOCK_K=config.block_n, BLOCK_R=_BLOCK_R, **_options(x, counts, sources, experts, config))
     return out
 
 
