@@ -11,7 +11,7 @@ from typing import Sequence
 from triton_dist.cli.status import status_of
 from triton_dist.runtime.backend import detect
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.trace.calls import OPS, Call
+from triton_dist.trace.calls import TRACED, Call
 
 _SIZES = {"emulator": (512, 512, 512), "": (8192, 8192, 8192)}       # M, N, K where none is given
 
@@ -23,11 +23,11 @@ def main(words: Sequence[str]) -> int:
     m, n, k = args.shape or _SIZES["emulator" if emulated else ""]
     options = {name: value for name, value in (("method", args.method), ("comm_sms", args.comm_sms)) if value is not None}
     call = Call(args.what, m, n, k, options)
-    out = args.out or f"trace_{Path(args.what).stem if args.what not in OPS else args.what}"
+    out = args.out or f"trace_{Path(args.what).stem if args.what not in TRACED else args.what}"
 
     def traced() -> int:
-        if args.what not in OPS and ":" not in args.what:
-            raise InvalidArgument(f"expected one of {', '.join(OPS)}, or path.py:function, found {args.what!r}")
+        if args.what not in TRACED and ":" not in args.what:
+            raise InvalidArgument(f"expected one of {', '.join(TRACED)}, or path.py:function, found {args.what!r}")
         return _emulated(call, args.nproc_per_node, args.seed, out) if emulated else _on_gpus(call, args.nproc_per_node, out)
     return status_of("trace", traced)
 
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="triton-dist trace", description="Records what the programs of all ranks do in one call, and writes a file for "
         "ui.perfetto.dev and a picture. Where there is no GPU, ranks are emulated, and time is counted in turns of the emulator.")
-    parser.add_argument("what", metavar="OP", help=f"one of {', '.join(OPS)}, or path.py:function that each rank calls")
+    parser.add_argument("what", metavar="OP", help=f"one of {', '.join(TRACED)}, or path.py:function that each rank calls")
     parser.add_argument("--nproc_per_node", "--nproc-per-node", type=int, default=2, help="ranks (default %(default)s)")
     parser.add_argument("--shape", type=int, nargs=3, metavar=("M", "N", "K"), help="global sizes")
     parser.add_argument("--method", help="way of the op, such as portable or ws")
