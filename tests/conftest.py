@@ -15,12 +15,17 @@ import zlib
 
 import pytest
 import triton
+from hypothesis import HealthCheck, settings
 
 from triton_dist.backends.emulator.engine.order import MODES
 
 LARGEST = 8                     # ranks: only under --full
 TWO = 2
 KERNELS = ("kernel", "name", "which", "hops", "hop")           # parameters by which a test of tests/compile names a kernel
+
+# The time of one example says how busy the machine is. It does not say whether the example is right.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session")

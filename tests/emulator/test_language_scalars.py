@@ -166,7 +166,7 @@ def c_value(name, ty, x, y):
         return int(fn(a, b))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_scalars_and_tensors_agree_with_c(data):
     name = data.draw(integers)
@@ -194,7 +194,7 @@ def test_scalars_and_tensors_agree_with_c(data):
     assert out is None or item(type(out)(out.d[:1], out.ty)).v == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(integers, integers, st.integers(-2**63, 2**64 - 1))
 def test_integer_casts_agree_between_scalars_and_tensors(source, target, x):
     a = scalar(x, getattr(core, source))
@@ -205,7 +205,7 @@ def test_integer_casts_agree_between_scalars_and_tensors(source, target, x):
         same(item(variant.to(getattr(core, target))), wanted, getattr(core, target))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(["float16", "bfloat16", "float32"]), st.sampled_from(["add", "sub", "mul"]),
        st.floats(-1e3, 1e3), st.floats(-1e3, 1e3))
 def test_float_scalars_agree_with_torch(name, op, x, y):

@@ -39,7 +39,7 @@ class Pair:
                                self.plain.d.expand(self.formula.shape))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_formulas_equal_elements(data):
     n, m = data.draw(st.sampled_from([1, 4, 16])), data.draw(st.sampled_from([2, 8]))

@@ -15,7 +15,7 @@ from triton_dist.trace.calls import Call
 sizes = st.integers(1, 6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(tiles_m=sizes, tiles_n=sizes, group_m=sizes, world=st.integers(1, 3), op=st.sampled_from(["ag_gemm", "gemm_rs"]))
 def test_each_rank_takes_each_tile_once_a_chunk_at_a_time(tiles_m, tiles_n, group_m, world, op):
     for rank, tiles in enumerate(order(tiles_m, tiles_n, group_m, op, world)):

@@ -163,7 +163,7 @@ def test_pushes_that_nobody_saw_are_inferred_from_arrivals():
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda one: (one[0], sum(one))), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(intervals, intervals)
 def test_unions_and_what_they_share(one, other):
     ones, others = ({t for start, stop in some for t in range(start, stop)} for some in (one, other))

@@ -29,8 +29,8 @@ class Held(nn.Module):
             if not isinstance(t, torch.Tensor) and (name == "weight" or t is not None):
                 raise InvalidArgument(f"{name}: expected {'None or ' * (name == 'bias')}a torch.Tensor, found {type(t).__name__}")
         self._group = group
-        self.weight = _parameter(weight)
-        self.bias = None if bias is None else _parameter(bias)
+        self.weight = parameter(weight)
+        self.bias = None if bias is None else parameter(bias)
 
     @property
     def group(self) -> Any:
@@ -83,7 +83,7 @@ def _portable(group: Any) -> Any:
     return _Name(name) if isinstance(group, torch.distributed.ProcessGroup) and name else group
 
 
-def _parameter(t: torch.Tensor) -> nn.Parameter:
+def parameter(t: torch.Tensor) -> nn.Parameter:
     if isinstance(t, nn.Parameter):
         return t
     return nn.Parameter(t.detach(), requires_grad=t.requires_grad)

@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from triton_dist.layers._held import Held
-from triton_dist.layers.router import TopKRouter
+from triton_dist.layers._experts import Experts
 from triton_dist.ops import ep_combine, ep_dispatch, grouped_gemm
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
 
-class EPMoE(Held):
+class EPMoE(Experts):
     """Experts down_e(silu(gate_e(x)) * up_e(x)) of which each rank has E / W, and a router that every rank has.
 
     A rank's tokens go to the ranks that have their experts, and come back as sums. Each rank passes its own tokens.
@@ -40,17 +39,8 @@ class EPMoE(Held):
                  shared: Any = None,
                  max_tokens: int | None = None,
                  capacity: int | None = None):
-        super().__init__(gate_up, None, group)
-        for name, t in (("gate_up", gate_up), ("down", down)):
-            if not isinstance(t, torch.Tensor) or t.ndim != 3:
-                raise InvalidArgument(f"{name}: expected a weight for each expert, of 3 dimensions, found "
-                                      f"{list(t.shape) if isinstance(t, torch.Tensor) else type(t).__name__}")
-        if gate_up.shape != (down.shape[0], 2 * down.shape[2], down.shape[1]):
-            raise InvalidArgument(
-                f"gate_up: expected {[down.shape[0], 2 * down.shape[2], down.shape[1]]} to match down "
-                f"{list(down.shape)}, found {list(gate_up.shape)}")
-        self.down = down if isinstance(down, nn.Parameter) else nn.Parameter(down.detach(), down.requires_grad)
-        self.router, self.shared, self.max_tokens, self.capacity = router, shared, max_tokens, capacity
+        super().__init__(router, gate_up, down, group, shared)
+        self.max_tokens, self.capacity = max_tokens, capacity
 
     @classmethod
     def from_full(cls,
@@ -70,20 +60,6 @@ class EPMoE(Held):
         mine = slice(members.rank * (experts // members.size), (members.rank + 1) * (experts // members.size))
         parts = [nn.Parameter(t.detach()[mine].clone(), requires_grad=t.requires_grad) for t in (gate_up, down)]
         return cls(router, *parts, group, **options)
-
-    @classmethod
-    def from_transformers(cls, block: nn.Module, config: Any, group: Any = None, **options: Any) -> "EPMoE":
-        """From a mixture-of-experts block of transformers, with all experts, the same on all ranks: takes this rank's, copies.
-
-        For Qwen3-MoE, Mixtral and DeepSeek-V2/V3: `block.gate`, `block.experts` (a ModuleList or fused weights) and, where there
-        is one, `block.shared_experts`, which every rank keeps whole. Returns a module that takes the block's place.
-
-        Example:
-            for layer in model.model.layers:
-                layer.mlp = EPMoE.from_transformers(layer.mlp, model.config)
-        """
-        options.setdefault("shared", getattr(block, "shared_experts", None))
-        return cls.from_full(TopKRouter.from_transformers(block, config), *experts_of(block), group, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., H], this rank's tokens -> [..., H]."""
@@ -109,24 +85,3 @@ class EPMoE(Held):
 
     def extra_repr(self) -> str:
         return f"gate_up={list(self.weight.shape)}, down={list(self.down.shape)}, max_tokens={self.max_tokens}"
-
-
-def experts_of(block: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gate and up [E, 2 * I, H], down [E, H, I]) of a block of transformers. Raises InvalidArgument for one it cannot read."""
-    experts: Any = getattr(block, "experts", None)
-    if isinstance(getattr(experts, "gate_up_proj", None), torch.Tensor):
-        gate_up, down = experts.gate_up_proj, experts.down_proj
-        if gate_up.shape == (down.shape[0], 2 * down.shape[2], down.shape[1]):
-            return gate_up, down
-    elif isinstance(experts, nn.ModuleList) and all(hasattr(e, "gate_proj") for e in experts):
-        return (
-            torch.stack([torch.cat([e.gate_proj.weight, e.up_proj.weight])
-                         for e in experts]).detach(),  # pyright: ignore
-            torch.stack([e.down_proj.weight for e in experts]).detach())  # pyright: ignore
-    elif isinstance(experts, nn.ModuleList) and all(hasattr(e, "w1") for e in experts):  # Mixtral's names
-        return (
-            torch.stack([torch.cat([e.w1.weight, e.w3.weight]) for e in experts]).detach(),  # pyright: ignore
-            torch.stack([e.w2.weight for e in experts]).detach())  # pyright: ignore
-    raise InvalidArgument(
-        "block: expected experts with gate_up_proj [E, 2 * I, H] and down_proj [E, H, I], or a list of modules with "
-        f"gate_proj, up_proj and down_proj, found {type(experts).__name__} in {type(block).__name__}")

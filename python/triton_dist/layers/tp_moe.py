@@ -6,17 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from triton_dist.layers._held import Held
+from triton_dist.layers._experts import Experts
 from triton_dist.layers._shards import Shards
-from triton_dist.layers.moe import experts_of
 from triton_dist.layers.replicated import replicated, summed
-from triton_dist.layers.router import TopKRouter
 from triton_dist.ops import grouped_gemm
-from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
 
-class TPMoE(Held):
+class TPMoE(Experts):
     """Experts down_e(silu(gate_e(x)) * up_e(x)), each divided over the ranks as TPMLP divides one; sums are reduced over ranks.
 
     Every rank passes the same tokens, as for decoding, and has the whole result. Nothing is exchanged but the result's sum.
@@ -37,13 +34,7 @@ class TPMoE(Held):
                  group: Any = None,
                  *,
                  shared: Any = None):
-        super().__init__(gate_up, None, group)
-        if gate_up.ndim != 3 or gate_up.shape != (down.shape[0], 2 * down.shape[2], down.shape[1]):
-            raise InvalidArgument(
-                f"gate_up: expected [E, 2 * I, H] to match down [E, H, I], found {list(gate_up.shape)} and "
-                f"{list(down.shape)}")
-        self.down = down if isinstance(down, nn.Parameter) else nn.Parameter(down.detach(), down.requires_grad)
-        self.router, self.shared = router, shared
+        super().__init__(router, gate_up, down, group, shared)
 
     @classmethod
     def from_full(cls,
@@ -56,12 +47,6 @@ class TPMoE(Held):
         members, inner = resolve(group), down.shape[2]
         both, rows = Shards(2 * inner, members, [inner, inner]), Shards(inner, members)
         return cls(router, both.parameter(gate_up, dim=1), rows.parameter(down, dim=2), group, **options)
-
-    @classmethod
-    def from_transformers(cls, block: nn.Module, config: Any, group: Any = None, **options: Any) -> "TPMoE":
-        """From a mixture-of-experts block of transformers, the same on all ranks. See EPMoE.from_transformers."""
-        options.setdefault("shared", getattr(block, "shared_experts", None))
-        return cls.from_full(TopKRouter.from_transformers(block, config), *experts_of(block), group, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., H], the same on all ranks -> [..., H]."""
