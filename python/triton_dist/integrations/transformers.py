@@ -10,9 +10,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from triton_dist.integrations.plans import OverlapColwise, OverlapRowwise
+from triton_dist.integrations.pretrained import from_pretrained
 from triton_dist.ops import all_reduce
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import name_of
+
+__all__ = ["from_pretrained", "full_state_dict", "tensor_parallel"]
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
