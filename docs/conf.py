@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Sphinx over docs/. Build with: python -m sphinx -W -b html docs docs/_build"""
 import inspect
+from pathlib import Path
 
 import triton_dist
 import triton_dist.language
@@ -11,15 +12,31 @@ from triton_dist.language._call import SELECT
 project = "triton_dist"
 copyright = "triton_dist contributors"     # noqa: A001 - Sphinx's name
 release = triton_dist.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
-exclude_patterns = ["_build"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design",
+              "sphinx_gallery.gen_gallery"]
+exclude_patterns = ["_build", "sg_execution_times.rst", "tutorials/sg_execution_times.rst"]
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+default_role = "literal"                    # `name` in docstrings and tutorials, as in Markdown
 html_theme = "furo"
 html_title = "triton_dist"
 copybutton_prompt_text = "$ "               # what a shell shows is not part of a command
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-autodoc_typehints = "none"
+autodoc_typehints = "description"           # types stand beside the words for an argument
+autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
+sphinx_gallery_conf = {
+    "examples_dirs": "../tutorials",
+    "gallery_dirs": "tutorials",             # written anew, not committed
+    "plot_gallery": False,                   # nothing runs: pictures are in tutorial_plots/, drawn by the scripts
+    "ignore_pattern": "__init__",
+    "within_subsection_order": "FileNameSortKey",
+    "remove_config_comments": True,
+    "show_signature": False,
+    "download_all_examples": False,
+    "default_thumb_file": str(Path(__file__).parent / "tutorial_plots" / "none.png"),
+}
 
 
 def _plain_functions() -> None:

@@ -20,7 +20,7 @@ _has_gpu() { [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; }
 _suits() {  # the interpreter has all that this command needs
     local wanted=(torch triton numpy filelock)
     _has_gpu || wanted+=(greenlet)
-    [ -z "${TRITON_DIST_DEV:-}" ] || wanted+=(pytest xdist hypothesis matplotlib rich sphinx myst_parser furo sphinx_design sphinx_copybutton)
+    [ -z "${TRITON_DIST_DEV:-}" ] || wanted+=(pytest xdist hypothesis matplotlib rich sphinx myst_parser furo sphinx_design sphinx_copybutton sphinx_gallery)
     _has "$1" "${wanted[@]}"
 }
 
@@ -79,7 +79,7 @@ _command() {  # puts `triton-dist` of this checkout beside the interpreter of .v
 
 _make_venv() {
     local venv="$TRITON_DIST_ROOT/.venv" base want pins marker
-    want="torch numpy greenlet filelock${TRITON_DIST_DEV:+ pytest pytest-xdist hypothesis matplotlib rich sphinx myst-parser furo sphinx-design sphinx-copybutton}"
+    want="torch numpy greenlet filelock${TRITON_DIST_DEV:+ pytest pytest-xdist hypothesis matplotlib rich sphinx myst-parser furo sphinx-design sphinx-copybutton sphinx-gallery}"
     pins="$TRITON_DIST_ROOT/scripts/constraints.txt"
     marker="$venv/.ready-$( { cat "$pins"; echo "$want"; } | cksum | cut -d' ' -f1)"
     PYTHON="$venv/bin/python"

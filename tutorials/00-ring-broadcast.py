@@ -1,17 +1,20 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""A broadcast along a ring, with wait and notify.
+"""A broadcast along a ring
+========================
+
+.. code-block:: bash
 
     bash launch.sh 00-ring-broadcast.py
 
-Rank 0 has a block that all ranks want. It stores it into rank 1's memory and tells rank 1; rank 1 hands it to rank 2, and so
-on. Four things are new beside plain Triton:
+Rank 0 has a block that all ranks want. It stores the block into rank 1's memory and tells rank 1; rank 1 hands it to rank 2,
+and so on. Four things are new beside plain Triton:
 
-- a *symmetric tensor* lies at the same offset of every rank's heap, so that `dl.symm_at(pointer, rank)` is its twin in the
-  memory of another rank, to load from or to store to;
-- `dl.notify(flag, rank, value)` releases a flag of another rank: all that this program has stored is there before it;
-- `dl.wait(flag, 1, "sys", "acquire", value)` spins until the own flag has the value, and returns a token;
-- `dl.consume_token(pointer, token)` ties loads to the wait, so that the compiler cannot move them before it.
+* A *symmetric tensor* lies at the same offset of every rank's heap. `dl.symm_at(pointer, rank)` gives the address of the same
+  tensor in the memory of another rank, to load from or to store to.
+* `dl.notify(flag, rank, value)` sets a flag of another rank: all that this program has stored before is there by then.
+* `dl.wait(flag, 1, "sys", "acquire", value)` spins until this rank's own flag has the value, and returns a token.
+* `dl.consume_token(pointer, token)` ties loads to the wait, so that the compiler cannot move them before it.
 """
 import torch
 import triton.language as tl
@@ -19,15 +22,17 @@ import triton.language as tl
 import triton_dist
 import triton_dist.language as dl
 
+# %%
+# The kernel
+# ----------
+#
+# It runs as one program a rank. Rank r waits for its flag (r > 0), then stores the block into the inbox of r + 1 and notifies
+# it (r < last). The flag holds the number of the call, so it is never reset. The barrier at the end bounds the call: no rank
+# starts the next one, and stores into an inbox, before its owner has read it.
+
 
 @triton_dist.jit
 def ring_broadcast(x, inbox, flag, out, call, BLOCK: tl.constexpr):
-    """out of every rank = x of rank 0; one program a rank.
-
-    Rank r waits for its flag (r > 0), then stores the block into the inbox of r + 1 and notifies it (r < last). The flag holds
-    the number of the call, so it is never reset. The barrier at the end bounds the call: nobody starts the next one, and
-    stores into an inbox, before its owner has read it.
-    """
     offsets = tl.arange(0, BLOCK)
     me, last = dl.rank(), dl.num_ranks() - 1
     if me == 0:
@@ -40,6 +45,13 @@ def ring_broadcast(x, inbox, flag, out, call, BLOCK: tl.constexpr):
         dl.notify(flag, me + 1, call)
     tl.store(out + offsets, block)
     dl.barrier_all()
+
+
+# %%
+# A check
+# -------
+#
+# Every call sends other values, so that what the last one has left cannot pass for a result.
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 """A queue between two ranks
 =========================
 
+.. code-block:: bash
+
     bash launch.sh 01-queue.py
 
 Two kernels on two GPUs can hand data to each other while both run. In this tutorial you will write
@@ -80,10 +82,15 @@ class Queue:
 
 
 # %%
-# A check
-# -------
+# A check and a plot
+# ------------------
 #
 # A protocol of flags must be called again and again to be tested: what the last call has left is where the next begins.
+#
+# With one slot a producer waits for the consumer after every item: a round trip each. More slots hide it.
+#
+# .. image:: /tutorial_plots/01-queue.png
+#    :alt: what the script has drawn
 
 
 def main() -> None:
@@ -100,11 +107,6 @@ def main() -> None:
         passed += torch.equal(out.cpu(), wanted)
     print(f"rank {group.rank}: {passed} of 3 calls passed {items} items", flush=True)
 
-    # %%
-    # A plot
-    # ------
-    #
-    # With one slot a producer waits for the consumer after every item: a round trip each. More slots hide it.
     sizes, times = [1, 2, 4, 8], []
     for n_slots in sizes:
         pipe = Queue(n_slots, block, workers=1)
@@ -116,3 +118,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/01-queue.png'

@@ -3,6 +3,8 @@
 """An all-gather inside a node
 ===========================
 
+.. code-block:: bash
+
     bash launch.sh 02-intra-node-all-gather.py
 
 Every rank has rows, and all ranks want all rows. Inside a node there are two ways to move them, and you will write both:
@@ -68,6 +70,9 @@ def push(x, gathered, flags, elements, call, BLOCK: tl.constexpr, PARTS: tl.cons
 #
 # Buffers are double: a rank that is ahead may push call n + 1 while another still reads call n. It cannot be two calls ahead,
 # since every call waits for all.
+#
+# .. image:: /tutorial_plots/02-intra-node-all-gather.png
+#    :alt: what the script has drawn
 
 
 def main() -> None:
@@ -113,3 +118,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/02-intra-node-all-gather.png'

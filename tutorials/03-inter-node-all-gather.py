@@ -3,6 +3,8 @@
 """An all-gather over nodes
 ========================
 
+.. code-block:: bash
+
     TRITON_DIST_NODES=2x2 bash launch.sh --nproc_per_node 4 03-inter-node-all-gather.py
 
 Loads and stores do not reach another node: there is no address for `dl.symm_at` to give. SHMEM's puts do. A network between
@@ -75,6 +77,9 @@ def two_levels(gathered, flags, nbytes, call, per_node):
 # %%
 # A check and a plot
 # ------------------
+#
+# .. image:: /tutorial_plots/03-inter-node-all-gather.png
+#    :alt: what the script has drawn
 
 
 def main() -> None:
@@ -113,3 +118,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/03-inter-node-all-gather.png'

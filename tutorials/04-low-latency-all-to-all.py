@@ -3,6 +3,8 @@
 """A low-latency all-to-all
 ========================
 
+.. code-block:: bash
+
     bash launch.sh 04-low-latency-all-to-all.py
 
 In a mixture of experts each token goes to the ranks of its experts, and back. At inference there are few tokens, so the time
@@ -77,6 +79,9 @@ def tokens_of(rank: int, call: int, world: int, rows: int, hidden: int) -> tuple
 # %%
 # A check and a plot
 # ------------------
+#
+# .. image:: /tutorial_plots/04-low-latency-all-to-all.png
+#    :alt: what the script has drawn
 
 
 def main() -> None:
@@ -105,3 +110,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/04-low-latency-all-to-all.png'

@@ -3,6 +3,8 @@
 """A reduce-scatter, in a node and between nodes
 =============================================
 
+.. code-block:: bash
+
     bash launch.sh 05-reduce-scatter.py
     TRITON_DIST_NODES=2x2 bash launch.sh --nproc_per_node 4 05-reduce-scatter.py
 
@@ -78,6 +80,9 @@ def ring(rows, out, inbox, arrived, n, call, BLOCK: tl.constexpr, PARTS: tl.cons
 # %%
 # A check and a plot
 # ------------------
+#
+# .. image:: /tutorial_plots/05-reduce-scatter.png
+#    :alt: what the script has drawn
 
 
 def main() -> None:
@@ -124,3 +129,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/05-reduce-scatter.png'

@@ -1,13 +1,18 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""An AllGather that hides behind the GEMM that needs it.
+"""An all-gather that overlaps with its GEMM
+=========================================
+
+.. code-block:: bash
 
     bash launch.sh 06-ag-gemm.py
 
 Every rank has rows x [m, k] of a matrix and a weight [n, k]; it wants all rows times its weight. A collective first and a
-matmul after it would leave the tensor cores idle while data moves. Here both are one kernel: its first programs push x to the
-peers and notify a flag behind it, and all programs then take tiles, those of the own rows first. A tile waits for the flag of
-the rank whose rows it needs; by the time it does, they have mostly arrived.
+matmul after it would leave the tensor cores idle while data moves. You will write one kernel for both, in which
+
+* the first programs push x to the peers, and then set a flag there,
+* all programs then take tiles of the product, those of the own rows first; a tile waits for the flag of the rank whose rows it
+  needs, and by then most of them have arrived.
 
 `triton_dist.ops.ag_gemm` does this with copy engines, a warp-specialised core and several flags a shard; the idea is the same.
 """
@@ -17,14 +22,20 @@ import triton.language as tl
 
 import triton_dist
 import triton_dist.language as dl
+from triton_dist import ops
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import resolve
-from triton_dist.testing import assert_matches, random_tensor
+from triton_dist.testing import assert_matches, milliseconds, plot, random_tensor
+
+# %%
+# A push
+# ------
+#
+# A rank stores its rows into its own chunk of the peer's `gathered`, then the number of the call into its own flag there.
 
 
 @triton_dist.jit
 def push(x, gathered, flags, peer, elements, call, BLOCK: tl.constexpr):
-    """Stores x into this rank's chunk of the peer's `gathered`, then the call's number into this rank's flag there."""
     target = dl.symm_at(gathered, peer) + dl.rank() * elements
     for at in range(0, elements, BLOCK):
         offsets = at + tl.arange(0, BLOCK)
@@ -33,14 +44,18 @@ def push(x, gathered, flags, peer, elements, call, BLOCK: tl.constexpr):
     dl.notify(flags + dl.rank(), peer, call)
 
 
+# %%
+# The kernel
+# ----------
+#
+# It computes out [world * m, n] = all_gather(x [m, k]) @ weight [n, k]^T. Rank r alone writes flag r of a rank, once a call, with
+# the number of the call. The tiles of chunk r wait for it, at system scope because a peer writes. A program never waits before
+# it has pushed, so every rank makes progress.
+
+
 @triton_dist.jit
 def ag_gemm(x, gathered, weight, out, flags, call, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
             BLOCK_K: tl.constexpr):
-    """out [world * m, n] = all_gather(x [m, k]) @ weight [n, k]^T.
-
-    Who writes flags[r] of a rank: rank r, once a call, with the call's number. Who waits: the tiles of chunk r, at system
-    scope because a peer writes. Programs that push never wait before they have pushed, so every rank makes progress.
-    """
     program, world, me = tl.program_id(0), dl.num_ranks(), dl.rank()
     for hop in range(program, world, tl.num_programs(0)):
         push(x, gathered, flags, (me + hop) % world, m * k, call, BLOCK=1024)
@@ -63,28 +78,51 @@ def ag_gemm(x, gathered, weight, out, flags, call, m, n, k, BLOCK_M: tl.constexp
                  mask=(rows < m)[:, None] & (cols < n)[None, :])
 
 
+# %%
+# A check and a plot
+# ------------------
+#
+# A program that waits must not keep one that pushes from running, so there are no more programs than fit at a time. The barrier
+# between two calls keeps a fast rank from pushing into rows that a slow one still reads.
+#
+# .. image:: /tutorial_plots/06-ag-gemm.png
+#    :alt: what the script has drawn
+
+
 def main() -> None:
     triton_dist.initialize_distributed()
-    group = resolve()
-    m, n, k = (1024, 4096, 4096) if triton_dist.device().type == "cuda" else (96, 80, 64)
-    block = 128 if triton_dist.device().type == "cuda" else 32
-    gathered = triton_dist.create_symm_tensor((group.size * m, k), torch.bfloat16, name="gathered")
+    group, on_gpu = resolve(), triton_dist.device().type == "cuda"
+    n, k, block = (4096, 4096, 128) if on_gpu else (80, 64, 32)
+    sizes = [256, 512, 1024] if on_gpu else [32, 96]                         # rows of a rank
     flags = triton_dist.create_symm_tensor((group.size,), torch.int32, name="shard arrived")
-    weight = random_tensor(n, k, dtype=torch.bfloat16, seed=100 + group.rank)
-    out = weight.new_empty(group.size * m, n)
-    for call in range(1, 4):
-        x = random_tensor(m, k, dtype=torch.bfloat16, seed=10 * call + group.rank)
+    buffer = triton_dist.create_symm_tensor((group.size * sizes[-1], k), torch.bfloat16, name="gathered")
+    weight, calls = random_tensor(n, k, dtype=torch.bfloat16, seed=100 + group.rank), [0]
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        m, out = len(x), x.new_empty(group.size * len(x), n)
         tiles = triton.cdiv(m, block) * triton.cdiv(n, block) * group.size
-        # A program that waits must not keep one that pushes from running: no more of them than fit at a time.
-        ag_gemm[(min(tiles, backend().num_sms()),)](x, gathered, weight, out, flags, call, m, n, k, BLOCK_M=block,
-                                                    BLOCK_N=block, BLOCK_K=64 if block == 128 else 32)
+        ag_gemm[(min(tiles, backend().num_sms()),)](x, buffer, weight, out, flags, calls[0], m, n, k, BLOCK_M=block,
+                                                    BLOCK_N=block, BLOCK_K=64 if on_gpu else 32)
         triton_dist.synchronize()
-        rows = torch.cat([random_tensor(m, k, dtype=torch.bfloat16, seed=10 * call + r) for r in range(group.size)])
-        error = assert_matches(out, rows.double() @ weight.double().t(), k=k)
-        group.barrier()                                           # nobody pushes the next call into rows still being read
-    print(f"rank {group.rank}: {group.size} x {m} rows gathered and multiplied, relative error {error:.1e}")
+        group.barrier()
+        return out
+
+    worst, times = 0.0, {"this kernel": [], "ops.ag_gemm": []}
+    for m in sizes:
+        for turn in range(2):
+            shards = [random_tensor(m, k, dtype=torch.bfloat16, seed=10 * turn + rank) for rank in range(group.size)]
+            out = ours(shards[group.rank])
+            worst = max(worst, assert_matches(out, torch.cat(shards).double() @ weight.double().t(), k=k))
+        x = shards[group.rank]
+        times["this kernel"].append(milliseconds(lambda: ours(x), group, 10 if on_gpu else 1))
+        times["ops.ag_gemm"].append(milliseconds(lambda: ops.ag_gemm(x, weight), group, 10 if on_gpu else 1))
+    print(f"rank {group.rank}: {group.size} x {m} rows gathered and multiplied, relative error {worst:.1e}", flush=True)
+    plot("06-ag-gemm", sizes, times, group, "rows a rank")
     triton_dist.finalize_distributed()
 
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/06-ag-gemm.png'

@@ -3,6 +3,8 @@
 """A GEMM whose sums are scattered while it runs
 =============================================
 
+.. code-block:: bash
+
     bash launch.sh 07-gemm-rs.py
 
 A row-parallel linear layer multiplies its own columns and wants only its own rows of the sum over ranks. A GEMM first and a
@@ -80,6 +82,9 @@ def gemm_rs(x, weight, out, inbox, flags, call, m, n, k, BLOCK_M: tl.constexpr, 
 # %%
 # A check and a plot
 # ------------------
+#
+# .. image:: /tutorial_plots/07-gemm-rs.png
+#    :alt: what the script has drawn
 
 
 def main() -> None:
@@ -119,3 +124,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/07-gemm-rs.png'

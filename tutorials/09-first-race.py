@@ -3,6 +3,8 @@
 """Your first race
 ===============
 
+.. code-block:: bash
+
     bash launch.sh 09-first-race.py
 
 A kernel that is wrong by one missing wait gives right results most of the time. In this tutorial you will

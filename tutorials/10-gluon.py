@@ -3,6 +3,8 @@
 """A Gluon kernel
 ==============
 
+.. code-block:: bash
+
     bash launch.sh 10-gluon.py
 
 Gluon is Triton with layouts and warps in your own hands. Signals and peers' addresses work in it as well, with one rule: in a
@@ -49,6 +51,9 @@ def all_reduce(x, inbox, flags, out, n, call, BLOCK: gl.constexpr):
 # %%
 # A check and a plot
 # ------------------
+#
+# .. image:: /tutorial_plots/10-gluon.png
+#    :alt: what the script has drawn
 
 
 def main() -> None:
@@ -82,3 +87,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/10-gluon.png'

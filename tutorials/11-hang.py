@@ -1,24 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""A hang on purpose, and how to read its report.
+"""A hang on purpose
+=================
 
-    bash launch.sh 11-hang.py            ends with a table and an error
-    bash launch.sh 11-hang.py --mend     the same kernel without the mistake
+.. code-block:: bash
+
+    bash launch.sh 11-hang.py            # ends with a table and an error
+    bash launch.sh 11-hang.py --mend     # the same kernel without the mistake
 
 The kernel is the ring of the README, called twice. Its mistake: it notifies with 1 and waits for the number of the call. The
-first call ends, the second waits for ever, since the flag still holds 1 (or 1 again). The report has a line for each waiting
-program:
-
-    rank, kernel, program, at    who waits, and on which line
-    waits for                    the flag, by the name that create_symm_tensor was given, and whose memory it is in
-    wanted, seen                 what the wait was for, and what the flag held at the end
-    last writer                  who wrote it last (emulator), or who should write it, where that is known (GPU)
-
-Read it from the flag: seen is 1, wanted is 2, and the predecessor has written it. So the signal came, with the wrong value. Had
-`seen` been 0, "never written", the notify would have been missing or have gone to another rank.
-
-On a GPU nothing watches a spinning kernel unless TRITON_DIST_WAIT_TIMEOUT is set, here to 5 seconds; the emulator also sees
-by itself when no rank can move any more. docs/troubleshooting.md has the usual causes.
+first call ends. The second waits for ever, since the flag still holds 1.
 """
 import argparse
 import os
@@ -31,10 +22,15 @@ import triton.language as tl  # noqa: E402
 import triton_dist  # noqa: E402
 import triton_dist.language as dl  # noqa: E402
 
+# %%
+# The kernel
+# ----------
+#
+# Every rank sends its number and that of the call to the next one. Without `MEND` the signal of the second call is wrong.
+
 
 @triton_dist.jit
 def ring(inbox, flag, out, call, MEND: tl.constexpr):
-    """Every rank sends its number and the call's to the next one. Without MEND the signal of the second call is wrong."""
     successor = (dl.rank() + 1) % dl.num_ranks()
     tl.store(dl.symm_at(inbox, successor), 100 * call + dl.rank())
     dl.notify(flag, successor, call if MEND else 1)
@@ -43,8 +39,30 @@ def ring(inbox, flag, out, call, MEND: tl.constexpr):
     dl.barrier_all()
 
 
+# %%
+# Reading the report
+# ------------------
+#
+# It has a line for each program that waits:
+#
+# rank, kernel, program, at
+#     which program waits, and on which line
+# waits for
+#     the flag, by the name that `create_symm_tensor` was given, and whose memory it is in
+# wanted, seen
+#     what the wait was for, and what the flag held at the end
+# last writer
+#     who wrote it last (emulator), or who should write it, where that is known (GPU)
+#
+# Begin with the flag: `seen` is 1, `wanted` is 2, and the rank before has written it. So the signal came, with the wrong value.
+# If `seen` were 0, "never written", the notify would be missing, or would have gone to another rank.
+#
+# On a GPU nothing watches a spinning kernel unless `TRITON_DIST_WAIT_TIMEOUT` is set, here to 5 seconds. The emulator also sees
+# by itself when no rank can move any more. The page "Why your kernel hangs" (docs/troubleshooting.md) has the usual causes.
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="a hang on purpose")
     parser.add_argument("--mend", action="store_true", help="without the mistake")
     args = parser.parse_args()
     triton_dist.initialize_distributed()

@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""A small language model, trained by tensor and sequence parallelism.
+"""A small language model, trained over ranks
+==========================================
+
+.. code-block:: bash
 
     bash launch.sh 13-train-gpt.py
 
-A block of a decoder is attention and an MLP. Each is a column-parallel layer, which gathers the sequence under its GEMM, and a
-row-parallel one, which scatters the sum under its own. In between a rank has some heads, or some columns, of the whole sequence;
-outside it has a part of the sequence. The backward pass is the same the other way round, and overlaps as well.
-
-The model learns to count in steps of five. Its loss is that of one rank that holds everything, whatever the number of ranks.
-On GPUs the same file runs unedited.
+The layers of triton_dist make a model whose weights and activations are divided over ranks, by tensor and sequence parallelism.
+You will build a decoder from them and train it. The model learns to count in steps of five. Its loss is that of one rank that
+holds everything, whatever the number of ranks. On GPUs the same file runs unedited.
 """
 import torch
 from torch import nn
@@ -18,8 +18,18 @@ from torch.nn import functional
 import triton_dist
 from triton_dist.layers import TPMLP, ParallelEmbedding, ParallelLMHead, SequenceRMSNorm, TPAttention, rotary
 from triton_dist.runtime.groups import resolve
+from triton_dist.testing import plot
 
 WORDS, WIDTH, HEADS, LENGTH, BATCH, STEPS = 32, 32, 8, 16, 2, 10
+
+# %%
+# The model
+# ---------
+#
+# A block of a decoder is attention and an MLP. Each is a column-parallel layer, which gathers the sequence under its GEMM, and a
+# row-parallel one, which scatters the sum under its own. Between these two layers a rank has some heads, or some columns, of the
+# whole sequence; outside them it has a part of the sequence. The backward pass is the same the other way round, and overlaps as
+# well.
 
 
 class Block(nn.Module):
@@ -55,7 +65,17 @@ class GPT(nn.Module):
         return self.head.loss(self.norm(self.block(self.embedding(ids), angles)), labels)
 
 
-def main():
+# %%
+# Training
+# --------
+#
+# Each rank makes whole layers from the same seed, and `from_full` takes its shard of them. From there on it is training as usual.
+#
+# .. image:: /tutorial_plots/13-train-gpt.png
+#    :alt: what the script has drawn
+
+
+def main() -> None:
     triton_dist.initialize_distributed()
     group, device = resolve(), triton_dist.device()
     torch.manual_seed(0)                            # whole layers are the same on all ranks, which take their shards of them
@@ -71,8 +91,11 @@ def main():
         optimizer.step()
         losses.append(float(loss.detach()))
     print(f"rank {group.rank} of {group.size}: loss {losses[0]:.3f}, after {STEPS} steps {losses[-1]:.3f}", flush=True)
+    plot("13-train-gpt", list(range(1, STEPS + 1)), {"loss": losses}, group, "step", "loss", scale="linear")
     triton_dist.finalize_distributed()
 
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = 'tutorial_plots/13-train-gpt.png'

@@ -6,6 +6,8 @@
     import triton_dist.language as dl          # device primitives: wait, notify, symm_at, ...
     from triton_dist.ops import ag_gemm, gemm_rs
     from triton_dist.layers import AGGemm, GemmRS
+
+`triton-dist doctor` says what works on this machine.
 """
 from triton_dist.runtime.versions import check as _check_versions
 

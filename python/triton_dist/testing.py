@@ -111,18 +111,21 @@ def milliseconds(call: Callable, group: Group, iterations: int, warmup: int = 1)
     return max(group.all_gather_object((time.perf_counter() - start) / iterations * 1e3))
 
 
-def plot(name: str, sizes: list, series: dict, group: Group, xlabel: str, ylabel: str = "") -> None:
+def plot(name: str, sizes: list, series: dict, group: Group, xlabel: str, ylabel: str = "",
+         scale: str = "log") -> None:
     """Prints a table of measured values on rank 0, and draws it into plots/NAME.png where matplotlib is installed.
 
     Args:
         name: of the file.
-        sizes: what was varied.
+        sizes: what was varied, numbers or words.
         series: values by line, as many as sizes.
         xlabel, ylabel: what the axes say; ylabel defaults to milliseconds, of the host's clock on emulated ranks.
+        scale: of both axes, "log" or "linear".
     """
     if group.rank:
         return
-    ylabel = ylabel or ("milliseconds" if device().type != "cpu" else "milliseconds of the emulating host")
+    timed, emulated = not ylabel, device().type == "cpu"
+    ylabel = ylabel or ("milliseconds of the emulating host" if emulated else "milliseconds")
     print(printable(f"{xlabel:>16}" + "".join(f"{line:>20}" for line in series)))
     for i, size in enumerate(sizes):
         print(f"{size:>16}" + "".join(f"{values[i]:>20.3f}" for values in series.values()), flush=True)
@@ -134,9 +137,17 @@ def plot(name: str, sizes: list, series: dict, group: Group, xlabel: str, ylabel
     figure = Figure(figsize=(6, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    words = [str(size) for size in sizes]
+    places = range(len(sizes)) if isinstance(sizes[0], str) else sizes
     for line, values in series.items():
-        axes.plot(sizes, values, marker="o", label=line)
-    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=f"{group.size} x {device().type}")
+        axes.plot(places, values, marker="o", label=line)
+    where = f"{group.size} emulated ranks: says nothing of time on GPUs" if emulated else (
+        f"{group.size} x {torch.cuda.get_device_name()}")
+    axes.set(xscale=scale if places is sizes else "linear", yscale=scale, xlabel=xlabel, ylabel=ylabel,
+             title=where if timed else "")
+    axes.set_xticks(places, words)
+    axes.set_xticks([], minor=True)
+    axes.grid(color="#dddddd", linewidth=0.6)
     axes.legend()
     Path("plots").mkdir(exist_ok=True)
     figure.savefig(Path("plots") / f"{name}.png", dpi=120)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""docs/performance.md: that it is what the result files say."""
+"""The pages of performance: that they are what the result files say."""
 import json
 import re
 import shutil
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.perf import docs
+from tools.perf import docs, speedup, summary
+from tools.perf.table import narrow
 from tools.perf.__main__ import main
 from triton_dist.bench import results
 from triton_dist.bench.collective.sizes import BESIDE_PEERS
@@ -19,12 +20,28 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md
 
 
 def test_the_committed_page_is_what_the_results_give():
-    assert PAGE.read_text() == docs.page(RESULTS, PAGE), "run: python -m tools.perf docs"
+    pages = docs.pages(RESULTS, PAGE)
+    assert sorted(path.name for path in pages) == ["bars.md", "performance.md", "performance_rows.md"]
+    for path, text in pages.items():
+        assert path.read_text() == text, "run: python -m tools.perf docs"
+
+
+def test_the_first_page_begins_with_pictures_and_its_tables_are_narrow():
+    """The project's own bars are on the page for developers alone."""
+    lines = PAGE.read_text().splitlines()
+    first = {mark: next(at for at, line in enumerate(lines) if line.startswith(mark)) for mark in ("![", "|")}
+    assert first["!["] < first["|"]
+    assert max(line.count("|") - 1 for line in lines if line.startswith("|")) <= 8
+    assert "SHORT" not in PAGE.read_text() and "| verdict |" in PAGE.with_name("bars.md").read_text()
 
 
 def test_the_committed_pictures_show_the_rows_of_the_page():
     image = pytest.importorskip("PIL.Image")
-    linked = [PAGE.parent / name for name in re.findall(r"!\[.*\]\((.*)\)", PAGE.read_text())]
+    linked = [PAGE.parent / name for path in docs.pages(RESULTS, PAGE)
+              for name in re.findall(r"!\[.*\]\((.*)\)", path.read_text())]
+    for name in speedup.pictures(RESULTS):
+        drawn = image.open(PAGE.parent / "performance" / summary.file(name)).text["Source"]
+        assert drawn == speedup.fingerprint(RESULTS, name), "run: python -m tools.perf docs"
     assert linked and sorted(linked) == sorted((PAGE.parent / "performance").iterdir()), "run: python -m tools.perf docs"
     for section in [section for op in (*OPS, *BESIDE_PEERS) for section in docs.sections(RESULTS, op)]:
         picture = PAGE.parent / "performance" / section.picture
@@ -43,7 +60,7 @@ def test_the_page_is_written_twice_alike_and_follows_the_results(tmp_path):
     once = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert main(say) == 0
     assert once == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert "**Learned.** Nothing yet." in page.read_text()
+    assert "**Learned.** Nothing yet." in page.with_name("page_rows.md").read_text()
 
     path = next(folder.glob("*-4xH100-80GB")) / "ag_gemm.json"
     rows = results.load(path)
@@ -82,16 +99,16 @@ def test_collectives_have_a_section_where_they_were_measured(tmp_path):
     results.save(folder / "2026-01-31-2xemulator", "all_gather", [collective_row("all_gather", 512, 7.0)],
                  {**host, "comparable": False})
     assert main(["docs", "--results", str(folder), "--out", str(page)]) == 0
-    text = page.read_text()
+    text = page.with_name("page_rows.md").read_text()
     assert text.count("## Collectives\n") == 1 and "### all_gather" not in text and "### all_to_all" not in text
 
-    end = "| 2.125 | 2.000-2.250 | 9 | 2026-01-31 | abc |"
+    end = "| 2.125 | 2.000-2.250 |"
     graph = section_of(text, "all_reduce on 2xH100-80GB, bfloat16, calls in a CUDA graph")
+    assert "In all rows: type bfloat16, rounds 9, date 2026-01-31, commit abc." in graph
     assert [line for line in graph if line.startswith("| ")] == [
-        "| size | bytes | count | type | method | time us | algbw | busbw | nccl us | symm_one_shot us | vs best | 95 % | "
-        "rounds | date | commit |",
-        "| 1K | 1024 | 512 | bfloat16 | push | 3.25 | 1.25 | 1.75 | 8.50 | - " + end,
-        "| 64K | 65536 | 32768 | bfloat16 | push | 5.25 | 1.25 | 1.75 | 8.50 | 6.00 " + end]
+        "| size | bytes | count | method | time us | algbw | busbw | nccl us | symm_one_shot us | vs best | 95 % |",
+        "| 1K | 1024 | 512 | push | 3.25 | 1.25 | 1.75 | 8.50 | - " + end,
+        "| 64K | 65536 | 32768 | push | 5.25 | 1.25 | 1.75 | 8.50 | 6.00 " + end]
     eager = section_of(text, "all_reduce on 2xH100-80GB, bfloat16, calls back to back")
     assert [line.split(" | ")[5] for line in eager if line.startswith("| 1K")] == ["30.00"]
 
@@ -128,6 +145,12 @@ def test_host_times_have_a_section_where_they_were_measured(tmp_path):
     results.save(tmp_path / "2026-01-31-2xemulator", "dispatch", [{**row, "call": "ag_gemm"}], {**host, "comparable": False})
     text = docs.page(tmp_path, tmp_path / "page.md")
     lines = section_of(text, "Host time on 2xH100-80GB")
-    assert "| ag_gemm | 1.88 | 1.75-2.00 | - | - | - | 60 | 2026-01-31 | abc |" in lines
-    assert "| all_reduce | 7.50 | 7.25-8.00 | 3.50 | 4.25 | 4.00-4.50 | 60 | 2026-01-31 | abc |" in lines
+    assert "| ag_gemm | 1.88 | 1.75-2.00 | - | - | - |" in lines
+    assert "| all_reduce | 7.50 | 7.25-8.00 | 3.50 | 4.25 | 4.00-4.50 |" in lines
     assert "emulator" not in text
+
+
+def test_a_column_that_says_one_thing_is_said_once():
+    lines = [["size", "date", "us"], ["1K", "2026-01-31", "5"], ["2K", "2026-01-31", "5"]]
+    assert narrow(lines) == "In all rows: date 2026-01-31.\n\n| size | us |\n|---|---|\n| 1K | 5 |\n| 2K | 5 |\n"
+    assert narrow(lines[:2]).startswith("| size | date | us |")

@@ -31,6 +31,11 @@ def test_docs_build_without_warnings(tmp_path):
     code = re.findall(r'<div class="highlight-python.*?</div>', reference, re.S)
     assert any("triton_dist.language" in block for block in code), "the code of a docstring is no paragraph"
     assert sum("ag_gemm" in re.sub("<.*?>", "", block) for block in code) >= 2
+    for script in sorted((ROOT / "tutorials").glob("*.py")):
+        page = (tmp_path / "tutorials" / f"{script.stem}.html").read_text()
+        assert script.name in re.sub("<.*?>", "", page), "the command is on its page"
+        drawn = f'plot("{script.stem}"' in script.read_text()
+        assert drawn == (f"_images/{script.stem}.png" in page), f"{script.name}: a picture where the script draws one"
 
 
 def test_links_between_files_lead_somewhere():

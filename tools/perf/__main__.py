@@ -3,7 +3,7 @@
 """`python -m tools.perf`, in the root of a checkout: from committed results to verdicts, pages and pictures.
 
     python -m tools.perf bars                                 # does the newest result of each kind reach its bar?
-    python -m tools.perf docs                                 # docs/performance.md and its pictures
+    python -m tools.perf docs                                 # the pages of performance and their pictures
     python -m tools.perf plot results/2026-01-31-4xH100-80GB  # pictures of one folder of results
 """
 import argparse
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     bars.add_argument("results", nargs="?", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     plot = commands.add_parser("plot", help="draw pictures from a folder of results")
     plot.add_argument("results", type=Path, metavar="DIR")
-    docs = commands.add_parser("docs", help="write docs/performance.md and its pictures from all results")
+    docs = commands.add_parser("docs", help="write the pages of performance and their pictures from all results")
     docs.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     docs.add_argument("--out", type=Path, default=ROOT / "docs" / "performance.md", metavar="FILE",
                       help="pictures go to a folder of its name (default: docs/performance.md)")

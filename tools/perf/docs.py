@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""docs/performance.md: bars, tables, pictures and notes, all from benchmarks/results.
+"""The pages of performance: all from benchmarks/results. Here is docs/performance_rows.md, with every row, pictures and notes.
 
 What is in the result files is written here; what was predicted and learned is in benchmarks/results/notes_<op>.md, by hand,
 and goes into the page as it is.
@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from tools.perf import bars, peers_plot as collective_plot, plot
+from tools.perf import bars, peers_plot as collective_plot, plot, speedup, summary
+from tools.perf.table import markdown, narrow
 from triton_dist.bench import dispatch_rows, results, table
 from triton_dist.bench.collective import rows as collective_rows
 from triton_dist.bench.collective.sizes import BESIDE_PEERS, COMMANDS
 from triton_dist.bench.shapes import OPS
 
-_HEAD = """# Performance
+_HEAD = """# All rows
 
 <!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
 
@@ -25,13 +26,16 @@ GPUs), *torch* is its fused symmetric-memory op. T\\* = max(matmul, collective) 
 T\\*/T how near it a call comes; "vs" is the other's time over ours. Brackets hold 95 % intervals. Ratios are formed inside a
 round: compare them, not times of different rows, since clocks drift. *host us* is what the host needs to issue a call.
 """
-_VERDICTS = """## Bars
+_VERDICTS = """# Bars
 
-What the project has set itself. *met*: the figure reaches the bar; *unclear*: it does not, but its interval does; *SHORT*: nor
-does its interval; *not measured*: for want of some shapes, whatever others say. *at*: the worst one. us: microseconds a call;
-busbw: GB/s; vs: the other's time over ours; *seq*: in sequence; *best_peer*: the fastest that is not ours. Shapes are the models'
-MLPs: small has 1 to 512 rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048. Sizes are timed in CUDA graphs,
-shapes in eager calls, and of *dispatch* the host's time. How means and their intervals are formed: `tools/perf/bars.py`. The same
+<!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
+
+This page is for developers of triton_dist: what the project has set itself. *met*: the figure reaches the bar;
+*unclear*: it does not, but its interval does; *SHORT*: nor does its interval; *not measured*: for want of some
+shapes, whatever others say. *at*: the worst one. us: microseconds a call; busbw: GB/s; vs: the other's time over
+ours; *seq*: in sequence; *best_peer*: the fastest that is not ours. Shapes are the models' MLPs: small has 1 to 512
+rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048. Sizes are timed in CUDA graphs, shapes in eager
+calls, and of *dispatch* the host's time. How means and their intervals are formed: `tools/perf/bars.py`. The same
 from the command line: `python -m tools.perf bars`.
 """
 _HOST_TIME = """## Host time
@@ -76,20 +80,30 @@ class Section:
 
 
 def write(folder: Path, out: Path) -> list[Path]:
-    """Writes the page and its pictures, to a folder of its name; returns their paths. Unchanged results give the same page.
+    """Writes the pages, and their pictures to a folder of the first one's name; returns their paths. Unchanged results give the
+    same pages.
 
     FileNotFoundError where `folder` holds no results.
     """
-    content = page(folder, out)
-    drawn = [section.plot.picture(section.rows, out.parent / out.stem / section.picture)
-             for op in (*OPS, *BESIDE_PEERS) for section in sections(folder, op)]
-    out.write_text(content)
-    return [out, *drawn]
+    written, pictures = pages(folder, out), out.parent / out.stem
+    drawn = [speedup.picture(folder, name, pictures / summary.file(name)) for name in speedup.pictures(folder)]
+    drawn += [section.plot.picture(section.rows, pictures / section.picture)
+              for op in (*OPS, *BESIDE_PEERS) for section in sections(folder, op)]
+    for path, content in written.items():
+        path.write_text(content)
+    return [*written, *drawn]
+
+
+def pages(folder: Path, out: Path) -> dict[Path, str]:
+    """{where: text}: the summary at `out`, and beside it all rows, and the bars."""
+    verdicts = "\n".join([_VERDICTS, markdown(bars.cells(bars.judge(folder)))])
+    return {out: summary.page(folder, out), out.with_name(f"{out.stem}_rows.md"): page(folder, out),
+            out.with_name("bars.md"): verdicts}
 
 
 def page(folder: Path, out: Path) -> str:
-    """The page's text. `out` is where it is to lie: links to pictures start there."""
-    parts = [_HEAD, _VERDICTS, _markdown(bars.cells(bars.judge(folder)))]
+    """The page of all rows. `out` is where the summary lies: links to pictures start there."""
+    parts = [_HEAD]
     for op in OPS:
         parts += [f"## {op}\n", *_op(folder, out, op)]
     collectives = [part for op in COMMANDS for part in _op(folder, out, op)]
@@ -106,7 +120,7 @@ def _host_time(folder: Path) -> list[str]:
     newest = sorted(results.newest(folder, dispatch_rows.COMMAND).items(), reverse=True)
     found = [(kind, rows, host) for kind, (rows, host) in newest if host["comparable"]]
     return ([_HOST_TIME] if found else []) + [part for kind, rows, host in found for part in (
-        f"### Host time on {kind}\n", _host(host), _markdown(_dated(dispatch_rows.cells(rows), rows)))]
+        f"### Host time on {kind}\n", _host(host), narrow(_dated(dispatch_rows.cells(rows), rows)))]
 
 
 def _dated(lines: list, rows: list) -> list[list[str]]:
@@ -144,9 +158,9 @@ def _beside_peers(op: str, kind: str, rows: list, host: dict) -> list[Section]:
 def _op(folder: Path, out: Path, op: str) -> list[str]:
     parts = []
     for section in sections(folder, op):
-        parts += [f"### {section.title}\n", _host(section.host), _markdown(section.cells),
-                  f"![{section.caption}]({out.stem}/{section.picture})\n"]
-        parts += [_LATE, _markdown(table.late_cells(section.late))] if section.late else []
+        parts += [f"### {section.title}\n", _host(section.host), f"![{section.caption}]({out.stem}/{section.picture})\n",
+                  narrow(section.cells)]
+        parts += [_LATE, narrow(table.late_cells(section.late))] if section.late else []
     notes = Path(folder) / f"notes_{op}.md"
     return parts + ([f"### {op}: predicted, measured, learned\n", notes.read_text()] if notes.exists() else [])
 
@@ -194,9 +208,3 @@ def _ratio(row: dict, rival: str) -> str:
 
 def _figure(value: float, interval: list) -> str:
     return f"{value:.3f} ({interval[0]:.3f}-{interval[1]:.3f})"
-
-
-def _markdown(lines: list) -> str:
-    """Lines of cells as a Markdown table, the first one its header."""
-    header, *body = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([header, "|" + "---|" * len(lines[0]), *body]) + "\n"

@@ -1,0 +1,92 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""docs/performance.md: pictures of speed-ups, then narrow tables. All rows are on the page of docs.py."""
+from pathlib import Path
+
+from tools.perf import speedup
+from tools.perf.table import markdown
+from triton_dist.bench.collective.sizes import text
+
+_HEAD = """# Performance
+
+<!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
+
+Pictures show how many times as fast as the alternative an op is: the other's time over ours. More is better, and the dashed
+line is a tie. bf16, random inputs, medians over interleaved rounds, of the slowest rank. M is the global number of rows. Machines are
+NVIDIA GPUs joined by NVLink without multicast, so NCCL runs without NVLS. Nothing was measured on AMD GPUs.
+[All rows](performance_rows.md) have intervals, versions, and what was learned.
+"""
+_WORDS = {
+    "ag_gemm": ("AG-GEMM", """
+A column-parallel linear layer: `ag_gemm` beside an NCCL all-gather and a cuBLAS matmul in sequence, and beside torch's fused
+symmetric-memory op. A bar is the geometric mean over the MLPs of several models, the thin line its range."""),
+    "gemm_rs": ("GEMM-RS", """
+A row-parallel linear layer: `gemm_rs` beside a cuBLAS matmul and an NCCL reduce-scatter in sequence, and beside torch's fused
+symmetric-memory op."""),
+    "gemm_ar": ("GEMM-AR", """
+Decoding: `gemm_ar` beside a cuBLAS matmul and the fastest of NCCL's and torch's all-reduces, in CUDA graphs."""),
+    "collectives": ("Collectives", """
+Each beside NCCL, in CUDA graphs, by the size of the larger of input and output."""),
+}
+_LIMIT = """Milliseconds a call of the shapes with 2048 rows and more. T\\* is the longer of matmul and collective, each alone: the limit
+of overlapping them. T\\*/T says how near to it a call comes; above 1 our GEMM is faster than cuBLAS.
+"""
+_ROWS = """Microseconds a call.
+"""
+_SIZES = ("8K", "64K", "512K", "4M", "16M", "64M")
+_LARGE = 2048
+
+
+def page(folder: Path, out: Path) -> str:
+    """The page's text. `out` is where it is to lie: links to pictures start there."""
+    parts = [_HEAD]
+    for name in speedup.pictures(folder):
+        title, words = _WORDS[name]
+        parts += [f"## {title}", words + "\n", f"![{title}: the other's time over ours]({out.stem}/{file(name)})\n"]
+        parts += _sizes(folder) if name == "collectives" else _shapes(folder, name)
+    notes = Path(folder) / "notes.md"
+    return "\n".join(parts + ([notes.read_text()] if notes.exists() else []))
+
+
+def file(name: str) -> str:
+    """The name of a picture's file."""
+    return f"speedup-{name}.png"
+
+
+def _shapes(folder: Path, op: str) -> list[str]:
+    found = [_LIMIT if op != "gemm_ar" else _ROWS]
+    for kind, rows in speedup.measured(folder, op).items():
+        lines = [_shape(row) for row in sorted(rows, key=lambda row: (row["n"] * row["k"], row["m"]))
+                 if op == "gemm_ar" or row["m"] >= _LARGE]
+        if lines:
+            heads = (["model", "M", "best other", "triton_dist", "times as fast"] if op == "gemm_ar" else
+                     ["model", "M", "in sequence", "torch", "triton_dist", "times as fast", "T\\*/T"])
+            found += [f"**{kind}**\n", markdown([heads, *lines])]
+    return found if len(found) > 1 else []
+
+
+def _shape(row: dict) -> list[str]:
+    model = row["shape"].partition("@")[0] if "@" in row["shape"] else f"{row['n']} x {row['k']}"
+    if "us" in row:
+        others = [us for us in row["us_peers"].values() if us is not None]
+        return [model, str(row["m"]), f"{min(others):.1f}", f"**{row['us']:.1f}**", _ratio(row, "best_peer")]
+    torch = row["ms_peers"].get("torch")
+    return [model, str(row["m"]), f"{row['ms_seq']:.3f}", "-" if torch is None else f"{torch:.3f}", f"**{row['ms']:.3f}**",
+            _ratio(row, "seq"), f"{row['efficiency']:.2f}"]
+
+
+def _ratio(row: dict, rival: str) -> str:
+    found = row["ratios"].get(rival)
+    return "-" if found is None else f"{found['ratio']:.2f}"
+
+
+def _sizes(folder: Path) -> list[str]:
+    lines = []
+    for op in speedup.COLLECTIVES:
+        for kind, rows in speedup.measured(folder, op).items():
+            by_size = {text(row["bytes"]): row for row in rows if row["graph"] and row["us_peers"].get("nccl")}
+            cells = [f"{by_size[size]['us']:.1f} ({by_size[size]['us_peers']['nccl']:.1f})" if size in by_size else "-"
+                     for size in _SIZES]
+            lines.append([op, kind.partition("-")[0], *cells])
+    lines.sort(key=lambda line: line[1])
+    return ["Microseconds a call, NCCL's in brackets.\n", markdown([["op", "on", *_SIZES], *lines])]
