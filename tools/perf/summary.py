@@ -12,7 +12,8 @@ _HEAD = """# Performance
 <!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
 
 Pictures show how many times as fast as the alternative an op is: the other's time over ours. More is better, and the dashed
-line is a tie. bf16, random inputs, medians over interleaved rounds, of the slowest rank. M is the global number of rows. Machines are
+line is a tie. bf16, random inputs, medians over interleaved rounds, of the slowest rank. M is the global number of
+rows. Machines are
 NVIDIA GPUs joined by NVLink without multicast, so NCCL runs without NVLS. Nothing was measured on AMD GPUs.
 [All rows](performance_rows.md) have intervals, versions, and what was learned.
 """
@@ -28,7 +29,8 @@ Decoding: `gemm_ar` beside a cuBLAS matmul and the fastest of NCCL's and torch's
     "collectives": ("Collectives", """
 Each beside NCCL, in CUDA graphs, by the size of the larger of input and output."""),
 }
-_LIMIT = """Milliseconds a call of the shapes with 2048 rows and more. T\\* is the longer of matmul and collective, each alone: the limit
+_LIMIT = """Milliseconds a call of the shapes with 2048 rows and more. T\\* is the longer of matmul and collective,
+each alone: the limit
 of overlapping them. T\\*/T says how near to it a call comes; above 1 our GEMM is faster than cuBLAS.
 """
 _ROWS = """Microseconds a call.
