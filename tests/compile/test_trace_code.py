@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import test_collective_code
 import test_core_code
+import test_experts_code
+import test_gemm_ar_code
 import test_op_code
+import test_self_flag_code
 import triton.language as tl
 from compile_util import CUDA, TARGETS, code, compile_kernel, dynamic_symbols, instructions, vendor
 from triton.compiler.errors import CompilationError
@@ -20,6 +24,11 @@ from triton_dist.backends.gpu.trace_library import library
 from triton_dist.cores.hopper import ag_gemm_ws, gemm_ws
 from triton_dist.language.trace_abi import LIBRARY, SYMBOL
 from triton_dist.ops.ag_gemm import by_sms_kernels, kernels as ag_gemm_kernels
+from triton_dist.ops.all_reduce import kernels as all_reduce_kernels
+from triton_dist.ops.ep_combine import kernels as combine_kernels
+from triton_dist.ops.ep_dispatch import kernels as dispatch_kernels
+from triton_dist.ops.exchange import kernels as exchange_kernels
+from triton_dist.ops.gemm_ar import kernels as gemm_ar_kernels
 from triton_dist.ops.gemm_rs import kernels as gemm_rs_kernels, scatter_kernel
 from triton_dist.trace import clocks
 
@@ -77,6 +86,32 @@ def test_off_the_code_of_a_push_is_the_same(tmp_path, monkeypatch):
     plain = without_recorder(by_sms_kernels, tmp_path)
     for target in ("sm_90", "gfx942"):
         same(*(test_op_code.compiled_push(module.push_kernel, target) for module in (by_sms_kernels, plain)))
+
+
+EXCHANGES = [(exchange_kernels, "one_hop_packets"), (exchange_kernels, "one_hop_push"), (all_reduce_kernels, "two_shot_kernel"),
+             (all_reduce_kernels, "push_kernel"), (dispatch_kernels, "ep_dispatch_kernel"),
+             (combine_kernels, "ep_combine_kernel"), (exchange_kernels, "one_hop_self_flagged"),
+             (all_reduce_kernels, "two_hops_self_flagged")]
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("module, name", EXCHANGES, ids=lambda value: value if isinstance(value, str) else "")
+def test_off_the_code_of_an_exchange_is_the_same(module, name, target, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    compiled = (test_experts_code if name.startswith("ep_") else test_self_flag_code if name.endswith("self_flagged") else
+                test_collective_code).compiled
+    same(*(compiled(getattr(some, name), target) for some in (module, without_recorder(module, tmp_path))))
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_off_the_code_of_gemm_ar_is_the_same(two_shot, target, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    plain, found = without_recorder(gemm_ar_kernels, tmp_path), []
+    for module in (gemm_ar_kernels, plain):
+        monkeypatch.setattr(test_gemm_ar_code, "gemm_ar_kernel", module.gemm_ar_kernel)
+        found.append(test_gemm_ar_code.compiled(target, two_shot=two_shot))
+    same(*found)
 
 
 @triton_dist.jit

@@ -43,7 +43,7 @@ def trace_start(event: tl.constexpr, lap, number=0):
     Args:
         event: what begins, a constexpr: "tile", "wait", "load", "mma", "add", "store", "signal" or "push".
         lap: how many of its kind the program had before, int32: the round of a persistent loop. Each lap is kept once.
-        number: an int32 that is shown with it, such as the number of the tile, or of the rank that is waited for.
+        number: an int32 that is shown with it, such as the number of the tile, or of the rank that is waited for; -1: all ranks.
     """
     if _is_traced():
         _event(_number_of("trace_start", event), 0, lap, number)

@@ -11,11 +11,13 @@ import torch
 
 from triton_dist.bench.any_op import arguments
 from triton_dist.bench.shapes import Shape
-from triton_dist.ops import OPS
+from triton_dist.ops import OPS, ep_combine, ep_dispatch
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
-TRACED = ("ag_gemm", "gemm_rs")             # whose kernels record
+# Ops whose kernels record, and which of their sizes must be multiples of the number of ranks.
+TRACED = {"ag_gemm": "mn", "gemm_rs": "mk", "gemm_ar": "k", "all_reduce": "", "all_gather": "m", "reduce_scatter": "m",
+          "all_to_all_single": "m", "ep_dispatch": "", "ep_combine": ""}
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,15 @@ class Call:
         if self.what not in TRACED:
             return _function(self.what)
         group = resolve(None)
-        if self.m % group.size or (self.n if self.what == "ag_gemm" else self.k) % group.size:
-            raise InvalidArgument(f"{self.words}: expected M, and the sharded one of N and K, as multiples of {group.size} ranks")
-        op = OPS[self.what]
-        given = arguments(op, Shape(self.words, self.m, self.n, self.k), torch.bfloat16, group)
+        sharded = TRACED[self.what]
+        if any(getattr(self, size) % group.size for size in sharded):
+            names = " and ".join(sharded.upper())
+            raise InvalidArgument(f"{self.words}: expected {names} as multiples of {group.size} ranks")
+        op, shape = OPS[self.what], Shape(self.words, self.m, self.n, self.k)
+        if self.what == "ep_combine":                   # of rows that a dispatch has brought from all ranks
+            came = ep_dispatch(**arguments(OPS["ep_dispatch"], shape, torch.bfloat16, group))
+            return lambda: ep_combine(came.x, came.handle, **self.options)
+        given = arguments(op, shape, torch.bfloat16, group)
         return lambda: op.function(**given, **self.options)
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from triton_dist.language.trace_abi import EVENTS
+from triton_dist.runtime.spans import Span
 from triton_dist.trace.merged import Trace
 
 _NUMBERS = {"wait": "for rank", "push": "to rank", "load": "of rank", "mma": "of rank", "add": "of rank", "store": "of rank"}
@@ -18,7 +19,7 @@ def events(trace: Trace) -> list[dict]:
     rows: dict = {}
     for span in trace.spans:
         row = rows.setdefault((span.rank, span.program, span.event), len(rows) + 1)
-        found.append(dict(ph="X", pid=span.rank, tid=row, name=f"{span.event} {_NUMBERS.get(span.event, '#')} {span.number}",
+        found.append(dict(ph="X", pid=span.rank, tid=row, name=_name(span),
                           cat=span.kernel, ts=round(span.start * scale, 3), dur=round((span.stop - span.start) * scale, 3),
                           args=dict(kernel=span.kernel, program=span.program, lap=span.lap)))
     for (rank, program, event), row in rows.items():
@@ -27,6 +28,11 @@ def events(trace: Trace) -> list[dict]:
         found += [dict(ph="M", pid=rank, tid=row, name="thread_name", args=dict(name=name)),
                   dict(ph="M", pid=rank, tid=row, name="thread_sort_index", args=dict(sort_index=order))]
     return found
+
+
+def _name(span: Span) -> str:
+    ranks = "all" if span.number < 0 else span.number
+    return f"{span.event} {_NUMBERS.get(span.event, '#')} {ranks}"
 
 
 def write(trace: Trace, path: Path) -> None:

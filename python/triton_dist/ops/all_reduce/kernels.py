@@ -38,22 +38,32 @@ def two_shot_kernel(x, out, slots, half, control, team, n, part, WORLD: tl.const
     for start in range(first, part, step):
         word = start + tl.arange(0, THREADS) // RANKS
         send = peer & (word < part)
+        dl.trace_start("push", 2 * ((start - first) // step), -1)
         dl.ll_store_pair(outbox + 2 * word, load_words(x, rank * part + word, send, n, WHOLE), epoch, send)
+        dl.trace_stop("push", 2 * ((start - first) // step))
     count_call(control, epoch)                  # while the packets travel
     for start in range(first, part, step):
         word = start + tl.arange(0, THREADS) // RANKS
         send = peer & (word < part)
         own = (rank == index) & (word < part)
         mine = load_words(x, rank * part + word, own, n, WHOLE)
+        dl.trace_start("wait", 2 * ((start - first) // step), -1)
         theirs = dl.ll_load_pair(inbox + 2 * (rank * part + word), epoch, send)
+        dl.trace_stop("wait", 2 * ((start - first) // step))
         total = reduce_over_ranks(mine | theirs, x.dtype.element_ty, WORLD, RANKS, OP)
+        dl.trace_start("push", 2 * ((start - first) // step) + 1, -1)
         dl.ll_store_pair(outbox + sums + 2 * word, total, epoch, send)
+        dl.trace_stop("push", 2 * ((start - first) // step) + 1)
         store_words(out, rank * part + word, own, n, total, WHOLE)
     for start in range(first, part, step):
         word = start + tl.arange(0, THREADS) // RANKS
         send = peer & (word < part)
+        dl.trace_start("wait", 2 * ((start - first) // step) + 1, -1)
         theirs = dl.ll_load_pair(inbox + sums + 2 * (rank * part + word), epoch, send)
+        dl.trace_stop("wait", 2 * ((start - first) // step) + 1)
+        dl.trace_start("store", (start - first) // step, -1)
         store_words(out, rank * part + word, send, n, theirs, WHOLE)
+        dl.trace_stop("store", (start - first) // step)
 
 
 @jit(do_not_specialize=["n", "part", "rounds"], launch_metadata=two_hops)
@@ -80,7 +90,9 @@ def two_hops_self_flagged(x, out, slots, half, control, team, n, part, rounds, O
             for i in tl.static_range(1, WORLD):
                 source = (index + i) % WORLD * part + at
                 send = (at < part) & (source < vectors)
+                dl.trace_start("push", 2 * (t * EACH + v) * WORLD + i, (index + i) % WORLD)
                 dl.sf_store(outbox + deltas[i - 1] + 4 * at, dl.sf_filled(load_vectors(x, source, send, n, WHOLE)), send)
+                dl.trace_stop("push", 2 * (t * EACH + v) * WORLD + i)
         if t == 0:
             count_call(control, epoch, COPIES)  # while the data travels
         for v in tl.static_range(EACH):
@@ -90,19 +102,27 @@ def two_hops_self_flagged(x, out, slots, half, control, team, n, part, rounds, O
             own = dl.sf_filled(load_vectors(x, target, inside, n, WHOLE))
             terms = neutral_words(own, dtype, OP)
             for r in tl.static_range(WORLD):
+                dl.trace_start("wait", 2 * (t * EACH + v) * WORLD + r, r)
                 taken = dl.sf_take(inbox + 4 * (r * part + at), inside & (index != r))
+                dl.trace_stop("wait", 2 * (t * EACH + v) * WORLD + r)
                 terms = combined_words(terms, tl.where(index == r, own, taken), dtype, OP)
             total = dl.sf_filled(finished_words(terms, dtype, WORLD, OP))
             for i in tl.static_range(1, WORLD):
+                dl.trace_start("push", (2 * (t * EACH + v) + 1) * WORLD + i, (index + i) % WORLD)
                 dl.sf_store(outbox + deltas[i - 1] + results + 4 * at, total, inside)
+                dl.trace_stop("push", (2 * (t * EACH + v) + 1) * WORLD + i)
+            dl.trace_start("store", t * EACH + v, index)
             store_vectors(out, target, inside, n, dl.sf_plain(total), WHOLE)
+            dl.trace_stop("store", t * EACH + v)
         for v in tl.static_range(EACH):
             at = first + (t * EACH + v) * step
             for i in tl.static_range(1, WORLD):
                 source = (index + i) % WORLD
                 target = source * part + at
                 inside = (at < part) & (target < vectors)
+                dl.trace_start("wait", (2 * (t * EACH + v) + 1) * WORLD + i, source)
                 taken = dl.sf_take(inbox + results + 4 * (source * part + at), inside)
+                dl.trace_stop("wait", (2 * (t * EACH + v) + 1) * WORLD + i)
                 store_vectors(out, target, inside, n, dl.sf_plain(taken), WHOLE)
 
 
@@ -132,13 +152,18 @@ def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks,
     count_call(control, epoch)
     for t in range(rounds + 2):
         if t * programs + pid < blocks:
+            dl.trace_start("push", 2 * t, -1)
             offs = (t * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             for i in tl.static_range(1, WORLD):
                 at = (index + i) % WORLD * part + offs
                 tl.store(outboxes[i - 1] + offs, tl.load(x + at, mask=at < n, other=0.0))
             dl.notify_each(everyone + t * programs * WORLD, epoch, rank < WORLD)
+            dl.trace_stop("push", 2 * t)
         if (t >= 1) & ((t - 1) * programs + pid < blocks):
+            dl.trace_start("wait", 2 * t - 2, -1)
             token = dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)
+            dl.trace_stop("wait", 2 * t - 2)
+            dl.trace_start("add", t - 1, -1)
             offs = ((t - 1) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             at = index * part + offs
             mine = tl.load(x + at, mask=at < n, other=0.0)
@@ -148,14 +173,21 @@ def push_kernel(x, out, data, half, flags, flags_half, control, team, n, blocks,
                 theirs = tl.load(here + r * part + offs, mask=(offs >= 0) & (index != r), other=0.0)
                 total = combined(total, tl.where(index == r, mine, theirs).to(total.dtype), OP)
             total = finished(total, WORLD, OP).to(out.dtype.element_ty)
+            dl.trace_stop("add", t - 1)
+            dl.trace_start("push", 2 * t - 1, -1)
             for i in tl.static_range(1, WORLD):
                 tl.store(outboxes[i - 1] + half + offs, total)
             tl.store(out + at, total, mask=at < n)
             dl.notify_each(everyone + flags_half + (t - 1) * programs * WORLD, epoch, rank < WORLD)
+            dl.trace_stop("push", 2 * t - 1)
         if (t >= 2) & ((t - 2) * programs + pid < blocks):
+            dl.trace_start("wait", 2 * t - 3, -1)
             token = dl.wait(summed + (t - 2) * programs * WORLD, WORLD, "sys", "acquire", epoch)
+            dl.trace_stop("wait", 2 * t - 3)
+            dl.trace_start("store", t - 2, -1)
             offs = ((t - 2) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             here = dl.consume_token(data, token) + half
             for i in tl.static_range(1, WORLD):
                 source = (index + i) % WORLD * part + offs
                 tl.store(out + source, tl.load(here + source), mask=source < n)
+            dl.trace_stop("store", t - 2)

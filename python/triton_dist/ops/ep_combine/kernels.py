@@ -56,6 +56,7 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
             give = of(giving, peer)
             if t * ROWS < give:
                 place = t * ROWS + line
+                dl.trace_start("push", t * WORLD + i, peer)
                 land = of(landing, peer) + place
                 outbox = dl.symm_at(rows_in, dl.team_world_rank(team, peer))
                 outbox += (index * slots + of(first, peer) + place).to(tl.int64)[:, None] * row
@@ -66,6 +67,7 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                     tl.store(outbox + cols[None, :],
                              part.to(data.dtype.element_ty),
                              mask=(place < give)[:, None] & (cols < row)[None, :])
+                dl.trace_stop("push", t * WORLD + i)
         dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))
         if (t >= 1) & ((t - 1) * ROWS < tokens):
             local = (t - 1) * ROWS + line
@@ -85,7 +87,9 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                                           WEIGHTED)
                             total += own.to(data.dtype.element_ty).to(tl.float32)  # rounded as others' parts are
                         else:
+                            dl.trace_start("wait", ((t - 1) * tl.cdiv(row, COLS) + column // COLS) * WORLD + r, r)
                             arrival = dl.wait(arrived + r * flags_source + last, 1, "sys", "acquire", epoch)
+                            dl.trace_stop("wait", ((t - 1) * tl.cdiv(row, COLS) + column // COLS) * WORLD + r)
                             source = dl.consume_token(rows_in, arrival)
                             source += (r * slots + pid * each + place).to(tl.int64)[:, None] * row
                             theirs = tl.load(source + cols[None, :],
@@ -97,7 +101,9 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                 if HAS_RESIDUAL:
                     total += tl.load(residual + token[:, None] * row + cols[None, :], mask=tile,
                                      other=0.0).to(tl.float32)
+                dl.trace_start("store", ((t - 1) * tl.cdiv(row, COLS) + column // COLS), index)
                 tl.store(out + token[:, None] * row + cols[None, :], total.to(out.dtype.element_ty), mask=tile)
+                dl.trace_stop("store", ((t - 1) * tl.cdiv(row, COLS) + column // COLS))
     dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))
 
 

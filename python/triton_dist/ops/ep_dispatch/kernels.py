@@ -61,6 +61,7 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
             peer = (index + i) % WORLD
             go = of(going, peer)
             if t * ROWS < go:
+                dl.trace_start("push", t * WORLD + i, peer)
                 place = t * ROWS + slot
                 there = place < go
                 token = (pid * each + tokens_in(to, peer, place)).to(tl.int64)
@@ -99,10 +100,13 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                                  scale.to(tl.int32, bitcast=True),
                                  mask=there[:, None] & (of_cols < SCALES)[None, :])
                     tl.store(outbox[:, None] + cols[None, :], part, mask=tile)
+                dl.trace_stop("push", t * WORLD + i)
         dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))
         # -- the matrix, once the first round is on its way --------------------------------------------------------
         if t == 0:
+            dl.trace_start("wait", 0, -1)
             words_told = dl.ll_load(inbox + cells, epoch, known)
+            dl.trace_stop("wait", 0)
             coming, landing, first = matrix_of(words_told, pid)
             total = rows_told(words_told)
             if pid == 0:
@@ -116,7 +120,10 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                 peer = (index + i) % WORLD
                 come = of(coming, peer)
                 if (t - 1) * ROWS < come:
+                    dl.trace_start("wait", t * WORLD + i, peer)
                     arrival = dl.wait(arrived + peer * flags_source + t - 1, 1, "sys", "acquire", epoch)
+                    dl.trace_stop("wait", t * WORLD + i)
+                    dl.trace_start("store", t * WORLD + i, peer)
                     place = (t - 1) * ROWS + slot
                     at = (peer * slots + of(first, peer) + place).to(tl.int64)
                     land = (of(landing, peer) + place).to(tl.int64)
@@ -132,11 +139,13 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                             tl.store(out + land[:, None] * row + cols[None, :],
                                      tl.load(source[:, None] + cols[None, :], mask=tile),
                                      mask=tile)
+                    dl.trace_stop("store", t * WORLD + i)
         t += 1
     if FIRST == 1:  # own rows, while others' are on their way
         own = of(going, index)
         for t in range(tl.cdiv(own, ROWS)):
             place = t * ROWS + slot
+            dl.trace_start("store", t * WORLD, index)
             land = (of(landing, index) + place).to(tl.int64)
             there = (place < own) & (land < limit)
             token = (pid * each + tokens_in(to, index, place)).to(tl.int64)
@@ -163,6 +172,7 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                              scale,
                              mask=there[:, None] & (of_cols < SCALES)[None, :])
                 tl.store(out + land[:, None] * row + cols[None, :], part, mask=tile)
+            dl.trace_stop("store", t * WORLD)
     # rows that nothing came for: no expert, no weight
     for begin in range(total + pid * ROWS, limit, chunks * ROWS):
         empty = ((begin + slot) < limit)[:, None] & (choice < K)[None, :]

@@ -43,18 +43,24 @@ def one_hop_packets(x, out, slots, half, control, team, n, words, SCATTER: tl.co
     for start in range(first, words, step):
         word = start + tl.arange(0, THREADS) // RANKS
         inside = word < words
+        dl.trace_start("push", (start - first) // step, -1)
         dl.ll_store_pair(outbox + 2 * word, load_words(source, word, peer & inside, n, WHOLE), epoch, peer & inside)
+        dl.trace_stop("push", (start - first) // step)
     count_call(control, epoch)                  # while the packets travel
     for start in range(first, words, step):
         word = start + tl.arange(0, THREADS) // RANKS
         inside = word < words
         own = (rank == index) & inside
         mine = load_words(source, word, own, n, WHOLE)
+        dl.trace_start("wait", (start - first) // step, -1)
         arrived = mine | dl.ll_load_pair(inbox + 2 * (rank * words + word), epoch, peer & inside)
+        dl.trace_stop("wait", (start - first) // step)
+        dl.trace_start("store", (start - first) // step, -1)
         if OP is not None:
             store_words(target, word, own, n, reduce_over_ranks(arrived, x.dtype.element_ty, WORLD, RANKS, OP), WHOLE)
         else:
             store_words(target, word, (rank < WORLD) & inside, n, arrived, WHOLE)
+        dl.trace_stop("store", (start - first) // step)
 
 
 @jit(do_not_specialize=["n", "vectors", "rounds"], launch_metadata=one_hop)
@@ -85,7 +91,9 @@ def one_hop_self_flagged(x, out, slots, half, control, team, n, vectors, rounds,
                 if SCATTER:
                     row = x + ((index + i) % WORLD).to(tl.int64) * n
                     sent = dl.sf_filled(load_vectors(row, at, inside, n, WHOLE))
+                dl.trace_start("push", (t * EACH + v) * WORLD + i, (index + i) % WORLD)
                 dl.sf_store(outbox + deltas[i - 1] + 4 * at, sent, inside)
+                dl.trace_stop("push", (t * EACH + v) * WORLD + i)
         if t == 0:
             count_call(control, epoch, COPIES)  # while the data travels
         for v in tl.static_range(EACH):
@@ -93,9 +101,13 @@ def one_hop_self_flagged(x, out, slots, half, control, team, n, vectors, rounds,
             inside = at < vectors
             total = neutral_words(own[v], dtype, OP)
             for r in tl.static_range(WORLD):    # in the order of ranks, so that all have the same result
+                dl.trace_start("wait", (t * EACH + v) * WORLD + r, r)
                 taken = dl.sf_take(slots + buffer + 4 * (r * vectors + at), inside & (index != r))
+                dl.trace_stop("wait", (t * EACH + v) * WORLD + r)
                 total = combined_words(total, tl.where(index == r, own[v], taken), dtype, OP)
+            dl.trace_start("store", t * EACH + v, -1)
             store_vectors(out, at, inside, n, dl.sf_plain(finished_words(total, dtype, WORLD, OP)), WHOLE)
+            dl.trace_stop("store", t * EACH + v)
 
 
 @jit(do_not_specialize=["blocks", "rounds"], launch_metadata=one_hop)
@@ -123,6 +135,7 @@ def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks
     count_call(control, epoch)
     for t in range(rounds + 1):
         if t * programs + pid < blocks:
+            dl.trace_start("push", t, -1)
             offs = (t * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             if SCATTER:
                 for i in tl.static_range(1, WORLD):
@@ -133,8 +146,12 @@ def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks
                 for i in tl.static_range(1, WORLD):
                     tl.store(outboxes[i - 1] + offs, block)
             dl.notify_each(everyone + t * programs * WORLD, epoch, rank < WORLD)
+            dl.trace_stop("push", t)
         if (t >= 1) & ((t - 1) * programs + pid < blocks):
+            dl.trace_start("wait", t - 1, -1)
             token = dl.wait(arrived + (t - 1) * programs * WORLD, WORLD, "sys", "acquire", epoch)
+            dl.trace_stop("wait", t - 1)
+            dl.trace_start("store", t - 1, -1)
             offs = ((t - 1) * programs + pid).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             here = dl.consume_token(inbox, token) + offs
             mine = tl.load(own + offs, mask=offs < n, other=0.0)
@@ -149,3 +166,4 @@ def one_hop_push(x, out, data, half, flags, flags_half, control, team, n, blocks
                 for i in tl.static_range(1, WORLD):
                     source = ((index + i) % WORLD).to(tl.int64)
                     tl.store(out + source * n + offs, tl.load(here + source * pitch), mask=offs < n)
+            dl.trace_stop("store", t - 1)

@@ -42,9 +42,12 @@ def gemm_ar_kernel(x, weight, bias, residual, out, slots, half, control, team, m
     sums = inbox + 2 * TERMS * part * pieces
     pid, programs = tl.program_id(0), tl.num_programs(0)
     for piece in range(pid, pieces, programs):
+        dl.trace_start("mma", (piece - pid) // programs, index)
         tile = piece // SPLIT
         acc = piece_of_product(x, weight, tile % tiles_m * BLOCK_M, tile // tiles_m * BLOCK_N, piece % SPLIT, m, n, k, stride_x,
                                stride_w, SPLIT, BOXES, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K)
+        dl.trace_stop("mma", (piece - pid) // programs)
+        dl.trace_start("push", (piece - pid) // programs, -1)
         word = tl.arange(0, BLOCK_M * row_words)
         data = words_of(acc, dtype)
         at = word % share
@@ -55,6 +58,7 @@ def gemm_ar_kernel(x, weight, bias, residual, out, slots, half, control, team, m
         else:
             for i in tl.static_range(WORLD):
                 dl.ll_store_pair(at_member(outbox, team, (index + i) % WORLD), data, epoch, word < words)
+        dl.trace_stop("push", (piece - pid) // programs)
     count_call(control, epoch)                          # while the packets travel
     LANES: tl.constexpr = RANKS * SPLIT
     term, lane = tl.arange(0, THREADS) % LANES, tl.arange(0, THREADS) // LANES
@@ -65,7 +69,9 @@ def gemm_ar_kernel(x, weight, bias, residual, out, slots, half, control, team, m
             inside = (word < part) & (own + word < share)
             row, column, inside_tile = place(piece, own + word, share, words, tiles_m, SPLIT, BLOCK_M, row_words)
             inside &= inside_tile
+            dl.trace_start("wait", 2 * lap_of((piece - pid) // programs, start, part, THREADS // LANES), -1)
             terms = dl.ll_load_pair(inbox + 2 * (part * (piece * TERMS + term) + word), epoch, inside & (term < TERMS))
+            dl.trace_stop("wait", 2 * lap_of((piece - pid) // programs, start, part, THREADS // LANES))
             inside_out = inside & (row < m)
             row = row.to(tl.int64) * n
             added = ()
@@ -78,7 +84,9 @@ def gemm_ar_kernel(x, weight, bias, residual, out, slots, half, control, team, m
                 to = at_member(sums + 2 * (part * (piece * WORLD + index) + word), team, tl.minimum(term, WORLD - 1))
                 dl.ll_store_pair(to, total, epoch, inside & (term < WORLD))
             else:
+                dl.trace_start("store", lap_of((piece - pid) // programs, start, part, THREADS // LANES), index)
                 store_words(out + row, column, inside_out & (term == 0), n, total, WHOLE)
+                dl.trace_stop("store", lap_of((piece - pid) // programs, start, part, THREADS // LANES))
     if TWO_SHOT:
         rank, lane = tl.arange(0, THREADS) % RANKS, tl.arange(0, THREADS) // RANKS
         for piece in range(pid, pieces, programs):
@@ -87,8 +95,18 @@ def gemm_ar_kernel(x, weight, bias, residual, out, slots, half, control, team, m
                 inside = (word < part) & (rank < WORLD) & (rank * part + word < share)
                 row, column, inside_tile = place(piece, rank * part + word, share, words, tiles_m, SPLIT, BLOCK_M, row_words)
                 inside &= inside_tile
+                dl.trace_start("wait", 2 * lap_of((piece - pid) // programs, start, part, THREADS // RANKS) + 1, -1)
                 total = dl.ll_load_pair(sums + 2 * (part * (piece * WORLD + rank) + word), epoch, inside)
+                dl.trace_stop("wait", 2 * lap_of((piece - pid) // programs, start, part, THREADS // RANKS) + 1)
+                dl.trace_start("store", lap_of((piece - pid) // programs, start, part, THREADS // RANKS), -1)
                 store_words(out + row.to(tl.int64) * n, column, inside & (row < m), n, total, WHOLE)
+                dl.trace_stop("store", lap_of((piece - pid) // programs, start, part, THREADS // RANKS))
+
+
+@triton.jit
+def lap_of(turn, start, part, AT_ONCE: tl.constexpr):
+    """How many groups of AT_ONCE words a program has taken before those from `start` on, in its piece `turn`."""
+    return turn * tl.cdiv(part, AT_ONCE) + start // AT_ONCE
 
 
 @triton.jit
