@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed._functional_collectives as functional
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
@@ -77,7 +80,7 @@ def models(sequence: bool, batch: int, train: bool) -> None:
     for found, expected in zip(got, want, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert not report.kept, report
-    forward = ["ag_gemm", "gemm_rs"] * 2 if sequence else ["gemm_ar"] * 2
+    forward = ["ag_gemm", "gemm_rs"] * 2 if sequence else ["gemm_ar" if train else "all_reduce_rmsnorm", "gemm_ar"]
     assert [line.split()[0] for line in report.replaced][:len(forward)] == forward
     assert len(report.replaced) > len(forward) if train else len(report.replaced) == len(forward)
     print("as expected", flush=True)
@@ -106,21 +109,149 @@ def kept() -> None:
     print("as expected", flush=True)
 
 
+class HuggingFaceNorm(nn.Module):
+    """As the decoders of transformers write it."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(weight), 1e-3
+
+    def forward(self, x):
+        dtype, x = x.dtype, x.to(torch.float32)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * x.to(dtype)
+
+
+class Written(HuggingFaceNorm):
+    """By a product with itself, and with the weight second."""
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.variance_epsilon)).to(x.dtype) * self.weight
+
+
+class Of1PlusWeight(HuggingFaceNorm):
+    """As Gemma's: of fp32."""
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (wide * (1 + self.weight.float())).to(x.dtype)
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return functional.all_reduce(x, "sum", torch.distributed.group.WORLD)
+
+
+def rewritten(call, *args, dynamic=False) -> tuple:
+    """(results of the graph of a call after our pass, eager results, the report). What Inductor makes of it takes much longer."""
+    report = inductor.Report()
+
+    def by_our_pass(module, inputs):
+        inductor.Overlap(report)(module.graph)
+        module.recompile()
+        return make_boxed_func(module)
+    torch._dynamo.reset()
+    for t in (args[0], args[2]) if dynamic else ():
+        for dim in range(2):
+            torch._dynamo.mark_dynamic(t, dim)
+    with torch.no_grad():
+        backend = aot_autograd(fw_compiler=by_our_pass, decompositions=select_decomp_table())
+        return torch.compile(call, backend=backend)(*args), call(*args), report
+
+
+def norms() -> None:
+    """Every way to write a norm, with and without a residual and a product; and norms that must stay."""
+    def alone(x, weight, residual, norm):
+        return norm(summed(x)), None
+
+    def after_product(x, weight, residual, norm):
+        total = residual + summed(x @ weight.t())
+        return norm(total), total
+
+    def other_order(x, weight, residual, norm):
+        total = summed(x).view(residual.shape) + residual
+        return norm(total), total * 2
+
+    def twice(x, weight, residual, norm):
+        total = residual + summed(x)
+        again = total + summed(norm(total) @ weight.t())
+        return norm(again), again
+
+    world = torch.distributed.get_world_size()
+    for dtype in (torch.float32, torch.bfloat16):
+        step = 1e-5 if dtype is torch.float32 else 2**-6                # a few roundings to the dtype on either side
+        made = torch.Generator().manual_seed(1)
+        weight, residual, scale = (torch.randn(*s, generator=made).to(dtype) for s in ((WIDTH, WIDTH), (2, 4, WIDTH), (WIDTH,)))
+        x = torch.randn(2, 4, WIDTH, generator=made.manual_seed(7 + torch.distributed.get_rank())).to(dtype)
+        torch_norm = nn.RMSNorm(WIDTH, eps=1e-3).to(dtype)
+        torch_norm.load_state_dict({"weight": scale})
+        for norm in (HuggingFaceNorm(scale), Written(scale), torch_norm):
+            for call, count in ((alone, 1), (after_product, 1), (other_order, 1), (twice, 2)):
+                got, want, report = rewritten(call, x, weight, residual, norm)
+                same(got, want, step)
+                ops = [line.split()[0] for line in report.replaced]
+                if world == 1:
+                    assert "all_reduce_rmsnorm" not in ops, report
+                    assert sum("the norm after it stays, there is one rank" in line for line in report.kept) == count, report
+                else:
+                    assert ops == ["all_reduce_rmsnorm"] * count and not report.kept, (call.__name__, norm, report)
+    if world == 1:
+        print("as expected", flush=True)
+        return
+    half = nn.RMSNorm(WIDTH, eps=1e-3, elementwise_affine=False)
+    for norm, options, why in (
+            (Of1PlusWeight(scale), {}, "its weight is not a vector of the dtype that is reduced"),
+            (HuggingFaceNorm(scale), dict(dynamic=True), "its number of rows is not the same in all calls"),
+            (half, {}, "it has no weight"), (nn.Softmax(-1), {}, "")):
+        got, want, report = rewritten(after_product, x, weight, residual, norm, **options)
+        same(got, want, step)
+        assert report.replaced == ["gemm_ar for all_reduce"] and len(report.kept) == bool(why), (norm, report)
+        assert not why or report.kept[0].endswith(f"the norm after it stays, {why}"), (norm, report)
+    compile_whole()
+    print("as expected", flush=True)
+
+
+def same(got: tuple, want: tuple, step: float) -> None:
+    for found, expected in zip(got, want, strict=True):
+        if expected is not None:
+            torch.testing.assert_close(found, expected, rtol=step, atol=step * float(expected.abs().max()))
+
+
+def compile_whole() -> None:
+    """One by Inductor: all collectives of a block have become ours, and the residual lives on. Too large ones stay."""
+    def block(x, weight, residual, norm):
+        total = residual + summed(x @ weight)
+        return norm(total), total
+
+    norm = HuggingFaceNorm(torch.ones(WIDTH))
+    for rows, op in ((8, "all_reduce_rmsnorm"), (200_000, "gemm_ar")):
+        args = torch.ones(rows, WIDTH) * (1 + torch.distributed.get_rank()), torch.eye(WIDTH), torch.ones(rows, WIDTH), norm
+        report = inductor.enable()
+        torch._dynamo.reset()
+        with torch.no_grad():
+            same(torch.compile(block)(*args), block(*args), 1e-5)
+        inductor.disable()
+        assert report.replaced == [f"{op} for all_reduce"] and len(report.kept) == (op == "gemm_ar"), report
+
+
 def main() -> None:
     triton_dist.initialize_distributed()
     if sys.argv[1] == "kept":
         kept()
+    elif sys.argv[1] == "norms":
+        norms()
     else:
         models(sys.argv[1] == "sequence", int(sys.argv[2]), sys.argv[3] == "train")
     triton_dist.finalize_distributed()
 
 
-def run(*args) -> None:
+def run(*args, world: int = 2) -> None:
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
                        TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")             # a graph from the disk meets no pass
-    done = subprocess.run(["bash", "launch.sh", "--nproc_per_node", "2", __file__, *args], cwd=ROOT, env=environment,
+    done = subprocess.run(["bash", "launch.sh", "--nproc_per_node", str(world), __file__, *args], cwd=ROOT, env=environment,
                           capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stderr
+    assert done.returncode == 0 and done.stdout.count("as expected") == world, done.stderr
 
 
 @pytest.mark.parametrize("layout, batch, phase", [
@@ -130,6 +261,12 @@ def run(*args) -> None:
         ("sequence", 2, "train")))])
 def test_collectives_beside_products_become_our_ops_and_results_stay(layout, batch, phase):
     run(layout, str(batch), phase)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_residual_and_a_norm_after_an_all_reduce_are_fused_with_it(world):
+    """Where the op is faster, however the norm is written; else the report says why not."""
+    run("norms", world=world)
 
 
 def test_what_cannot_be_replaced_stays_with_a_reason():

@@ -12,10 +12,11 @@ from triton_dist.runtime.groups import name_of
 
 Node = torch.fx.Node
 _ATEN, _C10D = torch.ops.aten, functional_collectives
-_RESHAPES = (_ATEN.reshape.default, _ATEN.view.default, _ATEN._unsafe_view.default)
+RESHAPES = (_ATEN.reshape.default, _ATEN.view.default, _ATEN._unsafe_view.default)
 _PURE = (_C10D.all_gather_into_tensor.default, _C10D.wait_tensor.default, _ATEN.split.Tensor, operator.getitem, _ATEN.cat.default,
-         *_RESHAPES)
+         *RESHAPES)
 item = operator.getitem
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)            # that our ops take
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,20 @@ class Order:
         return make(graph, _ATEN.reshape.default, t, [-1, columns])
 
     def batch_first(self, graph: torch.fx.Graph, t: Node, shape: Any, flat: bool = False) -> Node:
-        """The matrix `t` of our ops in `shape`, the order of the graph. flat: `shape` is that of a matrix too."""
+        """The matrix `t` of our ops in `shape`, the order of the graph. flat: `shape` is that of a matrix too.
+
+        shape: sizes, or a node that has this shape, since more than one of them may differ from call to call.
+        """
         columns = t.meta["val"].shape[-1]
         if self.splits:
             t = make(graph, _ATEN.permute.default, make(graph, _ATEN.reshape.default, t, [-1, self.batch, columns]), [1, 0, 2])
             return make(graph, _ATEN.reshape.default, t, [-1, columns]) if flat else t
-        return make(graph, _ATEN.reshape.default, t, [size if isinstance(size, int) else -1 for size in shape])
+        if isinstance(shape, Node):
+            shape = [size if isinstance(size, int) else make(graph, _ATEN.sym_size.int, shape, i)
+                     for i, size in enumerate(shape.meta["val"].shape)]
+        else:
+            shape = [size if isinstance(size, int) else -1 for size in shape]
+        return make(graph, _ATEN.reshape.default, t, shape)
 
 
 @dataclass(frozen=True)
@@ -142,7 +151,7 @@ def rows_of(gather: Node) -> tuple[Rows | None, str]:
             product = _product(user)
             if product is not None and product.left is rows and product.right is not rows and product.bias is not rows:
                 products.append(product)
-            elif user.target in _RESHAPES and user.meta["val"].shape[-1] == rows.meta["val"].shape[-1]:
+            elif user.target in RESHAPES and user.meta["val"].shape[-1] == rows.meta["val"].shape[-1]:
                 todo.append(user)
             else:
                 others += 1
@@ -161,7 +170,7 @@ def product_before(source: Any) -> tuple[Product | None, str]:
         if len(node.meta["val"].shape) != 3 or not isinstance(batch, int) or len(node.users) != 1:
             return None, "it scatters along another dimension than the first or second"
         order = Order(batch != 1, batch)
-    while node.target in _RESHAPES and len(node.users) == 1 and (
+    while node.target in RESHAPES and len(node.users) == 1 and (
             node.meta["val"].shape[-1] == node.args[0].meta["val"].shape[-1]):
         node = node.args[0]
     product = _product(node)

@@ -15,14 +15,16 @@ from typing import Any
 import torch
 
 from triton_dist.compat.inductor import CustomGraphPass, functional_collectives, get_hash_for_files, inductor_config
-from triton_dist.integrations.graphs import Product, group_name, item, make, merge_equal, only_user, product_before, rows_of
+from triton_dist.integrations import graphs, norms
+from triton_dist.integrations.graphs import (DTYPES, Product, group_name, item, make, merge_equal, only_user, product_before,
+                                             rows_of)
 from triton_dist.ops.ag_gemm.op import AG_GEMM_GATHERED
+from triton_dist.ops.all_reduce_rmsnorm import op as ops_by_size
 from triton_dist.ops.registry import OPS
 from triton_dist.runtime.errors import InvalidArgument
 
 LOG = logging.getLogger("triton_dist.inductor")
 _C10D = functional_collectives
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass
@@ -79,16 +81,27 @@ class Overlap(CustomGraphPass):
         for node in list(graph.nodes):
             rewrite = _REWRITES.get(node.target)
             if rewrite is not None:
-                op, why = rewrite(graph, node)
+                op, why = self._norm(graph, node), ""
+                if op is None:
+                    op, why = rewrite(graph, node)
                 self.report.note(node, op, why)
         graph.eliminate_dead_code()
         graph.lint()
 
+    def _norm(self, graph: torch.fx.Graph, node: Any) -> str | None:
+        """all_reduce(x, "sum", group), and a residual and an RMS norm after it. Notes why a norm that is there stays."""
+        if node.target is not _C10D.all_reduce.default or node.args[1] != "sum":
+            return None
+        done, why = norms.use(graph, node, group_name(node.args[2]))
+        if why:
+            self.report.note(node, None, f"the norm after it stays, {why}")
+        return "all_reduce_rmsnorm" if done else None
+
     def uuid(self) -> Any:
-        """Graphs on disk are taken again for the same text of this pass only."""
-        from triton_dist.integrations import graphs
+        """Graphs on disk are taken again for the same text of this pass only, and for the same limits of sizes."""
         other = self.before.uuid() if self.before is not None else b""
-        return None if other is None else (get_hash_for_files((__file__, graphs.__file__)), other)
+        return None if other is None else (get_hash_for_files(
+            (__file__, graphs.__file__, norms.__file__, ops_by_size.__file__)), other)
 
 
 def _gather(graph: torch.fx.Graph, node: Any) -> tuple[str | None, str]:
@@ -98,7 +111,7 @@ def _gather(graph: torch.fx.Graph, node: Any) -> tuple[str | None, str]:
     if rows is None:
         return None, why
     first = rows.first_user()
-    ready = [product for product in rows.products if product.dtype in _DTYPES and product.is_ready_before(first)]
+    ready = [product for product in rows.products if product.dtype in DTYPES and product.is_ready_before(first)]
     if not ready:
         return None, "no product of fp16, bf16 or fp32 takes the gathered rows, with a weight that is there in time"
     widest = max(ready, key=lambda product: product.width())
@@ -139,7 +152,7 @@ def _reduce(graph: torch.fx.Graph, node: Any) -> tuple[str | None, str]:
         return None, "its rows are put in another order"
     with graph.inserting_before(node):
         out = make(graph, OPS["gemm_ar"].operator, product.left, product.weight(graph), product.bias, None, name, "auto")
-        _wait(node).replace_all_uses_with(product.order.batch_first(graph, out, node.meta["val"].shape))
+        _wait(node).replace_all_uses_with(product.order.batch_first(graph, out, source))
     return "gemm_ar", ""
 
 
@@ -152,7 +165,7 @@ def _summed(node: Any, source: Any, op: str, world: int) -> tuple[Product | None
     product, why = product_before(source)
     if product is None:
         return None, why
-    if product.dtype not in _DTYPES:
+    if product.dtype not in DTYPES:
         return None, f"the product is of {product.dtype}, expected fp16, bf16 or fp32"
     return product.with_bias_of_a_sum(world)
 
