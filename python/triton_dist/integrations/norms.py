@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What inductor.py looks for after an all-reduce: a residual and an RMS norm, as torch.nn and the models of Hugging Face write it.
+"""What inductor.py looks for after an all-reduce: a residual and an RMS norm, as torch.nn and models of Hugging Face write it.
 
     total = wait(all_reduce(x)) + residual
     wide = total.to(float32)
