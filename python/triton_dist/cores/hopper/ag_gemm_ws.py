@@ -8,7 +8,7 @@ from triton_dist.compat.triton import aggregate
 
 import triton_dist.language as dl
 from triton_dist.cores.hopper.counting import count_call, this_epoch
-from triton_dist.cores.hopper.gemm_ws import Tile, gemm_ws, grouped
+from triton_dist.cores.hopper.gemm_ws import Tile, gemm_ws, grouped, load_rows_of_weights
 from triton_dist.cores.hopper.hopper_prims import fence_proxy_async, reinterpret, tma_load, tma_store
 from triton_dist.runtime.jit import gluon_jit
 from triton_dist.runtime.launch_metadata import product
@@ -96,6 +96,10 @@ class Gather:
             tma_load(self.x, [tile.m * self.BLOCK_M, k], bar, a)
         else:
             tma_load(self.gathered, [self.first_row + (tile.chunk * self.tiles_m + tile.m) * self.BLOCK_M, k], bar, a)
+
+    @gluon.jit
+    def load_weights(self, w_desc, tile, k, bar, b, BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr):
+        load_rows_of_weights(w_desc, tile.n * BLOCK_N, k, bar, b, COLUMNS)
 
     @gluon.jit
     def fetch_addend(self, tile, ready, staging):

@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
 from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
+from triton_dist.cores.hopper.grouped_gemm_ws import ENTRY, grouped_gemm_ws_kernel
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.heap import peer_tensor
@@ -26,6 +27,7 @@ BOX_ROWS, BOX_BYTES = 32, 128
 # when HIDDEN of the time until the next rank needs it has passed. An SM does FLOP_NS in a nanosecond, of CLOCK_GHZ cycles.
 SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
 
+GROUPED_FEW_ROWS = 64       # up to so many rows of an expert, reading its weight takes the time
 _NARROWEST = 8               # columns of a wgmma
 
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
@@ -241,9 +243,59 @@ class GemmRsCore(_Core):
         return [usual, *(c for c in widths if c != usual), *_in_other_groups(usual)]
 
 
+class GroupedGemmCore:
+    """Rows by expert, each times the weight of its expert. `preferred`: whether `auto` takes it."""
+
+    def __init__(self, tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool):
+        self.tiles, self.preferred = tiles, preferred
+
+    def config(self, dtype: torch.dtype, rows: int, gated: bool) -> GemmConfig:
+        """Tiling for about `rows` rows of each expert. Where `gated`, gate and up of a tile are side by side in block_n."""
+        usual = self.tiles(dtype, rows)
+        if rows <= GROUPED_FEW_ROWS and usual.block_m > 64:
+            return replace(usual, block_m=64, block_n=128, num_stages=8)
+        return replace(usual, num_stages=usual.num_stages + gated)      # staging is half as wide
+
+    def refuses(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: GemmConfig, gated: bool) -> str | None:
+        """Why x [rows, K] and weight [E, N, K] cannot be read, or out [rows, n] written; None where they can."""
+        if x.dtype.itemsize != 2:
+            return f"the core multiplies fp16 and bf16, not {x.dtype}"
+        if not _tma_can_read(x) or not _tma_can_read(out):
+            return "rows of x and of the result must begin at multiples of 16 bytes"
+        columns = self._columns(weight)
+        if not _tma_can_read(weight[0].t() if columns else weight[0]):
+            return "rows or columns of a weight must be contiguous and begin at multiples of 16 bytes"
+        if weight.stride(0) % weight.stride(2 if columns else 1):
+            return "weights of experts must be whole rows apart"
+        if columns and (gated or weight.shape[2] % config.block_k):
+            return f"weights with contiguous columns need K in multiples of {config.block_k}, and no activation"
+        return None
+
+    @staticmethod
+    def _columns(weight: torch.Tensor) -> bool:
+        return weight.stride(2) != 1
+
+    def launch(self, config: GemmConfig, x: torch.Tensor, weight: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor,
+               row_weights: torch.Tensor, out: torch.Tensor, room: int, gated: bool, **options: Any) -> None:
+        """One call. begins, counts, room and options: as for the portable kernel."""
+        (experts, _, k), n, c, columns = weight.shape, out.shape[1], config, self._columns(weight)
+        each = weight[0].t() if columns else weight[0]
+        pitch = weight.stride(0) // each.stride(0) if experts > 1 else each.shape[0]
+        flat = weight.as_strided(((experts - 1) * pitch + each.shape[0], each.shape[1]), each.stride())
+        width = c.block_n // (1 + gated)
+        most = min(out.shape[0], out.shape[0] // c.block_m + experts) * -(-n // width)
+        tiles = torch.empty(most * ENTRY.value, dtype=torch.int32, device=x.device)
+        block = (c.block_k, c.block_n) if columns else (width, c.block_k)
+        grouped_gemm_ws_kernel[(min(backend().num_sms(), most), )](
+            _descriptor(x, c.block_m, c.block_k), _descriptor(flat, *block), _descriptor(out, c.block_m, width), out, begins,
+            counts, row_weights, tiles, n, k, experts, room, pitch, GATED=gated, COLUMNS=columns, STAGES=c.num_stages,
+            BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, GROUP_M=c.group_m, num_warps=c.num_warps, **options)
+
+
 def cores(tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool) -> dict:
     """The registry's entries, by op."""
-    return {"ag_gemm": AgGemmCore(tiles, preferred), "gemm_rs": GemmRsCore(tiles, preferred)}
+    return {"ag_gemm": AgGemmCore(tiles, preferred), "gemm_rs": GemmRsCore(tiles, preferred),
+            "grouped_gemm": GroupedGemmCore(tiles, preferred)}
 
 
 def hopper_tiles(dtype: torch.dtype, m: int) -> GemmConfig:

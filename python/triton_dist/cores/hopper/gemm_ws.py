@@ -4,8 +4,8 @@
 
 Hook `tile(t)` says what the t-th unit of work is. Roles in a CTA of 12 warps:
     loader (1 warp)   TMA loads of operand tiles into a ring of stages. Hooks `acquire`: waits for a peer's data, so that a
-                      wait never stalls the MMA warps, which still have stages to eat; `load`: a block of A;
-                      `fetch_addend`: what to add, into the staging buffer.
+                      wait never stalls the MMA warps, which still have stages to eat; `load`: a block of A; `load_weights`:
+                      a block of B; `fetch_addend`: what to add, into the staging buffer.
     mma    (8 warps)  wgmma over the stages. Hook `finish`: the epilogue, from the accumulator into the staging buffer.
     storer (1 warp)   TMA store of the staging buffer. Hooks `store` and `signal`: where a tile goes, and whom it tells.
 
@@ -32,7 +32,7 @@ class Stages:
     """Shared memory and barriers of a CTA, and how many blocks of K a tile has."""
     a: gl.shared_memory_descriptor          # [STAGES, BLOCK_M, BLOCK_K]
     b: gl.shared_memory_descriptor          # [STAGES, BLOCK_N, BLOCK_K], or [STAGES, BLOCK_K, BLOCK_N] with COLUMNS
-    staging: gl.shared_memory_descriptor    # [BLOCK_M, BLOCK_N]
+    staging: gl.shared_memory_descriptor    # [BLOCK_M, BLOCK_N // PARTS]
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     ready: gl.shared_memory_descriptor
@@ -44,9 +44,11 @@ class Stages:
     BLOCK_N: gl.constexpr
     BLOCK_K: gl.constexpr
     COLUMNS: gl.constexpr                   # whether columns of the weights, [N, K], are contiguous instead of rows
+    PARTS: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS):
+    def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS,
+                 PARTS):
         self.a = a
         self.b = b
         self.staging = staging
@@ -61,6 +63,7 @@ class Stages:
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.BLOCK_K = gl.constexpr(BLOCK_K)
         self.COLUMNS = gl.constexpr(COLUMNS)
+        self.PARTS = gl.constexpr(PARTS)
 
 
 @aggregate
@@ -95,6 +98,24 @@ def grouped(t, tiles_m, tiles_n, GROUP_M: gl.constexpr):
     return first + t % width % rows, t % width // rows
 
 
+@gluon.constexpr_function
+def acc_layout(BLOCK_M, BLOCK_N, PARTS):
+    """Layout of an accumulator. A thread has the same columns of each of PARTS equal parts of it."""
+    if BLOCK_M >= 16 * NUM_WARPS:
+        return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[NUM_WARPS, 1], instr_shape=[16, BLOCK_N, 16])
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, NUM_WARPS // 4],
+                                     instr_shape=[16, BLOCK_N * 4 // NUM_WARPS // PARTS, 16])
+
+
+@gluon.jit
+def load_rows_of_weights(w_desc, n, k, bar, b, COLUMNS: gl.constexpr):
+    """Loads a block of weights [N, K] from row `n` and column `k` on: a hook `load_weights` for operands of two dimensions."""
+    if COLUMNS:
+        tma_load(w_desc, [k, n], bar, b)
+    else:
+        tma_load(w_desc, [n, k], bar, b)
+
+
 @gluon.jit
 def _weights(s, slot, BLOCK_N: gl.constexpr):
     """[BLOCK_N, BLOCK_K]: a stage's weights, whose rows are contiguous."""
@@ -124,10 +145,8 @@ def _load(hooks, w_desc, s, tile, it, lap, BLOCK_N: gl.constexpr):
         mbarrier.wait(s.empty.index(slot), (it // s.STAGES & 1) ^ 1)
         mbarrier.expect(s.full.index(slot), load_bytes)
         hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), s.a.index(slot))
-        if s.COLUMNS:
-            tma_load(w_desc, [k * s.BLOCK_K, tile.n * BLOCK_N], s.full.index(slot), s.b.index(slot))
-        else:
-            tma_load(w_desc, [tile.n * BLOCK_N, k * s.BLOCK_K], s.full.index(slot), _weights(s, slot, BLOCK_N))
+        b = s.b.index(slot) if s.COLUMNS else _weights(s, slot, BLOCK_N)
+        hooks.load_weights(w_desc, tile, k * s.BLOCK_K, s.full.index(slot), b, BLOCK_N, s.COLUMNS)
         it += 1
         if k == handover:
             mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
@@ -159,8 +178,7 @@ def _loader(hooks, w_desc, narrow_desc, s):
 @gluon.jit
 def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
     """Sums a tile of BLOCK_N columns and hands it to the epilogue."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[NUM_WARPS, 1],
-                                                     instr_shape=[16, BLOCK_N, 16])
+    layout: gl.constexpr = acc_layout(s.BLOCK_M, BLOCK_N, s.PARTS)
     dl.trace_start("mma", lap, tile.chunk)
     acc = gl.zeros((s.BLOCK_M, BLOCK_N), gl.float32, layout=layout)
     for k in range(s.steps):
@@ -221,18 +239,20 @@ def _storer(hooks, s):
 
 @gluon.jit
 def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, staging_dtype: gl.constexpr, k,
-            STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, COLUMNS: gl.constexpr):
+            STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, COLUMNS: gl.constexpr,
+            PARTS: gl.constexpr = 1):
     """Runs the three roles over `hooks.total` tiles of BLOCK_M x BLOCK_N with sums of length k.
 
     `narrow_desc` describes the weights in blocks for narrow tiles, of BLOCK_N // 2 columns; where hooks.NARROW is false there are
     none, and it is not used. `w_desc` describes the weights [N, K] in blocks [BLOCK_N, BLOCK_K]; with COLUMNS, where columns are
     contiguous, it describes their transpose [K, N] in blocks [BLOCK_K, BLOCK_N], and there are no narrow tiles.
+    The epilogue makes one output of PARTS parts of the accumulator, each of BLOCK_N // PARTS columns.
     """
     dtype: gl.constexpr = w_desc.dtype
     a = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
     weights: gl.constexpr = [STAGES, BLOCK_K, BLOCK_N] if COLUMNS else [STAGES, BLOCK_N, BLOCK_K]
     b = gl.allocate_shared_memory(dtype, weights, w_desc.layout)
-    staging = gl.allocate_shared_memory(staging_dtype, [BLOCK_M, BLOCK_N], staging_layout)
+    staging = gl.allocate_shared_memory(staging_dtype, [BLOCK_M, BLOCK_N // PARTS], staging_layout)
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
@@ -247,5 +267,5 @@ def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, st
     mbarrier.init(free.index(0), count=1)
     fence_async_shared()
     s = Stages(a, b, staging, full, empty, ready, filled, free, gl.cdiv(k, BLOCK_K), STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
-               COLUMNS)
+               COLUMNS, PARTS)
     gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, narrow_desc, s)), (_storer, (hooks, s))], [1, 1], [24, 24])

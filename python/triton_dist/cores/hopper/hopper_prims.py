@@ -5,6 +5,7 @@
 The emulator has a twin for each primitive, found by its name. Their text enters the kernel cache's key through the content
 hash of the device runtime.
 """
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language import core
 
@@ -54,3 +55,4 @@ def reinterpret(buffer, dtype, shape, layout, _semantic=None):
 
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+cta_barrier = getattr(gl, "thread_barrier", None) or gl.barrier

@@ -8,12 +8,14 @@ import torch
 from triton_dist.ops.calls import checks
 from triton_dist.ops.calls.possible import precision
 from triton_dist.ops.exchange.sizes import power_of_two
-from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel, grouped_weight_kernel
+from triton_dist.ops.grouped_gemm.kernels import gather_rows_kernel, grouped_gemm_kernel, grouped_weight_kernel
 from triton_dist.ops.registry import Gradient, Operator
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 
 ACTS = ("silu_mul", )
+METHODS = ("ws", "portable")
 _BLOCK_R = 64  # rows that the gradient of a weight takes at a time
 
 
@@ -24,7 +26,8 @@ def grouped_gemm(x: torch.Tensor,
                  counts: torch.Tensor | None = None,
                  sources: torch.Tensor | None = None,
                  act: str | None = None,
-                 row_weights: torch.Tensor | None = None) -> torch.Tensor:
+                 row_weights: torch.Tensor | None = None,
+                 method: str = "auto") -> torch.Tensor:
     """Multiplies rows by expert with the weight of their expert. No host waits for a number; works in graphs.
 
     Args:
@@ -36,6 +39,9 @@ def grouped_gemm(x: torch.Tensor,
         sources: int32 [rows] or None: row r by expert is row sources[r] of x, as an "indexed" dispatch tells.
         act: "silu_mul": the result is silu(x @ the first N / 2 rows of the weight^T) * (x @ the others^T).
         row_weights: float32, one for each row by expert, or None: by which its result is multiplied.
+        method: "auto", "ws" (the Hopper core: fp16 and bf16, tensors that TMA can read) or "portable" (a Triton kernel for all
+            devices). "auto" takes the core where it can serve the call. Its rows are contiguous for each expert, so it copies
+            rows that `sources` gathers first.
 
     Returns:
         [rows, N], or [E, capacity, N]; N / 2 columns with "silu_mul". Sums are in fp32 and rounded once. Rows of no expert, such
@@ -47,13 +53,16 @@ def grouped_gemm(x: torch.Tensor,
         h = grouped_gemm(came.x, w13, offsets=came.expert_offsets, counts=came.expert_rows, act="silu_mul")
         y = grouped_gemm(h, w2, offsets=came.expert_offsets, counts=came.expert_rows)
     """
-    _check(x, weight, offsets, counts, sources, act, row_weights)
-    return GROUPED_GEMM(x, weight, offsets, counts, sources, act, row_weights)
+    _check(x, weight, offsets, counts, sources, act, row_weights, method)
+    return GROUPED_GEMM(x, weight, offsets, counts, sources, act, row_weights, method)
 
 
-def _check(x: Any, weight: Any, offsets: Any, counts: Any, sources: Any, act: Any, row_weights: Any) -> None:
+def _check(x: Any, weight: Any, offsets: Any, counts: Any, sources: Any, act: Any, row_weights: Any,
+           method: Any) -> None:
     if torch.compiler.is_compiling():
         return
+    if method not in ("auto", *METHODS):
+        raise InvalidArgument(f"method: expected one of auto, {', '.join(METHODS)}, found {method!r}")
     checks.tensor("x", x)
     checks.tensor("weight", weight, like=x, ndim=3)
     experts, n, k = weight.shape
@@ -87,7 +96,7 @@ def _out(x: torch.Tensor, weight: torch.Tensor, sources: torch.Tensor | None, ac
 
 
 def _call(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None,
-          sources: torch.Tensor | None, act: str | None, row_weights: torch.Tensor | None) -> torch.Tensor:
+          sources: torch.Tensor | None, act: str | None, row_weights: torch.Tensor | None, method: str) -> torch.Tensor:
     out = _out(x, weight, sources, act)
     experts, k, n = weight.shape[0], weight.shape[2], out.shape[-1]
     if not out.numel():
@@ -96,15 +105,59 @@ def _call(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None, c
         return out.zero_()
     flat = checks.rows_contiguous(x if x.ndim == 2 else x.flatten(0, 1))
     room = x.shape[1] if x.ndim == 3 else out.shape[0]
-    config = backend().gemm_config(x.dtype, max(1, out.shape[:-1].numel() // experts))
+    way, _ = chosen(flat, weight, sources, out.view(-1, n), act, method)
+    config, lists = way.config, _lists(offsets, counts, sources, out)
+    scale, options = out if row_weights is None else row_weights, _options(x, counts, experts)
+    options.update(WEIGHTED=row_weights is not None)
+    if way.method == "ws":
+        if sources is not None:
+            flat = _gathered(flat, sources, lists[0], experts)
+        backend().core("grouped_gemm").launch(config, flat, weight, *lists[:2], scale, out.view(-1, n), room, act is not None,
+                                              **options)
+        return out
     block_n = config.block_n if act is None else max(16, config.block_n // 2)
     programs = min(backend().num_sms(), _most_tiles(out.shape[:-1].numel(), experts, n, config.block_m, block_n))
-    grouped_gemm_kernel[(programs, )](flat, weight, *_lists(offsets, counts, sources, out),
-                                      out if row_weights is None else row_weights, out, n, k, flat.stride(0), *weight.stride(),
-                                      experts, room, WEIGHTED=row_weights is not None, SILU=act is not None,
-                                      EVEN_K=k % config.block_k == 0, BLOCK_M=config.block_m, BLOCK_N=block_n,
-                                      BLOCK_K=config.block_k, **_options(x, counts, sources, experts, config))
+    grouped_gemm_kernel[(programs, )](flat, weight, *lists, scale, out, n, k, flat.stride(0), *weight.stride(), experts, room,
+                                      SILU=act is not None, GATHER=sources is not None, EVEN_K=k % config.block_k == 0,
+                                      BLOCK_M=config.block_m, BLOCK_N=block_n, BLOCK_K=config.block_k,
+                                      **_launch(x.dtype, config), **options)
     return out
+
+
+def candidates(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, act: str | None) -> tuple[list[Choice], str | None]:
+    """(the ways to multiply x [rows, K], the faster first; why the Hopper core is none of them, or None)."""
+    rows = max(1, out.shape[0] // weight.shape[0])
+    ways, core = [Choice("portable", backend().gemm_config(x.dtype, rows))], backend().core("grouped_gemm")
+    if core is None:
+        return ways, "this device has no Hopper core"
+    config = core.config(x.dtype, rows, act is not None)
+    reason = core.refuses(x, weight, out, config, act is not None)
+    if reason is None:
+        ways.insert(0 if core.preferred else 1, Choice("ws", config))
+    return ways, reason
+
+
+def chosen(x: torch.Tensor, weight: torch.Tensor, sources: torch.Tensor | None, out: torch.Tensor, act: str | None,
+           method: str) -> tuple[Choice, str]:
+    """(the way that `method` takes, why)."""
+    rows = x if sources is None else x.new_empty(0, x.shape[1]) if not x.numel() else x[:1].contiguous()
+    ways, reason = candidates(rows, weight, out, act)
+    if method == "auto":
+        return ways[0], reason or "it is the fastest measured"
+    for way in ways:
+        if way.method == method:
+            return way, "it was asked for"
+    raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or 'portable'")
+
+
+def _gathered(x: torch.Tensor, sources: torch.Tensor, begins: torch.Tensor, experts: int) -> torch.Tensor:
+    """Rows of x by expert. TMA cannot gather."""
+    rows, k = sources.shape[0], x.shape[1]
+    found = x.new_empty(rows, k)
+    programs = min(8 * backend().num_sms(), rows)
+    gather_rows_kernel[(programs, )](x, sources, begins, found, x.shape[0], rows, k, x.stride(0), experts, BLOCK=1024,
+                                     num_warps=4)
+    return found
 
 
 def _lists(offsets: torch.Tensor | None, counts: torch.Tensor | None, sources: torch.Tensor | None, none: torch.Tensor) -> tuple:
@@ -113,10 +166,14 @@ def _lists(offsets: torch.Tensor | None, counts: torch.Tensor | None, sources: t
             none if sources is None else sources)
 
 
-def _options(x: torch.Tensor, counts: torch.Tensor | None, sources: torch.Tensor | None, experts: int, config: Any) -> dict:
-    """What both kernels are told of the experts' rows, and how they are launched."""
-    return dict(EXPERTS=power_of_two(experts), MASKED=x.ndim == 3, COUNTED=counts is not None, GATHER=sources is not None,
-                PRECISION=precision(x.dtype), num_warps=config.num_warps, num_stages=config.num_stages)
+def _options(x: torch.Tensor, counts: torch.Tensor | None, experts: int) -> dict:
+    """What all kernels are told of the experts' rows."""
+    return dict(EXPERTS=power_of_two(experts), MASKED=x.ndim == 3, COUNTED=counts is not None)
+
+
+def _launch(dtype: torch.dtype, config: Any) -> dict:
+    """How the portable kernels are launched."""
+    return dict(PRECISION=precision(dtype), num_warps=config.num_warps, num_stages=config.num_stages)
 
 
 def _most_tiles(rows: int, experts: int, n: int, block_m: int, block_n: int) -> int:
@@ -137,12 +194,13 @@ def _weight_call(grad: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor | No
     tiles = experts * -(-n // config.block_m) * -(-k // config.block_n)
     grouped_weight_kernel[(min(backend().num_sms(), tiles), )](
         to, flat, *_lists(offsets, counts, sources, out), out, n, k, to.stride(0), flat.stride(0), experts, room,
-        BLOCK_N=config.block_m, BLOCK_K=config.block_n, BLOCK_R=_BLOCK_R, **_options(x, counts, sources, experts, config))
+        BLOCK_N=config.block_m, BLOCK_K=config.block_n, BLOCK_R=_BLOCK_R, GATHER=sources is not None,
+        **_launch(x.dtype, config), **_options(x, counts, experts))
     return out
 
 
 def _keep(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    x, weight, offsets, counts, sources, act, row_weights = inputs
+    x, weight, offsets, counts, sources, act, row_weights, _ = inputs
     ctx.save_for_backward(x, weight, offsets, counts, sources, row_weights)
     ctx.act = act
 
@@ -150,13 +208,13 @@ def _keep(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
 def _backward(ctx: Any, grad: torch.Tensor | None) -> tuple:
     """grad: as the result. Rows of no expert get zeros."""
     x, weight, offsets, counts, sources, row_weights = ctx.saved_tensors
-    needs, found = ctx.needs_input_grad, [None] * 7
+    needs, found = ctx.needs_input_grad, [None] * 8
     if grad is None:
         return tuple(found)
     grad = grad.contiguous()
     product = None
     if ctx.act is not None or needs[6]:
-        product = GROUPED_GEMM(x.detach(), weight.detach(), offsets, counts, sources, None, None)
+        product = GROUPED_GEMM(x.detach(), weight.detach(), offsets, counts, sources, None, None, "auto")
         if needs[6]:
             plain = product if ctx.act is None else _silu_mul(product)
             there = _there(grad, offsets, counts)
@@ -171,7 +229,7 @@ def _backward(ctx: Any, grad: torch.Tensor | None) -> tuple:
         found[1] = torch.ops.triton_dist.grouped_gemm_weight(grad, x.detach(), offsets, counts, sources,
                                                              weight.shape[0])
     if needs[0]:
-        to_rows = GROUPED_GEMM(grad, weight.detach().transpose(1, 2), offsets, counts, None, None, None)
+        to_rows = GROUPED_GEMM(grad, weight.detach().transpose(1, 2), offsets, counts, None, None, None, "auto")
         to_rows = torch.where(_there(grad, offsets, counts)[..., None], to_rows, 0.0)
         if sources is not None:  # a row of x may be that of several experts; others have no source
             there = _there(grad, offsets, counts)
@@ -202,8 +260,8 @@ def _silu_mul(product: torch.Tensor) -> torch.Tensor:
 
 GROUPED_GEMM = Operator(
     "grouped_gemm",
-    "(Tensor x, Tensor weight, Tensor? offsets, Tensor? counts, Tensor? sources, str? act, Tensor? row_weights) "
-    "-> Tensor", _call, lambda x, weight, offsets, counts, sources, act, row_weights: _out(x, weight, sources, act),
+    "(Tensor x, Tensor weight, Tensor? offsets, Tensor? counts, Tensor? sources, str? act, Tensor? row_weights, "
+    "str method) -> Tensor", _call, lambda x, weight, offsets, counts, sources, act, row_weights, method: _out(x, weight, sources, act),
     Gradient(_keep, _backward))
 # The gradient of the weights as an operator of its own: [E, N, K] from the gradient of the result and x.
 GROUPED_GEMM_WEIGHT = Operator(
