@@ -27,7 +27,7 @@ BOX_ROWS, BOX_BYTES = 32, 128
 # when HIDDEN of the time until the next rank needs it has passed. An SM does FLOP_NS in a nanosecond, of CLOCK_GHZ cycles.
 SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
 
-GROUPED_FEW_ROWS = 64       # up to so many rows of an expert, reading its weight takes the time
+GROUPED_FEW_ROWS = 128      # up to so many rows of an expert, reading its weight takes the time
 _NARROWEST = 8               # columns of a wgmma
 
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
@@ -253,7 +253,7 @@ class GroupedGemmCore:
         """Tiling for about `rows` rows of each expert. Where `gated`, gate and up of a tile are side by side in block_n."""
         usual = self.tiles(dtype, rows)
         if rows <= GROUPED_FEW_ROWS and usual.block_m > 64:
-            return replace(usual, block_m=64, block_n=128, num_stages=8)
+            return replace(usual, block_m=64, num_stages=4 + gated)
         return replace(usual, num_stages=usual.num_stages + gated)      # staging is half as wide
 
     def refuses(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: GemmConfig, gated: bool) -> str | None:

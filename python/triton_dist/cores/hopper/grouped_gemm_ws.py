@@ -105,17 +105,24 @@ class Experts:
         if self.GATED:
             gate, up = gl.split(gl.permute(gl.reshape(acc, [self.BLOCK_M, 2, COLS]), [0, 2, 1]))
             acc = gl.convert_layout(gate / (1.0 + gl.exp(-gate)) * up, kept)
-        line = gl.arange(0, self.BLOCK_M, layout=gl.SliceLayout(1, kept))
-        inside = line < tile.rows
         if self.WEIGHTED:
-            acc *= gl.load(self.row_weights + tile.row + line, mask=inside, other=0.0)[:, None]
-        value = acc.to(staging.dtype)
-        if tile.rows == self.BLOCK_M:
-            staging.store(value)
-        else:
-            cols = tile.n * COLS + gl.arange(0, COLS, layout=gl.SliceLayout(0, kept))
-            at = self.out_at + (tile.row + line).to(gl.int64)[:, None] * self.n + cols[None, :]
-            gl.store(at, value, mask=inside[:, None] & (cols < self.n)[None, :])
+            line = gl.arange(0, self.BLOCK_M, layout=gl.SliceLayout(1, kept))
+            acc *= gl.load(self.row_weights + tile.row + line, mask=line < tile.rows, other=0.0)[:, None]
+        staging.store(acc.to(staging.dtype))
+        if tile.rows < self.BLOCK_M:
+            cta_barrier()
+            self._store_rows(tile, staging)
+
+    @gluon.jit
+    def _store_rows(self, tile, staging):
+        # By way of shared memory, so that a warp stores whole lines: an accumulator has two neighbours of a row in a thread.
+        COLS: gl.constexpr = staging.shape[1]
+        lanes: gl.constexpr = min(COLS // 8, 32)
+        whole: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [NUM_WARPS, 1], [1, 0])
+        line = gl.arange(0, self.BLOCK_M, layout=gl.SliceLayout(1, whole))
+        cols = tile.n * COLS + gl.arange(0, COLS, layout=gl.SliceLayout(0, whole))
+        at = self.out_at + (tile.row + line).to(gl.int64)[:, None] * self.n + cols[None, :]
+        gl.store(at, staging.load(whole), mask=(line < tile.rows)[:, None] & (cols < self.n)[None, :])
 
     @gluon.jit
     def store(self, tile, staging):
