@@ -27,7 +27,7 @@ BOX_ROWS, BOX_BYTES = 32, 128
 # when HIDDEN of the time until the next rank needs it has passed. An SM does FLOP_NS in a nanosecond, of CLOCK_GHZ cycles.
 SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
 
-GROUPED_FEW_ROWS = 128      # up to so many rows of an expert, reading its weight takes the time
+GROUPED_FEW_ROWS = 320      # tiles of 64 rows up to here: measured on H200; of more, operands from L2 take the time
 _NARROWEST = 8               # columns of a wgmma
 
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}

@@ -1,0 +1,56 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The grouped GEMM of the Hopper core compiled for sm_90: its units, its registers, and the room that it takes."""
+import re
+import subprocess
+
+import pytest
+from compile_util import compile_kernel, instructions
+from test_core_code import TMA_LOAD, TMA_STORE, descriptor
+from triton.backends.nvidia.compiler import get_ptxas
+
+from triton_dist.cores.hopper.grouped_gemm_ws import grouped_gemm_ws_kernel
+
+# (rows of a tile, stages), gated, columns
+WAYS = {"large": (128, 3, False, False), "large, silu_mul": (128, 4, True, False), "few": (64, 4, False, False),
+        "few, silu_mul": (64, 5, True, False), "columns": (128, 3, False, True)}
+
+
+def compiled(way: str, dtype: str = "bf16"):
+    m, stages, gated, columns = WAYS[way]
+    n, k = 256, 64
+    width = n // 2 if gated else n
+    constants = dict(EXPERTS=256, MASKED=False, COUNTED=True, WEIGHTED=True, GATED=gated, COLUMNS=columns, STAGES=stages,
+                     BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
+    types = dict(x_desc=descriptor(dtype, m, k), w_desc=descriptor(dtype, *((k, n) if columns else (width, k))),
+                 out_desc=descriptor(dtype, m, width), out=f"*{dtype}", begins="*i32", counts="*i32", tiles="*i32",
+                 row_weights="*fp32")
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32")
+                 for name in grouped_gemm_ws_kernel.arg_names}
+    pointers = [name for name, ty in signature.items() if ty.startswith("*")]
+    return compile_kernel(grouped_gemm_ws_kernel, signature, constants, "sm_90", num_warps=8,
+                          divisible=(*pointers, "n", "k"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tma_wgmma_and_whole_lines(way):
+    text = "\n".join(instructions(compiled(way)))
+    assert re.search(TMA_LOAD, text) and re.search(TMA_STORE, text)
+    width = {64: 64 if "silu_mul" in way else 128, 128: 256}[WAYS[way][0]]
+    assert f"wgmma.mma_async.sync.aligned.m64n{width}k16" in text
+    assert re.search(r"setmaxnreg\.inc\S*\s+240", text) and re.search(r"setmaxnreg\.dec\S*\s+24", text)
+    assert "st.global.v4.b32" in text, "rows of a ragged tile are stored in less than 16 bytes a thread"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_assembler_keeps_wgmma_asynchronous_and_spills_nothing(way, dtype, tmp_path):
+    built = compiled(way, dtype)
+    assert built.metadata.num_warps == 12 and built.metadata.shared <= 227 * 1024
+    source = tmp_path / "kernel.ptx"
+    source.write_text(built.asm["ptx"])
+    told = subprocess.run([get_ptxas(90).path, "-v", "--gpu-name", "sm_90a", source, "-o", tmp_path / "kernel.cubin"],
+                          capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert "serialized" not in told.stderr, told.stderr
+    assert int(re.search(r"(\d+) bytes spill stores", told.stderr)[1]) <= 32, told.stderr
