@@ -261,7 +261,8 @@ def _silu_mul(product: torch.Tensor) -> torch.Tensor:
 GROUPED_GEMM = Operator(
     "grouped_gemm",
     "(Tensor x, Tensor weight, Tensor? offsets, Tensor? counts, Tensor? sources, str? act, Tensor? row_weights, "
-    "str method) -> Tensor", _call, lambda x, weight, offsets, counts, sources, act, row_weights, method: _out(x, weight, sources, act),
+    "str method) -> Tensor", _call,
+    lambda x, weight, offsets, counts, sources, act, row_weights, method: _out(x, weight, sources, act),
     Gradient(_keep, _backward))
 # The gradient of the weights as an operator of its own: [E, N, K] from the gradient of the result and x.
 GROUPED_GEMM_WEIGHT = Operator(
