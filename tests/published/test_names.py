@@ -116,3 +116,23 @@ def test_data_and_timing():
     with pytest.raises(RuntimeError, match="a call of the driver failed"):
         host.CUDA_CHECK(2)
     assert timing.bitwise_equal(torch.ones(3), torch.ones(3)) and not timing.bitwise_equal(torch.zeros(1), torch.tensor([-0.0]))
+
+
+def test_old_names_of_cuda_python_lead_to_its_bindings(monkeypatch, tmp_path):
+    from triton_dist.dropin import packages
+    for name in [name for name in sys.modules if name == "cuda" or name.startswith("cuda.")]:
+        monkeypatch.delitem(sys.modules, name)
+    bindings = tmp_path / "cuda" / "bindings"
+    bindings.mkdir(parents=True)
+    for name in ("driver", "runtime", "nvrtc"):
+        (bindings / f"{name}.py").write_text(f"WHAT = {name!r}\n")
+    (tmp_path / "cuda" / "nvrtc.py").write_text("WHAT = 'own'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    try:
+        packages.old_names_of_cuda_python()
+        from cuda import cuda, cudart, nvrtc        # pyright: ignore
+        assert (cuda.WHAT, cudart.WHAT, nvrtc.WHAT) == ("driver", "runtime", "own")
+    finally:
+        for name in [name for name in sys.modules if name == "cuda" or name.startswith("cuda.")]:
+            del sys.modules[name]

@@ -210,3 +210,29 @@ def test_an_overlapping_launch_is_asked_for_where_there_is_such_a_thing(monkeypa
     here.launch(kernel, (1,), (), {"num_warps": 8, "launch_pdl": True})
     here.compile(kernel, (1,), (), {"num_warps": 8, "launch_pdl": True})
     assert seen == [options] * 2
+
+
+@pytest.mark.parametrize("local_rank, shared, home", [(1, "", 1), (2, "", None), (2, "0", None), (2, "1", 0), (5, "1", 1)])
+def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shared, home):
+    from triton_dist.backends.nvidia.backend import NvidiaBackend
+    taken, made = [], object.__new__(NvidiaBackend)
+    monkeypatch.setenv("TRITON_DIST_SHARE_GPUS", shared)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    if home is None:
+        with pytest.raises(InvalidArgument, match="one of the 2 visible GPUs, found 2; .*TRITON_DIST_SHARE_GPUS=1"):
+            made.set_device(local_rank)
+    else:
+        made.set_device(local_rank)
+    assert taken == ([] if home is None else [home])
+    assert ("nccl" in made.torch_backend()) == (shared != "1")
+
+
+@pytest.mark.parametrize("words", [["bench", "ag_gemm", "--shapes", "8B"], ["tune", "ag_gemm", "--shapes", "8B"]])
+def test_nothing_is_measured_on_a_shared_gpu(monkeypatch, capsys, words):
+    from triton_dist.bench import command as bench
+    from triton_dist.tune import command as tune
+    monkeypatch.setenv("TRITON_DIST_SHARE_GPUS", "1")
+    with pytest.raises(SystemExit) as ended:
+        {"bench": bench, "tune": tune}[words[0]].main(words[1:])
+    assert ended.value.code == 2 and "take turns" in capsys.readouterr().err

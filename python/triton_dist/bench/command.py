@@ -26,6 +26,7 @@ from triton_dist.bench.model import words as model
 from triton_dist.bench.any_op import loaded
 from triton_dist.bench.shapes import OPS, parse
 from triton_dist.ops import OPS as REGISTRY
+from triton_dist.runtime.environment import SHARED, share_gpus
 
 DTYPES = ("bfloat16", "float16", "float32")
 _LATEST = 1000                              # milliseconds: later than this, and waits would be taken for hangs
@@ -137,6 +138,8 @@ def main(argv: list) -> int:
             parse(args.shapes, args.command, world=1, emulated=True)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
+    if share_gpus():
+        parser().error(SHARED)
     if "RANK" not in os.environ:
         return _start_ranks(argv, args.nproc_per_node)
     return _on_rank(lambda group: _bench(args, group))

@@ -5,6 +5,7 @@
 The last are made on every machine, the first two for emulated ranks. They hold the names that scripts use, no more.
 """
 import enum
+import importlib.util
 import sys
 import types
 from typing import Any
@@ -109,6 +110,16 @@ def of_cuda_python() -> None:
     module("cuda.bindings")
     module("cuda.bindings.driver", **driver)
     module("cuda.bindings.runtime", **runtime)
+
+
+def old_names_of_cuda_python() -> None:
+    """cuda.cuda, cuda.cudart and cuda.nvrtc, which cuda-python 13 has under cuda.bindings alone."""
+    if any(importlib.util.find_spec(name) is None for name in ("cuda", "cuda.bindings")):
+        return
+    for old, new in (("cuda", "driver"), ("cudart", "runtime"), ("nvrtc", "nvrtc")):
+        if importlib.util.find_spec(f"cuda.{old}") is None:
+            sys.modules[f"cuda.{old}"] = importlib.import_module(f"cuda.bindings.{new}")
+            setattr(importlib.import_module("cuda"), old, sys.modules[f"cuda.{old}"])
 
 
 # -- nvshmem4py --------------------------------------------------------------------------------------------------------

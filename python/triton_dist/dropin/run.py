@@ -45,6 +45,7 @@ def install() -> None:
         packages.of_cuda_python()
         packages.of_nvshmem()
     else:
+        packages.old_names_of_cuda_python()
         packages.keeping_our_heap()
 
 

@@ -83,6 +83,14 @@ def traced() -> bool:
     return os.environ.get("TRITON_DIST_TRACE", "") not in ("", "0")
 
 
+SHARED = "TRITON_DIST_SHARE_GPUS: ranks that share a GPU take turns, so their times say nothing; unset it"
+
+
+def share_gpus() -> bool:
+    """TRITON_DIST_SHARE_GPUS: whether several ranks may run on one GPU. Results are right; times say nothing."""
+    return os.environ.get("TRITON_DIST_SHARE_GPUS", "") not in ("", "0")
+
+
 def logs() -> list[str]:
     """TRITON_DIST_LOG: names of the logs to print, such as "plans"; none where it is unset.
 

@@ -78,7 +78,7 @@ def _join(me: RankState) -> None:
         device, (store, rank, size) = backend().device(), _rendezvous()
         own = dist.PrefixStore(f"triton_dist/{next(_worlds)}", store)       # an earlier world's addresses are in the store
         dist.init_process_group(backend().torch_backend(), store=own, rank=rank, world_size=size, timeout=_TIMEOUT,
-                                device_id=device if device.type != "cpu" else None)
+                                device_id=device if "nccl" in backend().torch_backend() else None)
         me.owns_process_group = True
         atexit.register(_leave)
     me.world = TorchGroup(dist.group.WORLD)

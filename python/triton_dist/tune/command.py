@@ -19,6 +19,7 @@ from triton_dist.bench.command import DTYPES, positive
 from triton_dist.bench.any_op import arguments, loaded
 from triton_dist.bench.shapes import Shape, parse
 from triton_dist.ops import OPS, Op
+from triton_dist.runtime.environment import SHARED, share_gpus
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +45,8 @@ def main(argv: list) -> int:
             parse(args.shapes, op.name, world=1, emulated=True)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
+    if share_gpus():
+        parser().error(SHARED)
     if "RANK" not in os.environ:
         from triton_dist.cli import launch
         return launch.start_tool("tune", argv, args.nproc_per_node)

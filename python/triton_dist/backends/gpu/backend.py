@@ -28,7 +28,7 @@ from triton_dist.language.trace_abi import LIBRARY as TRACE_LIBRARY
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.device import Arena, Stream, Transfer, copy_bytes, described, descriptors, flag_address
-from triton_dist.runtime.environment import aot_record, traced, wait_timeout
+from triton_dist.runtime.environment import aot_record, share_gpus, traced, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
 from triton_dist.runtime.state import state
@@ -100,9 +100,12 @@ class GpuBackend(Backend):
 
     def set_device(self, local_rank: int) -> None:
         count = torch.cuda.device_count()
+        if local_rank >= count and count and share_gpus():
+            local_rank %= count
         if not 0 <= local_rank < count:
             raise InvalidArgument(f"local rank: expected one of the {count} visible GPUs, found {local_rank}; start at "
-                                  "most one process per GPU, or make more GPUs visible")
+                                  "most one process per GPU, make more GPUs visible, or set TRITON_DIST_SHARE_GPUS=1 to "
+                                  "try a program with several ranks on one GPU, slowly")
         torch.cuda.set_device(local_rank)
         self._home = local_rank
 
@@ -115,7 +118,7 @@ class GpuBackend(Backend):
         return torch.cuda.get_device_properties(self.device()).multi_processor_count
 
     def torch_backend(self) -> str:
-        return "cpu:gloo,cuda:nccl"
+        return "cpu:gloo,cuda:gloo" if share_gpus() else "cpu:gloo,cuda:nccl"      # NCCL refuses two ranks on one GPU
 
     def maker(self, shape: tuple, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
         usual = super().maker(shape, dtype)

@@ -4,12 +4,14 @@
 
 torch.distributed._symmetric_memory is private to torch; this module is the only one that touches it.
 """
+import os
 import weakref
 from typing import Any, Callable
 
 import torch
 
 from triton_dist.runtime.device import Arena
+from triton_dist.runtime.environment import share_gpus
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 
 
@@ -67,6 +69,8 @@ class P2PArena(_OwnStorages):
 
         from triton_dist.compat import distributed as private
         self.nbytes = nbytes
+        if share_gpus():
+            os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         try:
             symmetric_memory = private.symmetric_memory()
             self.local = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)

@@ -162,7 +162,8 @@ class _Push(OnWorkspace):
                                              ROWS=self.tile.rows,
                                              COLS=self.tile.cols,
                                              num_warps=chunks.WARPS,
-                                             num_stages=1),
+                                             num_stages=1,
+                                             enable_fp_fusion=False),  # else not the bits of the unfused sums
                                         varying=len(args))
 
     def args(self, y, topk_ids, told, positions, topk_weights, bias, residual, out) -> tuple:

@@ -143,7 +143,7 @@ def chosen(x: torch.Tensor, weight: torch.Tensor, sources: torch.Tensor | None, 
     rows = x if sources is None else x.new_empty(0, x.shape[1]) if not x.numel() else x[:1].contiguous()
     ways, reason = candidates(rows, weight, out, act)
     if method == "auto":
-        return ways[0], reason or "it is the fastest measured"
+        return ways[0], reason or "it is what this device prefers"
     for way in ways:
         if way.method == method:
             return way, "it was asked for"
