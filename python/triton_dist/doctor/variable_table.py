@@ -50,7 +50,7 @@ MACHINE = (
        "nodes, as if they were hosts without NVLink between them ([nodes](shmem.md#nodes))", "one node, or what the machines are",
        read_by(parse_nodes)),
     _v("TRITON_DIST_SHARE_GPUS",
-       "`1`: several ranks may run on one GPU, to try a program of more ranks than there are GPUs. They take turns, so results are "
+       "`1`: several ranks may run on one GPU, to try a program of many ranks. They take turns, so results are "
        "right and times say nothing; `bench` and `tune` refuse", "off: one rank on each GPU", one_of("0", "1")),
     _v("TRITON_DIST_WAIT_TIMEOUT",
        "seconds after which a device wait gives up, all ranks tell what they wait for, and end; read "
