@@ -96,7 +96,7 @@ MUTANTS = {
         ("tile.m // self.piece_tiles * self.world + tile.chunk", "0 * self.world + tile.chunk")], GATHER),
     "ag_gemm splits tiles too late": ("ag_gemm_ws", [("t - half + half // 2", "t - half + (half + 1) // 2")], SPLIT),
     "ag_gemm loads a narrow tile's weights from where a wide one's are": (
-        "gemm_ws", [("[tile.n * BLOCK_N, k", "[tile.n * s.BLOCK_N, k")], SPLIT),
+        "ag_gemm_ws", [("w_desc, tile.n * BLOCK_N, k", "w_desc, tile.n * self.BLOCK_N, k")], SPLIT),
     "ag_gemm stores a narrow tile where a wide one goes": (
         "ag_gemm_ws", [("tile.n * HALF]", "tile.n * self.BLOCK_N]")], SPLIT),
     "ag_gemm never frees the staging buffer for mma": (
