@@ -19,7 +19,6 @@ from triton_dist.backends.amd import machines
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import MOST_ROWS, gemm_rs_scatter_kernel
-from triton_dist.ops.grouped_gemm.kernels import gather_rows_kernel
 from triton_dist.ops.internode import kernels as internode
 
 FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged|tutorial 12", name)]    # data says itself that it is there
@@ -69,8 +68,7 @@ def test_every_kernel_is_here(monkeypatch):
     modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}.")]
     ours = {value for module in modules for value in vars(module).values() if isinstance(value, type(ag_gemm_kernel))}
     called = {getattr(internode, name) for name in ("word_of", "arrived", "send", "copy", "share", "gather")}
-    for_hopper = {gather_rows_kernel}                   # before the Hopper core, which cannot gather
-    assert {kernel.__name__ for kernel in ours - called - for_hopper - listed} == set()
+    assert {kernel.__name__ for kernel in ours - called - listed} == set()
     files = {(Path(kernel.fn.__code__.co_filename).name, kernel.__name__) for kernel in listed}
     launched = {(path.name, name) for path in sorted(TUTORIALS.glob("*.py"))
                 for name in re.findall(r"\b(\w+)\[\(", path.read_text())}

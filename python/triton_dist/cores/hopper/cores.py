@@ -14,6 +14,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
+from triton_dist.cores.hopper.gather_rows import gathered
 from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
 from triton_dist.cores.hopper.grouped_gemm_ws import ENTRY, grouped_gemm_ws_kernel
 from triton_dist.runtime.backend import backend
@@ -276,8 +277,11 @@ class GroupedGemmCore:
         return weight.stride(2) != 1
 
     def launch(self, config: GemmConfig, x: torch.Tensor, weight: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor,
-               row_weights: torch.Tensor, out: torch.Tensor, room: int, gated: bool, **options: Any) -> None:
-        """One call. begins, counts, room and options: as for the portable kernel."""
+               sources: torch.Tensor | None, row_weights: torch.Tensor, out: torch.Tensor, room: int, gated: bool,
+               **options: Any) -> None:
+        """One call. begins, counts, sources, room and options: as for the portable kernel."""
+        if sources is not None:
+            x = gathered(x, sources, begins, weight.shape[0])
         (experts, _, k), n, c, columns = weight.shape, out.shape[1], config, self._columns(weight)
         each = weight[0].t() if columns else weight[0]
         pitch = weight.stride(0) // each.stride(0) if experts > 1 else each.shape[0]

@@ -88,23 +88,6 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
                  mask=inside[:, None] & (col < n)[None, :])
 
 
-@jit(do_not_specialize=["rows_x", "rows", "experts"])
-def gather_rows_kernel(x, sources, begins, out, rows_x, rows, k, stride_x, experts, BLOCK: tl.constexpr):
-    """out [rows, k]: row r is row sources[r] of x, up to where the last expert's rows end.
-
-    Between experts `sources` may hold anything. What it points at outside of x is the last row.
-    """
-    col = tl.arange(0, BLOCK)
-    end = tl.minimum(tl.load(begins + experts).to(tl.int32), rows)
-    for row in range(tl.program_id(0), end, tl.num_programs(0)):
-        source = tl.load(sources + row).to(tl.int64)
-        source = tl.minimum(tl.maximum(source, 0), rows_x - 1)
-        for start in range(0, k, BLOCK):
-            inside = start + col < k
-            value = tl.load(x + source * stride_x + start + col, mask=inside)
-            tl.store(out + row.to(tl.int64) * k + start + col, value, mask=inside)
-
-
 @jit(do_not_specialize=["experts", "room"])
 def grouped_weight_kernel(grad, x, begins, counts, sources, out, n, k, stride_grad, stride_x, experts, room,
                           EXPERTS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr, GATHER: tl.constexpr,

@@ -8,7 +8,7 @@ import torch
 from triton_dist.ops.calls import checks
 from triton_dist.ops.calls.possible import precision
 from triton_dist.ops.exchange.sizes import power_of_two
-from triton_dist.ops.grouped_gemm.kernels import gather_rows_kernel, grouped_gemm_kernel, grouped_weight_kernel
+from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel, grouped_weight_kernel
 from triton_dist.ops.registry import Gradient, Operator
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
@@ -110,10 +110,8 @@ def _call(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None, c
     scale, options = out if row_weights is None else row_weights, _options(x, counts, experts)
     options.update(WEIGHTED=row_weights is not None)
     if way.method == "ws":
-        if sources is not None:
-            flat = _gathered(flat, sources, lists[0], experts)
-        backend().core("grouped_gemm").launch(config, flat, weight, *lists[:2], scale, out.view(-1, n), room, act is not None,
-                                              **options)
+        backend().core("grouped_gemm").launch(config, flat, weight, *lists[:2], sources, scale, out.view(-1, n), room,
+                                              act is not None, **options)
         return out
     block_n = config.block_n if act is None else max(16, config.block_n // 2)
     programs = min(backend().num_sms(), _most_tiles(out.shape[:-1].numel(), experts, n, config.block_m, block_n))
@@ -148,16 +146,6 @@ def chosen(x: torch.Tensor, weight: torch.Tensor, sources: torch.Tensor | None, 
         if way.method == method:
             return way, "it was asked for"
     raise InvalidArgument(f"method: {method!r} is not possible here: {reason}; use 'auto' or 'portable'")
-
-
-def _gathered(x: torch.Tensor, sources: torch.Tensor, begins: torch.Tensor, experts: int) -> torch.Tensor:
-    """Rows of x by expert. TMA cannot gather."""
-    rows, k = sources.shape[0], x.shape[1]
-    found = x.new_empty(rows, k)
-    programs = min(8 * backend().num_sms(), rows)
-    gather_rows_kernel[(programs, )](x, sources, begins, found, x.shape[0], rows, k, x.stride(0), experts, BLOCK=1024,
-                                     num_warps=4)
-    return found
 
 
 def _lists(offsets: torch.Tensor | None, counts: torch.Tensor | None, sources: torch.Tensor | None, none: torch.Tensor) -> tuple:
