@@ -19,7 +19,7 @@ from triton_dist.integrations import graphs, norms
 from triton_dist.integrations.graphs import (DTYPES, Product, group_name, item, make, merge_equal, only_user, product_before,
                                              rows_of)
 from triton_dist.ops.ag_gemm.op import AG_GEMM_GATHERED
-from triton_dist.ops.all_reduce_rmsnorm import op as ops_by_size
+from triton_dist.ops.all_reduce_rmsnorm import op as norm_op
 from triton_dist.ops.registry import OPS
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -101,7 +101,7 @@ class Overlap(CustomGraphPass):
         """Graphs on disk are taken again for the same text of this pass only, and for the same limits of sizes."""
         other = self.before.uuid() if self.before is not None else b""
         return None if other is None else (get_hash_for_files(
-            (__file__, graphs.__file__, norms.__file__, ops_by_size.__file__)), other)
+            (__file__, graphs.__file__, norms.__file__, norm_op.__file__)), other)
 
 
 def _gather(graph: torch.fx.Graph, node: Any) -> tuple[str | None, str]:

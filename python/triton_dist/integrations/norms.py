@@ -71,10 +71,9 @@ def norm_after(reduced: Node) -> tuple[Norm | None, str]:
     residual = None
     if user is not None and len(node.users) == 1 and user.target is _ATEN.add.Tensor and _alike(user):
         left, right = user.args
-        residual = right if left is node else left
-        if residual is not node:
-            node = user
-    return _norm_of(node, None if residual is node else residual)
+        if left is not right:
+            residual, node = (right if left is node else left), user
+    return _norm_of(node, residual)
 
 
 def _norm_of(total: Node, residual: Node | None) -> tuple[Norm | None, str]:
