@@ -22,7 +22,7 @@ _HEAD = """# All rows
 
 Times are milliseconds a call, medians over interleaved rounds, of the slowest rank, on random inputs; method: `bench/measure.py`.
 M, N, K are global. *matmul* and *collective* are each alone, *in sequence* is one after the other (cuBLAS and NCCL on NVIDIA
-GPUs), *torch* is its fused symmetric-memory op. T\\* = max(matmul, collective) is the limit of hiding one behind the other, and
+GPUs), *torch* is its fused symmetric-memory op. T\\* = max(matmul, collective) is the limit of overlapping the two, and
 T\\*/T how near it a call comes; "vs" is the other's time over ours. Brackets hold 95 % intervals. Ratios are formed inside a
 round: compare them, not times of different rows, since clocks drift. *host us* is what the host needs to issue a call.
 """
@@ -30,9 +30,10 @@ _VERDICTS = """# Bars
 
 <!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
 
-This page is for developers of triton_dist: what the project has set itself. *met*: the figure reaches the bar;
-*unclear*: it does not, but its interval does; *SHORT*: nor does its interval; *not measured*: for want of some
-shapes, whatever others say. *at*: the worst one. us: microseconds a call; busbw: GB/s; vs: the other's time over
+This page is for developers of triton_dist: what the project has set itself. *met*: the figure reaches the bar.
+*unclear*: the figure does not reach it, but a part of its interval does. *SHORT*: no part of its interval reaches it.
+*not measured*: some of its shapes have no result. *at*: the worst one.
+us: microseconds a call; busbw: GB/s; vs: the other's time over
 ours; *seq*: in sequence; *best_peer*: the fastest that is not ours. Shapes are the models' MLPs: small has 1 to 512
 rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048. Sizes are timed in CUDA graphs, shapes in eager
 calls, and of *dispatch* the host's time. How means and their intervals are formed: `tools/perf/bars.py`. The same
@@ -50,7 +51,7 @@ _LATE = """Stragglers: a rank, or each by a random time, is late before every ca
 _COLLECTIVES = """## Collectives
 
 Sizes are of the larger of input and output; times microseconds a call, medians over rounds, of the slowest rank; bandwidths
-GB/s as in nccl-tests. *method* is the one behind the time. *vs best*: the best peer's time over ours, formed inside a round.
+GB/s as in nccl-tests. *method* is the one that took this time. *vs best*: the best peer's time over ours, formed inside a round.
 """
 _GEMM_AR = """## gemm_ar
 
