@@ -97,6 +97,20 @@ def onwards(kind):
     print(f"rank {rank}: {said}")
 
 
+def undisturbed():
+    """The thread that looks for hosts in collectives of torch looks all the time, and the host's grad mode stays as it is."""
+    from triton_dist.backends.emulator.worlds import process
+    process._LOOK = 1e-4
+    triton_dist.initialize_distributed()
+    end, changed = time.monotonic() + 2, 0
+    with torch.no_grad():
+        while time.monotonic() < end:
+            torch.autograd.grad_mode._enter_inference_mode(False)       # as torch.compile does; the guard dies at once
+            changed += torch.is_grad_enabled()
+    triton_dist.finalize_distributed()
+    print(f"changed {changed} times", flush=True)
+
+
 def launched(name, ranks, **variables):
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
                        **variables)
@@ -110,6 +124,11 @@ def test_a_rank_in_a_collective_of_torch_is_blocked_too():
     place = r"test_hang_launch.py:\d+ \(apart\)"
     assert re.search(rf"^0 +\(host\) +{place} +torch.distributed.barrier", done.stderr, re.M), done.stderr
     assert re.search(r"^1 +handshake .*flag turn \+ 0, of rank 1", done.stderr, re.M), done.stderr
+
+
+def test_a_rank_that_is_watched_keeps_its_grad_mode():
+    done = launched("undisturbed", 2)
+    assert done.returncode == 0 and done.stdout.splitlines() == ["changed 0 times"] * 2, done.stdout + done.stderr
 
 
 def test_a_call_after_one_that_ranks_differed_in_is_told_too():
@@ -128,4 +147,5 @@ def test_ranks_that_differed_are_apart_for_good(kind):
 
 
 if __name__ == "__main__":
-    {"apart": apart, "differ": differ, "onwards": lambda: onwards(sys.argv[2])}.get((sys.argv + [""])[1], hang)()
+    scenarios = {"apart": apart, "differ": differ, "undisturbed": undisturbed, "onwards": lambda: onwards(sys.argv[2])}
+    scenarios.get((sys.argv + [""])[1], hang)()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from triton_dist.runtime.hang_table import Row, last_words, merge, table
+from triton_dist.runtime.stacks import stack_of
 from triton_dist.runtime.state import at_exit, state
 
 _KEY = "triton_dist/hang/"
@@ -98,10 +99,8 @@ class HangWatch:
 
     def _host(self) -> Row:
         """Where the thread that calls ops is, of a rank that has no expired wait."""
-        frame = sys._current_frames().get(state().thread or threading.main_thread().ident)
-        while frame is not None and in_packages(frame.f_code.co_filename):
-            frame = frame.f_back
-        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+        stack = stack_of(state().thread or threading.main_thread().ident)
+        where = next((f"{Path(code.co_filename).name}:{line}" for code, line in stack if not in_packages(code.co_filename)), "")
         return Row(self.rank, "(host)", site=where, what="no device wait that has expired")
 
     def _call(self, method: str, *args: Any) -> Any:

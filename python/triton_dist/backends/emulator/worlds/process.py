@@ -12,11 +12,11 @@ import os
 import sys
 import threading
 import time
+from types import CodeType
 from typing import Any, Optional
 
 from triton_dist.backends.emulator.engine import hang
 from triton_dist.backends.emulator.engine import scheduler as scheduling
-from triton_dist.backends.emulator.engine.registry import place_of
 from triton_dist.backends.emulator.engine.scheduler import Scheduler
 from triton_dist.backends.emulator.memory import wire
 from triton_dist.backends.emulator.memory.wire import Wire
@@ -28,6 +28,7 @@ from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import CollectiveMismatch, HangError, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.hang_table import Row, last_words
+from triton_dist.runtime.stacks import Watched, stack_of
 from triton_dist.runtime.state import at_exit
 
 _HOST = "(host)"
@@ -60,7 +61,7 @@ class ProcessScheduler(Scheduler):
     def __init__(self, seed: int, mode: str, num_sms: int, rank: int):
         super().__init__(seed, mode, num_sms, rank)
         self.patience = number("TRITON_DIST_HANG_SECONDS", 3.0, least=0)
-        self._thread = threading.get_ident()
+        self._host = Watched()               # the thread that uses the device
         self._blocks: list = []              # control blocks by rank; empty in a world of one
         self._fd = -1
         self._mine = control.Record(os.getpid(), control.stat_of(os.getpid())[1])
@@ -124,31 +125,27 @@ class ProcessScheduler(Scheduler):
         self._blocks, self._host_watch, self.writers, self._contexts = [], None, {}, {}
         self.lock = contextlib.nullcontext()
         self.machine.ledger = self.machine.wire = None
-        self._thread = threading.get_ident()
+        self._host = Watched()
 
     def _watch_host(self) -> None:
         """Publishes that this rank is blocked while its script is in a collective of torch, which the scheduler cannot see."""
-        inside, mine = None, self._mine
+        ran, mine = None, self._mine
         while not self._left.wait(_LOOK):
-            frame = sys._current_frames().get(self._thread)
-            if frame is None or _TORCH not in frame.f_code.co_filename:
-                if inside is not None and mine.state == control.BLOCKED and mine.kernel == _HOST:
+            before, ran = ran, self._host.ran()
+            if ran != before:
+                if mine.state == control.BLOCKED and mine.kernel == _HOST:
                     self._publish(control.RUNNING)
-                inside = None
-            elif frame is not inside:
-                inside = frame                       # seen again, it is no passing call
-            elif mine.state == control.RUNNING:
-                name = frame.f_code.co_name
-                while frame.f_back is not None and _TORCH in frame.f_code.co_filename:
-                    frame = frame.f_back
-                mine.kernel, mine.program, mine.cmp, mine.flag_owner = _HOST, "", "", -1
-                mine.site, mine.what, mine.state = place_of(frame), f"torch.distributed.{name}", control.BLOCKED
-                self._write()
+            elif mine.state == control.RUNNING:          # but it has stood still since the last look
+                inside, place = _collective(stack_of(self._host.thread))
+                if inside:
+                    mine.kernel, mine.program, mine.cmp, mine.flag_owner = _HOST, "", "", -1
+                    mine.site, mine.what, mine.state = place, f"torch.distributed.{inside}", control.BLOCKED
+                    self._write()
 
     # -- idling --------------------------------------------------------------------------------------------
     def enter_host(self) -> None:
         """The calling thread is about to use the device. It may be another thread than before."""
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._host.thread:
             return
         if self._hub is not None:
             raise UnsupportedFeature("two threads of this process use the emulated device at the same time; let one thread "
@@ -156,7 +153,7 @@ class ProcessScheduler(Scheduler):
         if any(actor.greenlet is not None for actor in (*self.blocked(), *self.queued(), *self._ready.all())):
             raise UnsupportedFeature("another thread of this process has left work on a side stream of the emulated device, "
                                      "which only that thread can finish; call triton_dist.synchronize() there first")
-        self._thread = threading.get_ident()
+        self._host = Watched()
 
     def block(self, key: Any, predicate: Any, waiting: Any) -> None:
         self.enter_host()
@@ -320,6 +317,14 @@ class ProcessScheduler(Scheduler):
         mine.flag_owner, mine.flag_offset = place or (-1, 0)
         if waiting.wanted is not None:
             mine.cmp, mine.wanted, mine.seen = waiting.cmp or "is", int(waiting.wanted), int(waiting.value() or 0)
+
+
+def _collective(stack: list[tuple[CodeType, int]]) -> tuple[str, str]:
+    """(the function of torch.distributed that a stack is in, the place that called it); ("", "") where it is in none."""
+    if not stack or _TORCH not in stack[0][0].co_filename:
+        return "", ""
+    code, line = next((call for call in stack if _TORCH not in call[0].co_filename), stack[-1])
+    return stack[0][0].co_name, f"{os.path.basename(code.co_filename)}:{line} ({code.co_name})"
 
 
 _machine: Optional[Machine] = None
