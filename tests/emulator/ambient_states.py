@@ -65,6 +65,16 @@ def _by_splits(seed: int, rank: int, world: int, extra: int) -> Case:
     return Case(lambda x: ops.all_to_all_vdev(x, splits)[0][:world * (ROWS - 1)], drawn(seed, rank, *shape), want)
 
 
+def _grouped(method: str) -> Callable:
+    def make(seed: int, rank: int, world: int, extra: int) -> Case:
+        n, first = 8, rank % 3                      # ranks need not have equally many rows of an expert
+        x, weight = drawn(seed, rank, ROWS + extra, COLUMNS), drawn(seed + 500, rank, 2, n, COLUMNS)
+        offsets = torch.tensor([0, first, ROWS + extra], dtype=torch.int32, device="cpu")
+        want = torch.cat([x[:first].double() @ weight[0].double().t(), x[first:].double() @ weight[1].double().t()])
+        return Case(lambda x: ops.grouped_gemm(x, weight, offsets=offsets, method=method), x, want)
+    return make
+
+
 def _norm(seed: int, rank: int, world: int, extra: int) -> Case:
     """Its second result: the sum, which is exact."""
     make = _collective(lambda x: ops.all_reduce_rmsnorm(x, torch.ones(COLUMNS, device="cpu", dtype=torch.float32))[1],
@@ -108,6 +118,8 @@ CASES: dict[str, Callable] = {
     "gemm_rs unfused": _gemm(ops.gemm_rs, _PRODUCTS["gemm_rs"], method="unfused"),
     "gemm_ar": _gemm(ops.gemm_ar, _PRODUCTS["gemm_ar"]),
     "gemm_ar ring": _gemm(ops.gemm_ar, _PRODUCTS["gemm_ar"], method="ring"),
+    "grouped_gemm": _grouped("auto"),
+    "grouped_gemm unfused": _grouped("unfused"),
     "create_symm_tensor": _symmetric,
 }
 

@@ -10,7 +10,7 @@ import torch
 from scenarios import BF16, F16, F32  # noqa: F401
 
 from triton_dist.backends.emulator import backend as emulator
-from triton_dist.cores.hopper import cores
+from triton_dist.cores.hopper import cores, descriptors
 from triton_dist.ops.calls import aligned
 from triton_dist.ops.ag_gemm import gather
 from triton_dist.runtime.capabilities import GemmConfig
@@ -24,7 +24,7 @@ STEPS = (0, 1, 2, 3, 5, 8)                     # blocks of K: below, at and abov
 @contextlib.contextmanager
 def small_tiles():
     """64 x 32 x 16 tiles (64 x 16 x 16 where sums travel in fp32), also for K = 0, which no op gives the core."""
-    describe = cores._descriptor
+    describe = cores.descriptor
 
     def descriptor(t, *block):
         if not t.numel():                      # never read: the kernel's k is 0
@@ -34,8 +34,9 @@ def small_tiles():
     def tiles(dtype, m):
         return GemmConfig(64, 32, BLOCK_K, group_m=2, num_warps=8, num_stages=STAGES)
 
-    with mock.patch.object(emulator, "_core_tiles", tiles), mock.patch.object(cores, "_descriptor", descriptor), \
-            mock.patch.object(cores, "_tma_can_read", lambda t: t.stride(1) == 1 or not t.numel()), \
+    with mock.patch.object(emulator, "_core_tiles", tiles), mock.patch.object(cores, "descriptor", descriptor), \
+            mock.patch.object(descriptors, "descriptor", descriptor), \
+            mock.patch.object(cores, "tma_can_read", lambda t: t.stride(1) == 1 or not t.numel()), \
             mock.patch.object(aligned, "served", lambda op, core, *call: (core is not None, False)):
         yield
 

@@ -94,6 +94,6 @@ def test_ws_and_portable_ranks_in_one_call():
     from unittest import mock
 
     from triton_dist.cores.hopper import cores
-    with mock.patch.object(cores, "_tma_can_read", lambda *tensors: all(t.numel() for t in tensors)):
+    with mock.patch.object(cores, "tma_can_read", lambda *tensors: all(t.numel() for t in tensors)):
         for mode in MODES:
             run_ranks(back_to_back, 2, [RS(70, 40, lambda rank: 48 * rank)] * 3, mode=mode, seed=2)

@@ -9,9 +9,8 @@ import triton_dist
 from triton_dist.backends.emulator.engine.scheduler import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops import grouped_gemm
-from triton_dist.ops.grouped_gemm import op
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.testing import assert_matches, random_tensor
+from triton_dist.testing import assert_matches, poisoned, random_tensor
 
 ADVERSARIAL = {"ragged": [5, 0, 70, 1, 64], "all to one": [0, 0, 150, 0], "the first": [130, 0, 0], "the last": [0, 0, 128],
                "full tiles": [64, 128, 64], "one expert": [67], "many empty": [0] * 20 + [1] + [0] * 12 + [65]}
@@ -24,18 +23,11 @@ def multiplied(how, counts, k, n, dtype, act, weighted, align=8, columns=False):
         weight = weight.transpose(1, 2).contiguous().transpose(1, 2)
     size = len(told["sources"]) if how == "gathered" else x.shape[:-1].numel()
     scale = random_tensor(size, dtype=F32, seed=7) if weighted else None
-    kept, filled, results = op._out, [], []
-
-    def poisoned_out(*args):
-        filled.append(torch.full_like(kept(*args), float("nan")))
-        return filled[-1]
-    op._out = poisoned_out
-    try:
-        for _ in range(2):
-            results.append(grouped_gemm(x, weight, **told, act=act, row_weights=scale, method="ws").reshape(-1, n))
-            triton_dist.synchronize()
-    finally:
-        op._out = kept
+    results = []
+    for _ in range(2):
+        out = poisoned(*(told["sources"] if how == "gathered" else x[..., 0]).shape, n, dtype=dtype)
+        results.append(grouped_gemm(x, weight, **told, act=act, row_weights=scale, out=out, method="ws").reshape(-1, n))
+        triton_dist.synchronize()
     assert torch.equal(results[0].view(torch.int16), results[1].view(torch.int16))
     untouched = torch.ones(size, dtype=torch.bool)
     for e, wanted in expected(x, weight, rows, act, scale).items():

@@ -93,15 +93,16 @@ class AnyOp:
         """float64 result of the unfused way."""
         wide = [t.double() if t is not None and t.is_floating_point() else t for t in self._inputs]
         outputs = self._filled(wide)
-        self.op.unfused(self._agreed(), self.group, *wide, *outputs)
+        self.op.unfused(self._agreed(), self.op.members(self.group), *wide, *outputs)
         return outputs[0]
 
     def _agreed(self) -> Any:
-        return self.op.at(self.shape.m, self.shape.n, self.shape.k, self.dtype, self.group)
+        return self.op.at(self.shape.m, self.shape.n, self.shape.k, self.dtype, self.op.members(self.group))
 
     def _filled(self, inputs: list) -> list:
         """Outputs for these inputs."""
-        return self.op.filled(self.group, self._agreed(), [*inputs, *[None] * len(self.op.outputs)])[len(inputs):]
+        tensors = [*inputs, *[None] * len(self.op.outputs)]
+        return self.op.filled(self.op.members(self.group), self._agreed(), tensors)[len(inputs):]
 
     def roundings(self) -> int:
         """Of a partial sum on its way, and of the result."""

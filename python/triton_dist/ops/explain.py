@@ -13,7 +13,6 @@ from triton_dist.ops.tuning import table, tables
 from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import resolve
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def explain(op: str, m: int, n: int, k: int = 1, *, group: Any = None, dtype: to
         checks.size(name, size)
     if dtype not in checks.DTYPES:
         raise InvalidArgument(f"dtype: expected torch.float16, torch.bfloat16 or torch.float32, found {dtype!r}")
-    members = resolve(group)
+    members = found.members(group)
     agreed = found.at(m, n, k, dtype, members)
     ways = found.candidates(agreed, members)
     rule, shape = found.rule(agreed, members, ways), found.shape(agreed, members, dict(m=m, n=n, k=k).get(found.local_axis, 0))

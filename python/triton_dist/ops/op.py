@@ -41,6 +41,8 @@ class Op(Calls):
         methods: names that `method` may have beside "auto" (calls/possible.py METHODS), the last being "unfused".
         schema: of its operator: "(Tensor x, str group, str method) -> Tensor", by names of the function's arguments; "": none.
         gradient: of its operator, or None.
+        local: whether each rank calls it for itself: nothing is sent, and ranks need not call alike. Then the function takes no
+            group.
         autocasts: whether it follows autocast, as a linear layer does. Others leave dtypes alone, as torch.distributed does.
         timed: whether its ways may be timed where TRITON_DIST_AUTOTUNE asks for it.
         local_axis: "n" or "k" where that one of M, N and K may differ over the ranks, which have `local_size` of it.

@@ -33,6 +33,11 @@ class Group(ABC):
         """What users hold of it where it is none of torch's."""
         return HeldGroup(self)
 
+    @cached_property
+    def alone(self) -> "Group":
+        """This rank as a group of its own, for what each rank does for itself: nothing is sent in it."""
+        return self if self.size == 1 else AloneGroup(self)
+
     @property
     def nodes(self) -> tuple:
         """Indices of the members on each node, nodes by their first member: ((0, 1), (2, 3)) for two nodes of two.
@@ -155,6 +160,16 @@ class SoloGroup(Group):
     def all_to_all_tensor(self, out: torch.Tensor, x: torch.Tensor, out_splits: list | None = None,
                           in_splits: list | None = None) -> None:
         out.copy_(x)
+
+
+class AloneGroup(SoloGroup):
+    """One rank of a larger group, alone."""
+
+    def __init__(self, of: Group):
+        self._of, self.world_ranks = of, (of.world_ranks[of.rank],)
+
+    def usable_in(self, world: Group) -> bool:
+        return self._of is world or self._of.usable_in(world)
 
 
 class TorchGroup(Group):

@@ -80,7 +80,7 @@ def _on_rank(args: argparse.Namespace) -> int:
             status = 1
             break
         _call(op, dtype, shape, group)
-    known = [tables.of(op, record_of(op, group, group)) for op in dict.fromkeys(args.ops)]
+    known = [tables.of(op, record_of(op, group, op.members(group))) for op in dict.fromkeys(args.ops)]
     found = [every.entries[shape] for every in known for shape in sorted(every.fresh, key=str)]
     status = status or int(any(not entry.ms for entry in found))
     if group.rank == 0 and args.out is not None and found:
@@ -95,7 +95,8 @@ def _call(op: Op, dtype: str, shape: Shape, group: Any) -> None:
     """One call of the op at a shape on random inputs, which tunes it."""
     import torch
 
-    op.function(**arguments(op, shape, getattr(torch, dtype), group), group=group)
+    place = {} if op.local else {"group": group}
+    op.function(**arguments(op, shape, getattr(torch, dtype), group), **place)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()                        # the next shape's buffers have other sizes
 

@@ -4,19 +4,17 @@
 
 Ops ask the backend's registry for "ag_gemm" or "gemm_rs" and get one of these objects, or nothing.
 """
-import functools
 import math
 from dataclasses import replace
 from typing import Any, Callable
 
 import torch
-import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
-from triton_dist.cores.hopper.gather_rows import gathered
+from triton_dist.cores.hopper.descriptors import Descriptors, descriptor, layout, tma_can_read
 from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
-from triton_dist.cores.hopper.grouped_gemm_ws import ENTRY, grouped_gemm_ws_kernel
+from triton_dist.cores.hopper.grouped_gemm import GroupedGemmCore
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.heap import peer_tensor
@@ -28,39 +26,7 @@ BOX_ROWS, BOX_BYTES = 32, 128
 # when HIDDEN of the time until the next rank needs it has passed. An SM does FLOP_NS in a nanosecond, of CLOCK_GHZ cycles.
 SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
 
-GROUPED_FEW_ROWS = 320      # tiles of 64 rows up to here: measured on H200; of more, operands from L2 take the time
-_NARROWEST = 8               # columns of a wgmma
-
-_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
-
-
-@functools.cache
-def _layout(dtype: torch.dtype, *block: int) -> Any:
-    return gl.NVMMASharedLayout.get_default_for(list(block), _TYPES[dtype])
-
-
-def _descriptor(t: torch.Tensor, *block: int) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(t, list(block), _layout(t.dtype, *block))
-
-
-class _Descriptors:
-    """Makes descriptors for tensors of one shape and alignment: checked once, then only the base changes."""
-
-    def __init__(self, *block: int):
-        self.block, self._fields = block, {}
-
-    def __call__(self, t: torch.Tensor) -> TensorDescriptor:
-        if not self._fields:
-            self._fields = {**vars(_descriptor(t, *self.block)), "base": None}
-        made = object.__new__(TensorDescriptor)
-        vars(made).update(self._fields, base=t)
-        return made
-
-
-def _tma_can_read(t: torch.Tensor) -> bool:
-    """TMA wants a 16-byte aligned base, contiguous rows, strides of whole 16 bytes between them, and at least one element."""
-    return (t.numel() > 0 and t.stride(1) == 1 and t.data_ptr() % 16 == 0
-            and t.stride(0) * t.element_size() % 16 == 0)
+_NARROWEST = 8              # columns of a wgmma
 
 
 def _wide_tiles(tiles: int, programs: int) -> int:
@@ -107,11 +73,11 @@ class _Core:
 
     def accepts(self, t: torch.Tensor) -> bool:
         """Whether a tensor of this rank can be read and written by TMA."""
-        return _tma_can_read(t)
+        return tma_can_read(t)
 
     def accepts_columns(self, weight: torch.Tensor) -> bool:
         """Whether a weight [n, k] can be read that has contiguous columns instead of rows."""
-        return _tma_can_read(weight.t())
+        return tma_can_read(weight.t())
 
 
 class _Bound:
@@ -120,9 +86,9 @@ class _Bound:
     def __init__(self, plan: Any, has_bias: bool):
         self.plan, c = plan, plan.config
         self.blocks = c.block_m, c.block_n, c.block_k
-        self.x, self.columns = _Descriptors(c.block_m, c.block_k), plan.columns
+        self.x, self.columns = Descriptors(c.block_m, c.block_k), plan.columns
         block = (c.block_k, c.block_n) if self.columns else (c.block_n, c.block_k)
-        self._weight = _Descriptors(*block)
+        self._weight = Descriptors(*block)
         self.options = dict(HAS_BIAS=has_bias, COLUMNS=self.columns, STAGES=c.num_stages, BLOCK_M=c.block_m,
                             BLOCK_N=c.block_n, BLOCK_K=c.block_k, GROUP_M=c.group_m, num_warps=c.num_warps)
 
@@ -143,12 +109,12 @@ class _AgGemm(_Bound):
         sms = max(1, backend().num_sms() - plan.gather.programs)
         self.wide, narrow = (_wide_tiles(tiles, sms), bn // 2) if splits else (tiles, bn)
         self.units = 2 * tiles - self.wide
-        self.options.update(STAGING=_layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
-        self.out, self.out_narrow = _Descriptors(1, bm, bn), _Descriptors(1, bm, narrow)
-        self.weight_narrow = self.weight if narrow == bn else _Descriptors(narrow, bk)
+        self.options.update(STAGING=layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
+        self.out, self.out_narrow = Descriptors(1, bm, bn), Descriptors(1, bm, narrow)
+        self.weight_narrow = self.weight if narrow == bn else Descriptors(narrow, bk)
 
     def _gathered(self, *block: int) -> list:
-        return [_descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]
+        return [descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]
 
     def chunks(self, out: torch.Tensor) -> torch.Tensor:
         """out [world * m, n] as [world, m, n]. A view would give a chunk of one row a stride of n, which need not be aligned."""
@@ -173,7 +139,7 @@ class _AgGemmBySms(_AgGemm):
     def _gathered(self, *block: int) -> list:
         p, gather = self.plan, self.plan.gather
         rows = gather.half_rows + p.group.size * p.pitch
-        return [_descriptor(gather.data[:rows * p.k].view(rows, p.k), *block)]
+        return [descriptor(gather.data[:rows * p.k].view(rows, p.k), *block)]
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
@@ -192,8 +158,8 @@ class _GemmRs(_Bound):
         rows, successor = plan.hops * plan.pitch, plan.group.world_ranks[(plan.group.rank + 1) % plan.group.size]
         mine = [half.view(plan.hop_dtype)[:rows * plan.n].view(rows, plan.n) for half in plan.space.halves()]
         box = min(bm, BOX_ROWS), min(bn, BOX_BYTES // plan.hop_dtype.itemsize)
-        self.out, self.slots = _Descriptors(bm, bn), [_descriptor(t, bm, bn) for t in mine]
-        self.next_slots = [_descriptor(peer_tensor(half, successor), *box) for half in mine]
+        self.out, self.slots = Descriptors(bm, bn), [descriptor(t, bm, bn) for t in mine]
+        self.next_slots = [descriptor(peer_tensor(half, successor), *box) for half in mine]
         self.next_flags = peer_tensor(plan.space.flags, successor)
         self.gap = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize)
 
@@ -242,58 +208,6 @@ class GemmRsCore(_Core):
         usual, wide = self.config(dtype, m, n, hop_dtype), self.tiles(dtype, m)
         widths = [usual] if hop_dtype == torch.float32 else [wide, _half_width(wide)]
         return [usual, *(c for c in widths if c != usual), *_in_other_groups(usual)]
-
-
-class GroupedGemmCore:
-    """Rows by expert, each times the weight of its expert. `preferred`: whether `auto` takes it."""
-
-    def __init__(self, tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool):
-        self.tiles, self.preferred = tiles, preferred
-
-    def config(self, dtype: torch.dtype, rows: int, gated: bool) -> GemmConfig:
-        """Tiling for about `rows` rows of each expert. Where `gated`, gate and up of a tile are side by side in block_n."""
-        usual = self.tiles(dtype, rows)
-        if rows <= GROUPED_FEW_ROWS and usual.block_m > 64:
-            return replace(usual, block_m=64, num_stages=4 + gated)
-        return replace(usual, num_stages=usual.num_stages + gated)      # staging is half as wide
-
-    def refuses(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, config: GemmConfig, gated: bool) -> str | None:
-        """Why x [rows, K] and weight [E, N, K] cannot be read, or out [rows, n] written; None where they can."""
-        if x.dtype.itemsize != 2:
-            return f"the core multiplies fp16 and bf16, not {x.dtype}"
-        if not _tma_can_read(x) or not _tma_can_read(out):
-            return "rows of x and of the result must begin at multiples of 16 bytes"
-        columns = self._columns(weight)
-        if not _tma_can_read(weight[0].t() if columns else weight[0]):
-            return "rows or columns of a weight must be contiguous and begin at multiples of 16 bytes"
-        if weight.stride(0) % weight.stride(2 if columns else 1):
-            return "weights of experts must be whole rows apart"
-        if columns and (gated or weight.shape[2] % config.block_k):
-            return f"weights with contiguous columns need K in multiples of {config.block_k}, and no activation"
-        return None
-
-    @staticmethod
-    def _columns(weight: torch.Tensor) -> bool:
-        return weight.stride(2) != 1
-
-    def launch(self, config: GemmConfig, x: torch.Tensor, weight: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor,
-               sources: torch.Tensor | None, row_weights: torch.Tensor, out: torch.Tensor, room: int, gated: bool,
-               **options: Any) -> None:
-        """One call. begins, counts, sources, room and options: as for the portable kernel."""
-        if sources is not None:
-            x = gathered(x, sources, begins, weight.shape[0])
-        (experts, _, k), n, c, columns = weight.shape, out.shape[1], config, self._columns(weight)
-        each = weight[0].t() if columns else weight[0]
-        pitch = weight.stride(0) // each.stride(0) if experts > 1 else each.shape[0]
-        flat = weight.as_strided(((experts - 1) * pitch + each.shape[0], each.shape[1]), each.stride())
-        width = c.block_n // (1 + gated)
-        most = min(out.shape[0], out.shape[0] // c.block_m + experts) * -(-n // width)
-        tiles = torch.empty(most * ENTRY.value, dtype=torch.int32, device=x.device)
-        block = (c.block_k, c.block_n) if columns else (width, c.block_k)
-        grouped_gemm_ws_kernel[(min(backend().num_sms(), most), )](
-            _descriptor(x, c.block_m, c.block_k), _descriptor(flat, *block), _descriptor(out, c.block_m, width), out, begins,
-            counts, row_weights, tiles, n, k, experts, room, pitch, GATED=gated, COLUMNS=columns, STAGES=c.num_stages,
-            BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, GROUP_M=c.group_m, num_warps=c.num_warps, **options)
 
 
 def cores(tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool) -> dict:

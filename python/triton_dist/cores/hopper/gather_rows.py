@@ -25,10 +25,21 @@ def gather_rows_kernel(x, sources, begins, out, rows_x, rows, k, stride_x, exper
             tl.store(out + row.to(tl.int64) * k + start + col, value, mask=inside)
 
 
-def gathered(x: torch.Tensor, sources: torch.Tensor, begins: torch.Tensor, experts: int) -> torch.Tensor:
-    """x[sources], up to where the last expert's rows end; what follows is not written."""
-    rows, k = sources.shape[0], x.shape[1]
-    found = x.new_empty(rows, k)
-    gather_rows_kernel[(min(8 * backend().num_sms(), rows),)](x, sources, begins, found, x.shape[0], rows, k, x.stride(0),
-                                                              experts, BLOCK=1024, num_warps=4)
-    return found
+class GatherRows:
+    """x[sources], for calls with tensors like those that it was made with."""
+
+    def __init__(self, x: torch.Tensor, sources: torch.Tensor, begins: torch.Tensor, experts: int):
+        rows, k = sources.shape[0], x.shape[1]
+        self._shape, grid = (rows, k), (min(8 * backend().num_sms(), rows),)
+        args = (x, sources, begins, self.room(x), x.shape[0], rows, k, x.stride(0), experts)
+        self._launch = backend().prepare(gather_rows_kernel, grid, args, dict(BLOCK=1024, num_warps=4), varying=4)
+
+    def room(self, x: torch.Tensor) -> torch.Tensor:
+        """Memory for the rows."""
+        return x.new_empty(self._shape)
+
+    def __call__(self, x: torch.Tensor, sources: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
+        """x[sources], up to where the last expert's rows end; what follows is not written."""
+        found = self.room(x)
+        self._launch(x, sources, begins, found)
+        return found

@@ -40,6 +40,7 @@ class Calls:
     tensors: dict
     outputs: dict
     autocasts: bool
+    local = False                   # whether each rank calls for itself, and nothing is sent
     kept = True                     # whether plans are kept for later calls
     _order: tuple                   # places of its tensors among those of `known`
 
@@ -48,6 +49,11 @@ class Calls:
         inputs, outputs = len(self.tensors), len(self.outputs)
         after = 6 + max(0, inputs - len(_INPUTS))
         return (*[*_INPUTS, *range(6, after)][:inputs], *[*_OUTPUTS, *range(after, after + outputs)][:outputs])
+
+    def members(self, group: Any) -> Group:
+        """The ranks that must call alike, of what users pass as `group=`: of a local op this rank alone."""
+        found = resolve(group)
+        return found.alone if self.local else found
 
     def known(self, asked: tuple, group: Any, x: Any, weight: Any = None, out: Any = None, bias: Any = None, residual: Any = None,
               second: Any = None, *more: Any) -> Known | None:
@@ -105,7 +111,7 @@ class Calls:
         """A call that repeats none: checked, planned and remembered."""
         if _modes() and ambient.is_recorded(places):
             return None
-        members, tensors = resolve(group), [places[place] for place in self._order]
+        members, tensors = self.members(group), [places[place] for place in self._order]
         outputs = tensors[len(self.tensors):]
         self._checked(members, lambda: ambient.refuse(self.name, tensors))
         if wants_grad(tensors) and all(out is None for out in outputs):
@@ -115,7 +121,7 @@ class Calls:
             tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
         record = record_of(self, group, members)
         plan = self._planned(record, members, (_signature(tensors, outputs), *map(repr, asked)), tensors, asked)
-        if state().watched is not None:
+        if state().watched is not None and not self.local:
             state().watched.append((self.name, plan.agreed.family, plan.choice))
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)

@@ -1,0 +1,42 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Descriptors of tensors for TMA."""
+import functools
+from typing import Any
+
+import torch
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
+
+
+@functools.cache
+def layout(dtype: torch.dtype, *block: int) -> Any:
+    """Layout in shared memory of blocks of this shape."""
+    return gl.NVMMASharedLayout.get_default_for(list(block), _TYPES[dtype])
+
+
+def descriptor(t: torch.Tensor, *block: int) -> TensorDescriptor:
+    """Describes `t`, which is read or written in blocks of this shape."""
+    return TensorDescriptor.from_tensor(t, list(block), layout(t.dtype, *block))
+
+
+class Descriptors:
+    """Makes descriptors for tensors of one shape and alignment: checked once, then only the base changes."""
+
+    def __init__(self, *block: int):
+        self.block, self._fields = block, {}
+
+    def __call__(self, t: torch.Tensor) -> TensorDescriptor:
+        if not self._fields:
+            self._fields = {**vars(descriptor(t, *self.block)), "base": None}
+        made = object.__new__(TensorDescriptor)
+        vars(made).update(self._fields, base=t)
+        return made
+
+
+def tma_can_read(t: torch.Tensor) -> bool:
+    """TMA wants a 16-byte aligned base, contiguous rows, strides of whole 16 bytes between them, and at least one element."""
+    return (t.numel() > 0 and t.stride(1) == 1 and t.data_ptr() % 16 == 0
+            and t.stride(0) * t.element_size() % 16 == 0)

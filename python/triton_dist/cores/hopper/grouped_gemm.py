@@ -1,0 +1,98 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The grouped GEMM of the Hopper core as a capability: what it serves, its tilings, and its prepared launch."""
+from dataclasses import replace
+from typing import Any, Callable
+
+import torch
+
+from triton_dist.cores.hopper.descriptors import descriptor, tma_can_read
+from triton_dist.cores.hopper.gather_rows import GatherRows
+from triton_dist.cores.hopper.grouped_gemm_ws import ENTRY, grouped_gemm_ws_kernel
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.capabilities import GemmConfig
+
+FEW_ROWS = 320      # tiles of 64 rows up to here: measured on H200; of more, operands from L2 take the time
+
+
+class GroupedGemmCore:
+    """Rows by expert, each times the weight of its expert. `preferred`: whether `auto` takes it."""
+
+    def __init__(self, tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool):
+        self.tiles, self.preferred = tiles, preferred
+
+    def configs(self, dtype: torch.dtype, rows: int, gated: bool) -> list[GemmConfig]:
+        """Tilings for about `rows` rows of each expert, the usual one first.
+
+        Where `gated`, gate and up of a tile are side by side in block_n, so staging is half as wide.
+        """
+        usual = self.tiles(dtype, rows)
+        tall = replace(usual, num_stages=usual.num_stages + gated)
+        if usual.block_m <= 64:
+            return [tall]
+        low = replace(usual, block_m=64, num_stages=4 + gated)
+        return [low, tall] if rows <= FEW_ROWS else [tall, low]
+
+    def refuses(self, x: torch.Tensor, weight: torch.Tensor, n: int, config: GemmConfig, gated: bool) -> str | None:
+        """Why rows like those of x [rows, K], or weight [E, N, K], cannot be read, or rows of n columns written; or None."""
+        if x.dtype.itemsize != 2:
+            return f"the core multiplies fp16 and bf16, not {x.dtype}"
+        if not tma_can_read(x) or n * x.element_size() % 16:
+            return "rows of x and of the result must begin at multiples of 16 bytes"
+        columns = _columns(weight)
+        if not tma_can_read(weight[0].t() if columns else weight[0]):
+            return "rows or columns of a weight must be contiguous and begin at multiples of 16 bytes"
+        if weight.stride(0) % weight.stride(2 if columns else 1):
+            return "weights of experts must be whole rows apart"
+        if columns and (gated or weight.shape[2] % config.block_k):
+            return f"weights with contiguous columns need K in multiples of {config.block_k}, and no activation"
+        return None
+
+    def prepare(self, *call: Any, **options: Any) -> Callable[..., None]:
+        """What launches calls like this one. For the arguments see Launch."""
+        return Launch(*call, **options)
+
+
+class Launch:
+    """Launches the core for calls with tensors like those that it was made with. It allocates a list of tiles for each call.
+
+    Args:
+        config: the tiling.
+        tensors: those of a call: x [., k], weight [E, N, k], begins, counts, row_weights, out [rows, n], and sources or None:
+            row r by expert is row sources[r] of x. They are copied by expert first, since TMA cannot gather.
+        room, options: as for the portable kernel.
+    """
+
+    def __init__(self, config: GemmConfig, tensors: tuple, room: int, gated: bool, **options: Any):
+        x, weight, begins, counts, row_weights, out, sources = tensors
+        (experts, _, k), n, c, columns = weight.shape, out.shape[1], config, _columns(weight)
+        self._gather = None
+        if sources is not None:
+            self._gather = GatherRows(x, sources, begins, experts)
+            x = self._gather.room(x)
+        each = weight[0].t() if columns else weight[0]
+        pitch = weight.stride(0) // each.stride(0) if experts > 1 else each.shape[0]
+        flat = weight.as_strided(((experts - 1) * pitch + each.shape[0], each.shape[1]), each.stride())
+        width = c.block_n // (1 + gated)
+        self._most = min(out.shape[0], out.shape[0] // c.block_m + experts) * -(-n // width)
+        block = (c.block_k, c.block_n) if columns else (width, c.block_k)
+        args = (descriptor(x, c.block_m, c.block_k), descriptor(flat, *block), descriptor(out, c.block_m, width), out, begins,
+                counts, row_weights, self._tiles(out), n, k, experts, room, pitch)
+        options = dict(options, GATED=gated, COLUMNS=columns, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n,
+                       BLOCK_K=c.block_k, GROUP_M=c.group_m, num_warps=c.num_warps)
+        self._launch = backend().prepare(grouped_gemm_ws_kernel, (min(backend().num_sms(), self._most),), args, options,
+                                         varying=8)
+
+    def _tiles(self, out: torch.Tensor) -> torch.Tensor:
+        return torch.empty(self._most * ENTRY.value, dtype=torch.int32, device=out.device)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor,
+                 row_weights: torch.Tensor, out: torch.Tensor, sources: torch.Tensor | None) -> None:
+        if self._gather is not None:
+            x = self._gather(x, sources, begins)
+        self._launch(x, weight, out, out, begins, counts, row_weights, self._tiles(out))
+
+
+def _columns(weight: torch.Tensor) -> bool:
+    """Whether columns of the experts' weights are contiguous instead of rows."""
+    return weight.stride(2) != 1
