@@ -4,24 +4,8 @@
 import triton
 import triton.language as tl
 
+from triton_dist.language.experts import rows_of
 from triton_dist.runtime.jit import jit
-
-
-@triton.jit
-def rows_of(begins, counts, experts, room, EXPERTS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr):
-    """(first row, number of rows) of each expert, int32 [EXPERTS]: begins [experts + 1], or e * room where MASKED."""
-    e = tl.arange(0, EXPERTS)
-    if MASKED:
-        begin = e * room
-        count = tl.minimum(tl.load(counts + e, mask=e < experts, other=0).to(tl.int32), room)
-    else:
-        begin = tl.load(begins + e, mask=e < experts, other=0).to(tl.int32)
-        if COUNTED:
-            count = tl.load(counts + e, mask=e < experts, other=0).to(tl.int32)
-        else:
-            count = tl.load(begins + e + 1, mask=e < experts, other=0).to(tl.int32) - begin
-        count = tl.minimum(count, room - begin)  # what was cut off is not there
-    return begin, tl.maximum(count, 0)
 
 
 @triton.jit
@@ -41,7 +25,8 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
     WEIGHTED: row r counts row_weights[r] times. Tiles of an expert follow each other down its rows, so that programs which run at
     the same time share its weight in the cache.
     """
-    begin, count = rows_of(begins, counts, experts, room, EXPERTS, MASKED, COUNTED)
+    e = tl.arange(0, EXPERTS)
+    begin, count = rows_of(begins, counts, e, e < experts, room, MASKED, COUNTED)
     tiles_m, tiles_n = tl.cdiv(count, BLOCK_M), tl.cdiv(n, BLOCK_N)
     ends = tl.cumsum(tiles_m * tiles_n, 0)
     inner = tl.arange(0, BLOCK_K)
@@ -96,7 +81,8 @@ def grouped_weight_kernel(grad, x, begins, counts, sources, out, n, k, stride_gr
 
     0 for an expert without rows.
     """
-    begin, count = rows_of(begins, counts, experts, room, EXPERTS, MASKED, COUNTED)
+    e = tl.arange(0, EXPERTS)
+    begin, count = rows_of(begins, counts, e, e < experts, room, MASKED, COUNTED)
     tiles_n, tiles_k = tl.cdiv(n, BLOCK_N), tl.cdiv(k, BLOCK_K)
     line = tl.arange(0, BLOCK_R)
     for t in range(tl.program_id(0), experts * tiles_n * tiles_k, tl.num_programs(0)):
