@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Where the rows of experts lie, for kernels of Triton and of Gluon: one source, since `tl` works in both."""
+"""Where the rows of experts lie, for kernels of Triton, and by `gluon.jit(rows_of.fn)` of Gluon: `tl` works in both."""
 import triton
 import triton.language as tl
-from triton.experimental import gluon
 
 
-def _rows_of(begins, counts, e, there, room, MASKED: tl.constexpr, COUNTED: tl.constexpr):
+@triton.jit
+def rows_of(begins, counts, e, there, room, MASKED: tl.constexpr, COUNTED: tl.constexpr):
     """(first row, number of rows) of experts `e`, int32 like e; no rows where it is not `there`.
 
     begins: [experts + 1] of the first rows; not used where MASKED: then expert e begins at row e * room. counts: [experts], where
@@ -23,7 +23,3 @@ def _rows_of(begins, counts, e, there, room, MASKED: tl.constexpr, COUNTED: tl.c
             count = tl.load(begins + e + 1, mask=there, other=0).to(tl.int32) - begin
         count = tl.minimum(count, room - begin)         # what was cut off is not there
     return begin, tl.maximum(count, 0)
-
-
-rows_of = triton.jit(_rows_of)
-rows_of_in_gluon = gluon.jit(_rows_of)

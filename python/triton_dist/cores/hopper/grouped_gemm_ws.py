@@ -13,11 +13,13 @@ from triton_dist.compat.triton import aggregate
 
 from triton_dist.cores.hopper.gemm_ws import NUM_WARPS, acc_layout, gemm_ws, grouped, load_rows_of_weights
 from triton_dist.cores.hopper.hopper_prims import cta_barrier, tma_load, tma_store
-from triton_dist.language.experts import rows_of_in_gluon as rows_of
+from triton_dist.language.experts import rows_of
 from triton_dist.runtime.jit import gluon_jit
 
 ENTRY = gl.constexpr(4)        # words of a tile's entry: first row, number of rows, expert, tile of columns
 _LAPS = gl.constexpr(16)       # tiles that are looked for at a time
+
+_rows_of = gluon.jit(rows_of.fn)
 
 
 @aggregate
@@ -151,7 +153,7 @@ def list_tiles(tiles, begins, counts, experts, room, tiles_n, EXPERTS: gl.conste
     wide: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [NUM_WARPS, 1], [1, 0])
     scan: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
     e = gl.arange(0, EXPERTS, layout=scan)
-    _, count = rows_of(begins, counts, e, e < experts, room, MASKED, COUNTED)
+    _, count = _rows_of(begins, counts, e, e < experts, room, MASKED, COUNTED)
     ends = gl.associative_scan(gl.cdiv(count, BLOCK_M) * tiles_n, 0, _add)
     total = gl.max(ends, 0)
     ends = gl.convert_layout(ends, gl.SliceLayout(0, wide))
@@ -161,7 +163,7 @@ def list_tiles(tiles, begins, counts, experts, room, tiles_n, EXPERTS: gl.conste
         passed = ends[None, :] <= t[:, None]
         expert = gl.sum(passed.to(gl.int32), 1)
         before = gl.max(gl.where(passed, ends[None, :], 0), 1)
-        begin, rows = rows_of(begins, counts, expert, t < total, room, MASKED, COUNTED)
+        begin, rows = _rows_of(begins, counts, expert, t < total, room, MASKED, COUNTED)
         m, n = grouped(t - before, gl.maximum(gl.cdiv(rows, BLOCK_M), 1), tiles_n, GROUP_M)
         at = tiles + t * ENTRY
         gl.store(at, begin + m * BLOCK_M, mask=t < total)
