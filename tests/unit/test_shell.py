@@ -111,7 +111,7 @@ def test_the_command_launches_as_the_script_does(started, monkeypatch):
     with pytest.raises(SystemExit):
         tools()
     (one, env), (other, same) = started
-    assert (one.pop(2), other.pop(2)) == ("launch.sh", "triton-dist launch"), "who says how it ended"
+    assert (one.pop(3), other.pop(3)) == ("launch.sh", "triton-dist launch"), "who says how it ended"
     assert one == other and env == same and "OMP_NUM_THREADS" in env
 
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The launcher, launch.sh and `triton-dist launch`: finds a script, picks GPUs or the emulator, and hands over to torchrun.
 
+Emulated ranks of one node are forks of one process (forks.py), unless the command asks for something of torchrun.
 Run by path, with the standard library only, so that it starts at once.
 """
 import difflib
@@ -186,8 +187,8 @@ def plan(command: Command, environ: dict, name: str = "launch.sh") -> tuple[list
     per_node, nodes = _number(options, "nproc_per_node", ranks), _number(options, "nnodes", 1)
     if per_node * nodes > _MAX_WORLD:
         raise UsageError(f"--nproc_per_node times --nnodes: expected at most {_MAX_WORLD} ranks, found {per_node * nodes}")
-    argv = [sys.executable, str(Path(__file__).with_name("torchrun.py")), name,
-            f"--nproc-per-node={per_node}"]
+    argv = [name, f"--nproc-per-node={per_node}"]
+    starter = "torchrun.py"                     # beside this file
     if nodes > 1 or command.given & {"master_addr", "master_port"}:       # else a stale MASTER_ADDR would be waited for
         node, port = _number(options, "node_rank", 0, least=0), _number(options, "master_port", 29500)
         if node >= nodes:
@@ -198,6 +199,8 @@ def plan(command: Command, environ: dict, name: str = "launch.sh") -> tuple[list
                  f"--master-addr={options.get('master_addr', '127.0.0.1')}", f"--master-port={port}"]
     else:
         argv.append("--standalone")             # a free port: two launches do not meet
+        if env.get("TRITON_DIST_BACKEND") == "emulator" and not _needs_torchrun(command, env):
+            starter = "forks.py"
     words = [str(command.script), *command.script_args]
     if options.get("published"):
         command.torchrun.append("-m")
@@ -205,7 +208,13 @@ def plan(command: Command, environ: dict, name: str = "launch.sh") -> tuple[list
         if "TRITON_DIST_BACKEND" not in env and importlib.util.find_spec("nvshmem") is not None:
             env.setdefault("TRITON_DIST_HEAP", "nvshmem")        # its kernels may call SHMEM
     # Behind "--" torchrun leaves options alone that look like short forms of its own.
-    return argv + command.torchrun + ["--", *words], env
+    return [sys.executable, "-u", str(Path(__file__).with_name(starter)), *argv, *command.torchrun, "--", *words], env
+
+
+def _needs_torchrun(command: Command, environ: dict) -> bool:
+    """Whether words or variables ask for what torchrun alone does: its options, another Python, ${local_rank} in words."""
+    return (command.torchrun not in ([], ["-m"]) or any("$" in word for word in command.script_args)
+            or any(name.startswith(("PET_", "PYTHON_EXEC", "TORCHELASTIC_")) for name in environ))
 
 
 def obstacle(command: Command, environ: dict) -> str | None:

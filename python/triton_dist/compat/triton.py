@@ -8,9 +8,10 @@ from typing import Any
 from triton import knobs, runtime
 from triton.compiler.errors import CompilationError
 from triton.language import core
+from triton.runtime.cache import triton_key
 from triton.runtime.jit import ConstexprFunction, JITCallable, JITFunction, constexpr_function
 
-__all__ = ["CompilationError", "ConstexprFunction", "JITCallable", "JITFunction", "constexpr_function"]
+__all__ = ["CompilationError", "ConstexprFunction", "JITCallable", "JITFunction", "constexpr_function", "triton_key"]
 
 aggregate = core._aggregate                         # the decorator of classes whose instances are kernel values
 unwrap_constexpr = core._unwrap_if_constexpr
