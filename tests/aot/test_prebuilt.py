@@ -191,6 +191,15 @@ def test_what_a_library_lacks_is_logged_once_for_a_kernel(mock, library, hopper,
     assert [message for message in caplog.messages if "gemm_rs" in message] == caplog.messages and len(caplog.messages) == 1
 
 
+def test_with_bounded_waits_no_kernel_comes_from_the_library_and_one_line_says_why(mock, library, hopper, caplog):
+    with caplog.at_level(logging.WARNING):
+        found = Prebuilt(str(library), tells=True, bounded=True)
+        assert found.prepare(again(ours.gemm_rs), (1,), (), {}, 0) is None
+        found.set_context(bytes(552))
+    (line,) = caplog.messages
+    assert "TRITON_DIST_WAIT_TIMEOUT is set" in line
+
+
 def test_a_kernel_of_the_library_is_launched_by_its_own_code(mock, library):
     """The key of the manifest, arguments that vary, and those that stay."""
     done = mock.python(

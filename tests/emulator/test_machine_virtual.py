@@ -1,7 +1,10 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Virtual worlds: ranks, groups, the arena, failures, hangs."""
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -246,3 +249,32 @@ def test_nested_worlds():
     assert run_ranks(outer, 2) == [([3, 3, 3], 20)] * 2
     with pytest.raises(InvalidArgument, match="at least 1"):
         run_ranks(inner, 0)
+
+
+ON_A_MACHINE_WITH_GPUS = """
+import torch
+torch.cuda.is_available = lambda: True          # what `detect` asks
+import triton_dist
+from triton_dist.backends.emulator import run_ranks
+from triton_dist.runtime import backend as registry
+
+def script():
+    triton_dist.initialize_distributed()
+    x = triton_dist.create_symm_tensor((4,), torch.float32)
+    return triton_dist.device().type, x.sum().item()
+
+assert registry.detect() == "nvidia"
+"""
+
+
+@pytest.mark.parametrize("before, said", [
+    ("", "[('cpu', 0.0), ('cpu', 0.0)]"),
+    ("import sys, types; sys.modules['other'] = types.SimpleNamespace(make=lambda: types.SimpleNamespace(name='nvidia'))\n"
+     "registry.BACKENDS['nvidia'] = 'other'; registry.backend()", "another one, 'nvidia'"),
+])
+def test_virtual_worlds_are_emulated_on_machines_with_gpus_too(before, said):
+    """They take the emulator where the process has no backend yet, and refuse where it has another one."""
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_DIST_BACKEND"}
+    done = subprocess.run([sys.executable, "-c", f"{ON_A_MACHINE_WITH_GPUS}{before}\nprint(run_ranks(script, 2))"], env=environ,
+                          capture_output=True, text=True, timeout=120, check=False)
+    assert said in done.stdout + done.stderr and bool(done.returncode) == bool(before), done.stderr

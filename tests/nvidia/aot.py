@@ -22,6 +22,7 @@ def main(out: Path) -> int:
     """Builds, then starts the ranks. 0 where all went well."""
     out.mkdir(parents=True, exist_ok=True)
     folder, env = out / "library", {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
+    env.pop("TRITON_DIST_WAIT_TIMEOUT", None)       # with it kernels are compiled as they are used
     results: dict = {}
 
     def step(name: str, *words, seconds: int) -> str:

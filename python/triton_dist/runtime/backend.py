@@ -14,7 +14,7 @@ from triton_dist.runtime.capabilities import Capabilities
 from triton_dist.runtime.device import Device
 from triton_dist.runtime.errors import InvalidArgument
 
-__all__ = ["BACKENDS", "Backend", "backend", "backends", "detect", "device_nodes"]
+__all__ = ["BACKENDS", "Backend", "backend", "backends", "detect", "device_nodes", "use"]
 
 BACKENDS = {
     "nvidia": "triton_dist.backends.nvidia",
@@ -56,3 +56,18 @@ def detect() -> str:
 def backend() -> Backend:
     """The process's backend, made on first use. Its package exports `make() -> Backend`."""
     return importlib.import_module(backends()[detect()]).make()
+
+
+def use(name: str, purpose: str) -> None:
+    """Makes `name` this process's backend, and that of the processes that it starts, where no other is in use yet.
+
+    Args:
+        name: one of `backends()`.
+        purpose: what needs it, for the error.
+
+    Raises InvalidArgument where the process has another backend already.
+    """
+    if backend.cache_info().currsize and backend().name != name:
+        raise InvalidArgument(f"{purpose} needs the backend {name!r}, and this process uses another one, {backend().name!r}; "
+                              f"start it with TRITON_DIST_BACKEND={name}, or call this before anything else of triton_dist")
+    os.environ["TRITON_DIST_BACKEND"] = name

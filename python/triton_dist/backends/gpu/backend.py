@@ -236,7 +236,7 @@ class GpuBackend(Backend):
         return self._extern_libs
 
     def use_prebuilt(self, folder: str | None, tells: bool) -> None:
-        self._prebuilt = None if folder is None else Prebuilt(folder, tells)
+        self._prebuilt = None if folder is None else Prebuilt(folder, tells, self._timeout > 0)
         if self._prebuilt is not None and self._contexts.context is not None:
             self._prebuilt.set_context(self._contexts.context.pack())
 

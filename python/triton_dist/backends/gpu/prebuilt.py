@@ -82,15 +82,20 @@ class Prebuilt:
     Args:
         folder: of the library; empty for the usual place.
         tells: whether this process, of those of a world, writes to the log.
+        bounded: whether device waits are bounded (TRITON_DIST_WAIT_TIMEOUT): a library has kernels whose waits are not.
     """
 
-    def __init__(self, folder: str, tells: bool):
+    def __init__(self, folder: str, tells: bool, bounded: bool = False):
         self._tells, self._lacking = tells, set()
         self._library: KernelLibrary | None = None
         try:
             self._library = KernelLibrary(Path(folder) if folder else default_folder())
         except UnsupportedFeature as error:
             self._tell(f"kernels are compiled as they are used: {error}; build a library by scripts/gen_aot_code.sh")
+        if self._library is not None and bounded:
+            self._library = None
+            self._tell("kernels are compiled as they are used: TRITON_DIST_WAIT_TIMEOUT is set, and the kernels of a library "
+                       "wait without a bound; unset it to use the library")
 
     def set_context(self, context: bytes) -> None:
         """What kernels know of the world from now on."""

@@ -19,7 +19,7 @@ from triton_dist.backends.emulator.worlds import ledger
 from triton_dist.backends.emulator.worlds.machine import Machine, default_sms
 from triton_dist.backends.emulator.worlds.meeting import Meetings, VirtualGroup
 from triton_dist.backends.emulator.worlds.process_group import RankTorch, become, installed
-from triton_dist.runtime import state as rank_state
+from triton_dist.runtime import backend as registry, state as rank_state
 from triton_dist.runtime.errors import InvalidArgument
 
 
@@ -144,6 +144,7 @@ def run_ranks(fn: Callable, world_size: int, *args: Any, mode: str = "random", s
         raise InvalidArgument(f"world_size: expected a whole number of at least 1, found {world_size}")
     if not isinstance(nodes, int) or nodes < 0 or nodes and world_size % nodes:
         raise InvalidArgument(f"nodes: expected a number that divides the {world_size} ranks, found {nodes!r}")
+    registry.use("emulator", "a world of virtual ranks")
     world = World(world_size, seed, mode, num_sms or default_sms())
     machine, meetings = Machine(world), Meetings(world)
     machine.ledger = ledger.Ledger([bytearray(ledger.SIZE) for _ in range(world_size)])
