@@ -19,8 +19,9 @@ def compiled(way: str, dtype: str = "bf16"):
     n, k = 256, 64
     width = n // 2 if gated else n
     constants = dict(EXPERTS=256, MASKED=False, COUNTED=True, WEIGHTED=True, GATED=gated, COLUMNS=columns, STAGES=stages,
-                     BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
-    types = dict(x_desc=descriptor(dtype, m, k), w_desc=descriptor(dtype, *((k, n) if columns else (width, k))),
+                     BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, SHORT=m > 64)
+    types = dict(x_desc=descriptor(dtype, m, k), x_short_desc=descriptor(dtype, 64, k),
+                 w_desc=descriptor(dtype, *((k, n) if columns else (width, k))),
                  out_desc=descriptor(dtype, m, width), out=f"*{dtype}", begins="*i32", counts="*i32", tiles="*i32",
                  row_weights="*fp32")
     signature = {name: "constexpr" if name in constants else types.get(name, "i32")
@@ -34,8 +35,9 @@ def compiled(way: str, dtype: str = "bf16"):
 def test_tma_wgmma_and_whole_lines(way):
     text = "\n".join(instructions(compiled(way)))
     assert re.search(TMA_LOAD, text) and re.search(TMA_STORE, text)
-    width = {64: 64 if "silu_mul" in way else 128, 128: 256}[WAYS[way][0]]
-    assert f"wgmma.mma_async.sync.aligned.m64n{width}k16" in text
+    gated, tall = "silu_mul" in way, WAYS[way][0] == 128
+    for width in ([256] if tall else []) + [64 if gated else 128]:              # of tall tiles, and of short ones
+        assert f"wgmma.mma_async.sync.aligned.m64n{width}k16" in text
     assert re.search(r"setmaxnreg\.inc\S*\s+240", text) and re.search(r"setmaxnreg\.dec\S*\s+24", text)
     assert "st.global.v4.b32" in text, "rows of a ragged tile are stored in less than 16 bytes a thread"
 

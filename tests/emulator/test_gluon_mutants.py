@@ -34,9 +34,9 @@ PROTOTYPE = [
      "    else:\n        mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)\n"),
     ("    return it\n\n\n@gluon.jit\ndef _mma(", "    return it, came\n\n\n@gluon.jit\ndef _mma("),
     ("def _multiply(hooks, s, tile, it, lap,", "def _multiply(hooks, s, tile, it, came, lap,"),
-    ("        it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_N)",
-     "        it, came = _multiply(hooks, s, hooks.tile(t), it, came, lap, s.BLOCK_N)"),
-    ("            it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_N // 2)", "            pass"),
+    ("        while t < wide:\n            it = _multiply(hooks, s, hooks.tile(t), it, lap,",
+     "        while t < wide:\n            it, came = _multiply(hooks, s, hooks.tile(t), it, came, lap,"),
+    ("            it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_M, s.BLOCK_N // 2)", "            pass"),
     ("    it = 0\n    lap = 0\n    t = gl.program_id(0)\n", "    it = 0\n    came = 0\n    lap = 0\n    t = gl.program_id(0)\n"),
 ]
 TAIL = "    if s.steps > 0:\n        mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)"

@@ -6,9 +6,12 @@ import torch
 from test_grouped_gemm import BF16, F16, F32, expected, given
 
 import triton_dist
+from triton_dist.backends.emulator import backend as emulator
 from triton_dist.backends.emulator.engine.scheduler import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
+from triton_dist.cores.hopper import grouped_gemm as core
 from triton_dist.ops import grouped_gemm
+from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.testing import assert_matches, poisoned, random_tensor
 
@@ -54,6 +57,59 @@ def test_experts_side_by_side_and_columns():
     """No row between experts, so that what a tile loads is partly the next expert's; weights of contiguous columns."""
     run_ranks(multiplied, 1, "by expert", [3, 70, 0, 64, 129], 64, 72, BF16, None, True, 1, True, num_sms=2)
     run_ranks(multiplied, 1, "by expert", [3, 70, 0, 64, 129], 64, 72, BF16, "silu_mul", True, 1, num_sms=2)
+
+
+@pytest.fixture
+def tall_tiles(monkeypatch):
+    """Tiles of 128 rows, as on a GPU, and so short ones for what is left of an expert."""
+    monkeypatch.setattr(emulator, "_core_tiles", lambda dtype, m: GemmConfig(128, 64, 32, group_m=2, num_warps=8, num_stages=3))
+    monkeypatch.setattr(core, "FEW_ROWS", 0)
+
+
+# What is left after whole tiles of 128 rows: nothing, a short tile, a full short tile, or more; with more than a group before it.
+LEFT = {"short alone": [3, 64, 1], "both": [130, 200, 128, 0, 192], "after groups": [128 * 4 + 7, 5, 128 * 3 + 70],
+        "none": [0, 0], "one of each": [129], "tall alone": [128, 100, 256]}
+
+
+@pytest.mark.usefixtures("tall_tiles")
+@pytest.mark.parametrize("programs", [1, 3, 5])
+@pytest.mark.parametrize("counts", LEFT.values(), ids=LEFT)
+def test_short_tiles(counts, programs):
+    run_ranks(multiplied, 1, "by expert", counts, 40, 136, BF16, "silu_mul", True, num_sms=programs)
+
+
+@pytest.mark.usefixtures("tall_tiles")
+@pytest.mark.parametrize("mode", MODES)
+def test_short_tiles_of_experts_side_by_side(mode):
+    run_ranks(multiplied, 1, "by expert", [130, 70, 0, 64, 129, 5], 104, 200, F16, None, False, 1, mode=mode, seed=2, num_sms=4)
+    run_ranks(multiplied, 1, "masked", [130, 70, 0, 64], 64, 72, BF16, None, True, mode=mode, seed=3, num_sms=2)
+    run_ranks(multiplied, 1, "by expert", [3, 70, 140], 64, 72, BF16, None, True, 1, True, num_sms=2)
+
+
+@pytest.mark.usefixtures("tall_tiles")
+@pytest.mark.parametrize("programs", [1, 2, 7])
+def test_programs_have_equally_many_tiles_of_each_height_in_one_order(programs, monkeypatch):
+    """By the lists that the kernel has written, of which no order between tiles of an expert's columns is lost."""
+    counts, n, lists = [130, 300, 64, 0, 700, 10], 192, []
+
+    def kept(self, out):
+        lists.append(torch.full((self._entries,), -1, dtype=torch.int32))
+        return lists[-1]
+    monkeypatch.setattr(core.Launch, "_tiles", kept)
+    run_ranks(multiplied, 1, "by expert", counts, 32, n, BF16, None, False, num_sms=programs)
+    entries = lists[-1].view(-1, 4).tolist()
+    own = [[tuple(entry) for entry in entries[p::programs] if entry[1] >= 0] for p in range(programs)]
+    for p in range(programs):
+        assert entries[p::programs][:len(own[p])] == [list(entry) for entry in own[p]], "a gap in the list of a program"
+    heights = [[sum((rows <= 64) is short for _, rows, _, _ in mine) for mine in own] for short in (False, True)]
+    assert all(max(many) - min(many) <= 1 for many in heights) and max(map(len, own)) - min(map(len, own)) <= 1
+    every = [entry for mine in own for entry in mine]
+    begins = [0, *torch.tensor([-(-count // 8) * 8 for count in counts]).cumsum(0).tolist()]
+    wanted = {(begins[e] + row, min(128, count - row), e, column) for e, count in enumerate(counts)
+              for row in range(0, count, 128) for column in range(n // 64)}
+    assert len(every) == len(wanted) and set(every) == wanted
+    for mine in own:
+        assert [expert for _, _, expert, _ in mine] == sorted(expert for _, _, expert, _ in mine)
 
 
 def test_no_rows_at_all():

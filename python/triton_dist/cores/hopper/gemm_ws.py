@@ -45,10 +45,11 @@ class Stages:
     BLOCK_K: gl.constexpr
     COLUMNS: gl.constexpr                   # whether columns of the weights, [N, K], are contiguous instead of rows
     PARTS: gl.constexpr
+    SHORT: gl.constexpr                     # whether there are tiles of BLOCK_M // 2 rows
 
     @gluon.constexpr_function
     def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS,
-                 PARTS):
+                 PARTS, SHORT):
         self.a = a
         self.b = b
         self.staging = staging
@@ -64,6 +65,7 @@ class Stages:
         self.BLOCK_K = gl.constexpr(BLOCK_K)
         self.COLUMNS = gl.constexpr(COLUMNS)
         self.PARTS = gl.constexpr(PARTS)
+        self.SHORT = gl.constexpr(SHORT)
 
 
 @aggregate
@@ -117,6 +119,15 @@ def load_rows_of_weights(w_desc, n, k, bar, b, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def _left(s, slot, BLOCK_M: gl.constexpr):
+    """[BLOCK_M, BLOCK_K]: a stage's rows."""
+    view = s.a.index(slot)
+    if BLOCK_M < s.BLOCK_M:
+        view = view.slice(0, BLOCK_M, 0)
+    return view
+
+
+@gluon.jit
 def _weights(s, slot, BLOCK_N: gl.constexpr):
     """[BLOCK_N, BLOCK_K]: a stage's weights, whose rows are contiguous."""
     view = s.b.index(slot)
@@ -135,16 +146,16 @@ def _right(s, slot, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def _load(hooks, w_desc, s, tile, it, lap, BLOCK_N: gl.constexpr):
-    """Loads the operands of a tile of BLOCK_N columns; `it` counts stages, `lap` tiles."""
-    load_bytes: gl.constexpr = (s.BLOCK_M + BLOCK_N) * s.BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
+def _load(hooks, w_desc, s, tile, it, lap, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Loads the operands of a tile of BLOCK_M rows and BLOCK_N columns; `it` counts stages, `lap` tiles."""
+    load_bytes: gl.constexpr = (BLOCK_M + BLOCK_N) * s.BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
     # Late, so that few loads are held up if the addend is not there yet; early enough to hide the time it takes to load.
     handover = gl.maximum(s.steps - HANDOVER, 0)
     for k in range(s.steps):
         slot = it % s.STAGES
         mbarrier.wait(s.empty.index(slot), (it // s.STAGES & 1) ^ 1)
         mbarrier.expect(s.full.index(slot), load_bytes)
-        hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), s.a.index(slot))
+        hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), _left(s, slot, BLOCK_M))
         b = s.b.index(slot) if s.COLUMNS else _weights(s, slot, BLOCK_N)
         hooks.load_weights(w_desc, tile, k * s.BLOCK_K, s.full.index(slot), b, BLOCK_N, s.COLUMNS)
         it += 1
@@ -168,23 +179,25 @@ def _loader(hooks, w_desc, narrow_desc, s):
         dl.trace_stop("wait", lap)
         dl.trace_start("load", lap, tile.chunk)
         if hooks.NARROW and tile.narrow:
-            it = _load(hooks, narrow_desc, s, tile, it, lap, s.BLOCK_N // 2)
+            it = _load(hooks, narrow_desc, s, tile, it, lap, s.BLOCK_M, s.BLOCK_N // 2)
+        elif s.SHORT and hooks.is_short(t):
+            it = _load(hooks, w_desc, s, tile, it, lap, s.BLOCK_M // 2, s.BLOCK_N)
         else:
-            it = _load(hooks, w_desc, s, tile, it, lap, s.BLOCK_N)
+            it = _load(hooks, w_desc, s, tile, it, lap, s.BLOCK_M, s.BLOCK_N)
         dl.trace_stop("load", lap)
         lap += 1
 
 
 @gluon.jit
-def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
-    """Sums a tile of BLOCK_N columns and hands it to the epilogue."""
-    layout: gl.constexpr = acc_layout(s.BLOCK_M, BLOCK_N, s.PARTS)
+def _multiply(hooks, s, tile, it, lap, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Sums a tile of BLOCK_M rows and BLOCK_N columns and hands it to the epilogue."""
+    layout: gl.constexpr = acc_layout(BLOCK_M, BLOCK_N, s.PARTS)
     dl.trace_start("mma", lap, tile.chunk)
-    acc = gl.zeros((s.BLOCK_M, BLOCK_N), gl.float32, layout=layout)
+    acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, layout=layout)
     for k in range(s.steps):
         slot = it % s.STAGES
         mbarrier.wait(s.full.index(slot), it // s.STAGES & 1)
-        acc = warpgroup_mma(s.a.index(slot), _right(s, slot, BLOCK_N), acc, is_async=True, use_acc=k > 0)
+        acc = warpgroup_mma(_left(s, slot, BLOCK_M), _right(s, slot, BLOCK_N), acc, is_async=True, use_acc=k > 0)
         acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
         if k > 0:                       # the wgmma before this one has read its stage
             mbarrier.arrive(s.empty.index((it + s.STAGES - 1) % s.STAGES), count=1)
@@ -204,20 +217,31 @@ def _multiply(hooks, s, tile, it, lap, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def _mma(hooks, s):
-    # Two loops, not one with an `if`: with both widths in one loop the assembler waits behind every wgmma.
+    # A loop for each size of tiles, not one with an `if`: with two sizes in one loop the assembler waits behind every wgmma.
     it = 0
     lap = 0
     t = gl.program_id(0)
     wide = hooks.total
     if hooks.NARROW:
         wide = hooks.wide
-    while t < wide:
-        it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_N)
-        lap += 1
-        t += gl.num_programs(0)
+    if s.SHORT:
+        while t < hooks.total:
+            while hooks.is_tall(t):
+                it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_M, s.BLOCK_N)
+                lap += 1
+                t += gl.num_programs(0)
+            while hooks.is_short(t):
+                it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_M // 2, s.BLOCK_N)
+                lap += 1
+                t += gl.num_programs(0)
+    else:
+        while t < wide:
+            it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_M, s.BLOCK_N)
+            lap += 1
+            t += gl.num_programs(0)
     if hooks.NARROW:
         while t < hooks.total:
-            it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_N // 2)
+            it = _multiply(hooks, s, hooks.tile(t), it, lap, s.BLOCK_M, s.BLOCK_N // 2)
             lap += 1
             t += gl.num_programs(0)
 
@@ -240,13 +264,15 @@ def _storer(hooks, s):
 @gluon.jit
 def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, staging_dtype: gl.constexpr, k,
             STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, COLUMNS: gl.constexpr,
-            PARTS: gl.constexpr = 1):
+            PARTS: gl.constexpr = 1, SHORT: gl.constexpr = False):
     """Runs the three roles over `hooks.total` tiles of BLOCK_M x BLOCK_N with sums of length k.
 
     `narrow_desc` describes the weights in blocks for narrow tiles, of BLOCK_N // 2 columns; where hooks.NARROW is false there are
     none, and it is not used. `w_desc` describes the weights [N, K] in blocks [BLOCK_N, BLOCK_K]; with COLUMNS, where columns are
     contiguous, it describes their transpose [K, N] in blocks [BLOCK_K, BLOCK_N], and there are no narrow tiles.
     The epilogue makes one output of PARTS parts of the accumulator, each of BLOCK_N // PARTS columns.
+    SHORT: tiles may have BLOCK_M // 2 rows. Then hooks `is_tall(t)` and `is_short(t)` say which have, none from hooks.total on;
+    `load` gets a block of A of as many rows, and `finish` an accumulator.
     """
     dtype: gl.constexpr = w_desc.dtype
     a = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
@@ -267,5 +293,5 @@ def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, st
     mbarrier.init(free.index(0), count=1)
     fence_async_shared()
     s = Stages(a, b, staging, full, empty, ready, filled, free, gl.cdiv(k, BLOCK_K), STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
-               COLUMNS, PARTS)
+               COLUMNS, PARTS, SHORT)
     gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, narrow_desc, s)), (_storer, (hooks, s))], [1, 1], [24, 24])

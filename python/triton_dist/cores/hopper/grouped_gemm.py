@@ -8,7 +8,8 @@ import torch
 
 from triton_dist.cores.hopper.descriptors import descriptor, tma_can_read
 from triton_dist.cores.hopper.gather_rows import GatherRows
-from triton_dist.cores.hopper.grouped_gemm_ws import ENTRY, grouped_gemm_ws_kernel
+from triton_dist.cores.hopper.grouped_gemm_ws import grouped_gemm_ws_kernel
+from triton_dist.cores.hopper.tiles_of_experts import ENTRY
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
 
@@ -74,23 +75,25 @@ class Launch:
         pitch = weight.stride(0) // each.stride(0) if experts > 1 else each.shape[0]
         flat = weight.as_strided(((experts - 1) * pitch + each.shape[0], each.shape[1]), each.stride())
         width = c.block_n // (1 + gated)
-        self._most = min(out.shape[0], out.shape[0] // c.block_m + experts) * -(-n // width)
+        most = min(out.shape[0], out.shape[0] // c.block_m + experts) * -(-n // width)
+        programs, short = min(backend().num_sms(), most), c.block_m > 64
+        self._entries = (most + 2 * programs) * ENTRY.value
         block = (c.block_k, c.block_n) if columns else (width, c.block_k)
-        args = (descriptor(x, c.block_m, c.block_k), descriptor(flat, *block), descriptor(out, c.block_m, width), out, begins,
-                counts, row_weights, self._tiles(out), n, k, experts, room, pitch)
+        args = (descriptor(x, c.block_m, c.block_k), descriptor(x, c.block_m // (1 + short), c.block_k),
+                descriptor(flat, *block), descriptor(out, c.block_m, width), out, begins, counts, row_weights,
+                self._tiles(out), n, k, experts, room, pitch)
         options = dict(options, GATED=gated, COLUMNS=columns, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n,
-                       BLOCK_K=c.block_k, GROUP_M=c.group_m, num_warps=c.num_warps)
-        self._launch = backend().prepare(grouped_gemm_ws_kernel, (min(backend().num_sms(), self._most),), args, options,
-                                         varying=8)
+                       BLOCK_K=c.block_k, GROUP_M=c.group_m, SHORT=short, num_warps=c.num_warps)
+        self._launch = backend().prepare(grouped_gemm_ws_kernel, (programs,), args, options, varying=9)
 
     def _tiles(self, out: torch.Tensor) -> torch.Tensor:
-        return torch.empty(self._most * ENTRY.value, dtype=torch.int32, device=out.device)
+        return torch.empty(self._entries, dtype=torch.int32, device=out.device)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor,
                  row_weights: torch.Tensor, out: torch.Tensor, sources: torch.Tensor | None) -> None:
         if self._gather is not None:
             x = self._gather(x, sources, begins)
-        self._launch(x, weight, out, out, begins, counts, row_weights, self._tiles(out))
+        self._launch(x, x, weight, out, out, begins, counts, row_weights, self._tiles(out))
 
 
 def _columns(weight: torch.Tensor) -> bool:
