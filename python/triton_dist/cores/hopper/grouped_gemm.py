@@ -64,6 +64,8 @@ class Launch:
         room, options: as for the portable kernel.
     """
 
+    shortest = 64           # rows of a tile: those that a wgmma has
+
     def __init__(self, config: GemmConfig, tensors: tuple, room: int, gated: bool, **options: Any):
         x, weight, begins, counts, row_weights, out, sources = tensors
         (experts, _, k), n, c, columns = weight.shape, out.shape[1], config, _columns(weight)
@@ -76,7 +78,7 @@ class Launch:
         flat = weight.as_strided(((experts - 1) * pitch + each.shape[0], each.shape[1]), each.stride())
         width = c.block_n // (1 + gated)
         most = min(out.shape[0], out.shape[0] // c.block_m + experts) * -(-n // width)
-        programs, short = min(backend().num_sms(), most), c.block_m > 64
+        programs, short = min(backend().num_sms(), most), c.block_m > self.shortest
         self._entries = (most + 2 * programs) * ENTRY.value
         block = (c.block_k, c.block_n) if columns else (width, c.block_k)
         args = (descriptor(x, c.block_m, c.block_k), descriptor(x, c.block_m // (1 + short), c.block_k),
