@@ -90,6 +90,33 @@ def test_a_repeated_call_is_found_whatever_the_addresses(method, how):
     run_ranks(script, 2)
 
 
+@pytest.mark.parametrize("method", ["portable", "ws"])
+def test_a_repeated_call_is_found_by_an_equal_alignment_only(method):
+    """The lists of a dispatch lie in one tensor, so that their addresses are multiples of 4 bytes."""
+    def at(address, told):
+        """The lists at `address` bytes after a multiple of 16."""
+        found = {}
+        for name, t in told.items():
+            room = torch.empty(t.numel() + 8, dtype=t.dtype)
+            first = (address - room.data_ptr()) % 16 // t.element_size()
+            found[name] = room[first:first + t.numel()].copy_(t)
+            assert found[name].data_ptr() % 16 == address
+        return found
+
+    def script():
+        x, weight, told, rows = given(32, 24, BF16, "by expert")
+        grouped_gemm(x, weight, **at(4, told), method=method)
+        with mock.patch.object(Calls, "_looked_at", side_effect=RuntimeError("looked at again")):
+            for _ in range(2):
+                out = grouped_gemm(x, weight, **at(4, told), method=method)
+            with pytest.raises(RuntimeError, match="looked at again"):
+                grouped_gemm(x, weight, **at(8, told), method=method)
+        triton_dist.synchronize()
+        for e, wanted in expected(x, weight, rows).items():
+            assert_matches(out[rows[e][1]], wanted, k=32)
+    run_ranks(script, 1)
+
+
 def test_each_kind_of_call_is_logged_once_with_its_reason(caplog):
     caplog.set_level(logging.INFO, "triton_dist.plans")
 

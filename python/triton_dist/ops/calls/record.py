@@ -19,7 +19,7 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.state import RankState, Record, state
 
 MOST = 4096                     # of each kind that a record holds; then it forgets that kind
-_ALIGNED = 15                   # plans may rest on the last four bits of an address
+_ALIGNMENT = 15                 # plans may rest on the last four bits of an address
 
 
 def _guards_of(tensors: Sequence) -> Any:
@@ -50,8 +50,8 @@ class Known:
     autocast: the dtype that autocast asked for, where the op follows it.
     """
 
-    __slots__ = ("plan", "group", "_new_out", "same", "count", "careful", "tf32", "wants_grad", "relations", "compared",
-                 "autocast", "device")
+    __slots__ = ("plan", "group", "_new_out", "same", "alignment", "count", "careful", "tf32", "wants_grad", "relations",
+                 "compared", "autocast", "device")
 
     def __init__(self, plan: Plan, group: Group, dtype: torch.dtype, autocast: torch.dtype | None):
         self.plan, self.group, self.autocast = plan, group, autocast
@@ -68,7 +68,7 @@ class Known:
     def learn(self, me: RankState, given: tuple, outputs: list) -> None:
         """Makes it known by the tensors `given`, of which those at the indices `outputs` are written to."""
         self.count, self.compared = me.calls.setdefault(self.group.key, [0]), backend().compares_calls or me.debug
-        self.same = _guards_of(given)
+        self.same, self.alignment = _guards_of(given), [t.data_ptr() & _ALIGNMENT for t in given]
         self.tf32 = backend().allow_tf32() if given[0].dtype == torch.float32 else None
         self.wants_grad = any(t.requires_grad for t in given)           # so it was called without gradients
         self.device = given[0].device
@@ -84,8 +84,8 @@ class Known:
                 and (self.group is world or self.group.usable_in(world)) and self.plan.serves())
 
     def fits(self, at: list) -> bool:
-        """Whether tensors at these addresses are aligned, and lie in each other's memory, as those of the call were."""
-        if any(address & _ALIGNED for address in at):
+        """Whether tensors at these addresses are aligned, and lie in each other's memory, as those of the call."""
+        if [address & _ALIGNMENT for address in at] != self.alignment:
             return False
         for o, i, least, most, distance in self.relations:
             found = at[o] - at[i]
@@ -145,9 +145,8 @@ class CallRecord(Record):
         return known
 
     def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known) -> None:
-        """Remembers a call by its tensors `given`, unless its plan or an address is one that another call may not share."""
-        if (_TRUSTED and not backend().is_capturing() and known.plan.valid()
-                and not any(t.data_ptr() & _ALIGNED for t in given)):
+        """Remembers a call by its tensors `given`, unless its plan is one that another call may not share."""
+        if _TRUSTED and not backend().is_capturing() and known.plan.valid():
             known.learn(me, given, outputs)
             self._remember(key, known)
             self._remember(_by_shapes(key, given), known)
