@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.bench import command
 from triton_dist.bench.model import command as model_command, measure, rows, variants, ways
+from triton_dist.bench.model.decoder import Decoder
+from triton_dist.bench.model.words import ARCHS
 from triton_dist.runtime.groups import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +38,19 @@ def test_every_variant_gives_what_one_rank_gives(phase, ranks, tmp_path):
     assert all(error < 1e-5 for error in row["errors"].values())
     assert row["ratios"][row["best_other"]]["ratio"] == 1 and row["best"].startswith("ours")
     assert all(name in done.stdout for name in variants.VARIANTS[phase])
+
+
+@pytest.mark.full
+def test_compiled_decoding_writes_its_caches_in_place():
+    def script():
+        case = measure.Case("tiny", "decode", 5, 32, 2, torch.float32)
+        group = resolve()
+        shards, h, _, _ = measure._reference(case, group)
+        decoder = Decoder(ARCHS["tiny"], shards, variants.VARIANTS["decode"][variants.ALONE].make(group), 5, 32, group.size)
+        _, (code, *_) = run_and_get_code(torch.compile(decoder.forward, dynamic=False), h)
+        assert "cpp_fused" in code and str(tuple(decoder.caches[0][0].shape)) in code
+        assert f"empty_strided_cpu({tuple(decoder.caches[0][0].shape)}" not in code, "a copy of a whole cache"
+    run_ranks(torch.no_grad()(script), 1)
 
 
 class Wrong(ways.OursWhole):

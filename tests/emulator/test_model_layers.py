@@ -21,6 +21,7 @@ from triton_dist.layers import (
     ParallelEmbedding,
     ParallelLMHead,
     SequenceRMSNorm,
+    StaticKVCache,
     TPAttention,
     rotary,
     vocab_parallel_cross_entropy,
@@ -146,13 +147,29 @@ def test_decoding_with_a_cache_gives_what_the_whole_sequence_gives(world):
     def ranks():
         layer = TPAttention.from_full(block.qkv, block.out, HEADS, KV_HEADS, sequence_parallel=False)
         close(layer(x, angles), expected)
-        cache, found = KVCache(B, layer.kv_heads, S, SIZE, torch.float32, "cpu"), []
-        for start, end in ((0, 4), (4, 5), (5, 6), (6, 9), (9, S)):
-            found.append(layer(x[start:end], tuple(t[start:end] for t in angles), cache))
-        close(torch.cat(found), expected)
-        with pytest.raises(InvalidArgument, match="cache: expected room"):
-            layer(x[:1], None, cache)
+        for kind in (KVCache, StaticKVCache):
+            cache, found = kind(B, layer.kv_heads, S, SIZE, torch.float32, "cpu"), []
+            for start, end in ((0, 4), (4, 5), (5, 6), (6, 9), (9, S)):
+                found.append(layer(x[start:end], tuple(t[start:end] for t in angles), cache))
+            close(torch.cat(found), expected)
+            with pytest.raises((InvalidArgument, IndexError, RuntimeError), match="cache: expected room|index"):
+                layer(x[:1], None, cache)
     run_ranks(ranks, world)
+
+
+def test_one_graph_decodes_at_every_length_with_a_static_cache():
+    """And what is not causal attends to the positions that there are, not to the room for more."""
+    def script():
+        for causal in (True, False):
+            graphs, layer = [], TPAttention.from_full(linear((4 + 2) * SIZE, K, 1), linear(K, 4 * SIZE, 3), 4, 1, causal=causal,
+                                                      sequence_parallel=False)
+            step = torch.compile(layer, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph)
+            plain, static = (kind(B, 1, S, SIZE, torch.float32, "cpu") for kind in (KVCache, StaticKVCache))
+            for t in range(S):
+                x = drawn(1, B, K, seed=t)
+                close(step(x, None, static), layer(x, None, plain))
+            assert len(graphs) == 1 and int(static.length) == S == plain.length
+    run_ranks(torch.no_grad()(script), 1)
 
 
 def test_key_heads_that_several_ranks_hold_are_not_trained():

@@ -17,6 +17,7 @@ from triton_dist.language.extra.language_extra import __shfl_sync_i32 as shuffle
 from triton_dist.language.extra.language_extra import __shfl_up_sync_i32 as shuffle_up
 from triton_dist.language.extra.language_extra import __shfl_xor_sync_i32 as shuffle_xor
 from triton_dist.language.extra.language_extra import __syncthreads, atomic_add, atomic_cas, ld, num_threads, st, tid
+from triton_dist.language import kernels_of_threads
 from triton_dist.language.kernels_of_threads import of_threads
 from triton_dist.runtime.errors import DeviceFault, InvalidArgument
 
@@ -246,3 +247,10 @@ def test_the_checker_finds_a_missing_barrier_between_threads(sync):
 
 def test_a_kernel_of_threads_is_known_by_what_it_reaches():
     assert of_threads(branches) and of_threads(grid_wide) and not of_threads(doubled_or_negative)
+
+
+def test_both_answers_are_kept(monkeypatch):
+    """They are asked for at each launch."""
+    answers = [of_threads(kernel) for kernel in (branches, grid_wide, doubled_or_negative)]
+    monkeypatch.setattr(kernels_of_threads, "_named", None)             # what looks through a function
+    assert [of_threads(kernel) for kernel in (branches, grid_wide, doubled_or_negative)] == answers

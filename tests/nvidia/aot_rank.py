@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """A rank of tests/nvidia/aot.py: ops compiled as they are used, from the library, and in C, side by side."""
 import ctypes
+import faulthandler
 import json
 import os
 import statistics
@@ -302,6 +303,7 @@ def graphs(host: Host, tensors, results: dict) -> None:
             ways = {"Python": python, "C": lambda: call(x, w, b, out), **others}
             captured = {}
             for name, way in ways.items():
+                print(f"capturing {kind} {shape} {name}", flush=True)
                 with triton_dist.prepare_graphs():
                     way()
                 torch.cuda.synchronize()
@@ -334,4 +336,6 @@ def graphs(host: Host, tensors, results: dict) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(150, exit=True)       # kernels of a library wait without a bound: say where
     rank_main(Path(sys.argv[1]))
+    faulthandler.cancel_dump_traceback_later()

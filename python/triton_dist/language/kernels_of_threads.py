@@ -23,18 +23,26 @@ def of_threads(kernel: Any) -> bool:
     fn = getattr(kernel, "fn", kernel)
     while hasattr(fn, "fn"):                            # autotuners and heuristics around a kernel
         fn = fn.fn
-    return isinstance(fn, types.FunctionType) and _reaches(fn, set())
+    if not isinstance(fn, types.FunctionType):
+        return False
+    found = _known.get(fn)
+    if found is None:                                   # asked at each launch, so every answer is kept
+        seen: set = set()
+        found = _reaches(fn, seen)
+        if not found:                                   # then nothing that it calls reaches one
+            _known.update(dict.fromkeys(seen, False))
+    return found
 
 
 def _reaches(fn: types.FunctionType, seen: set) -> bool:
     if fn in _known:
         return _known[fn]
-    if fn in seen:
+    if fn in seen:                                      # of a cycle: the function that began it decides
         return False
     seen.add(fn)
     found = any(_marked(value, seen) for value in _named(fn))
-    if found or len(seen) == 1:                         # inside a cycle "no" may be premature
-        _known[fn] = found
+    if found:
+        _known[fn] = True
     return found
 
 

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """nn.Modules over the ops."""
-from triton_dist.layers.attention import KVCache, TPAttention, rotary
+from triton_dist.layers.attention import KVCache, StaticKVCache, TPAttention, rotary
 from triton_dist.layers.linear import AGGemm, ColumnLinear, GemmAR, GemmRS
 from triton_dist.layers.mlp import TPMLP
 from triton_dist.layers.moe import EPMoE
@@ -13,6 +13,6 @@ from triton_dist.layers.vocabulary import ParallelEmbedding, ParallelLMHead, voc
 
 __all__ = [
     "AGGemm", "AllReduceRMSNorm", "ColumnLinear", "EPMoE", "GemmAR", "GemmRS", "KVCache", "ParallelEmbedding", "ParallelLMHead",
-    "SequenceRMSNorm", "TPAttention", "TPMLP", "TPMoE", "TopKRouter", "replicated", "rotary", "summed",
+    "SequenceRMSNorm", "StaticKVCache", "TPAttention", "TPMLP", "TPMoE", "TopKRouter", "replicated", "rotary", "summed",
     "vocab_parallel_cross_entropy",
 ]

@@ -26,7 +26,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 
 class KVCache:
-    """Keys and values of this rank's heads, for decoding.
+    """Keys and values of this rank's heads, for decoding. Attention reads as much as there is, so a compiled graph is of one length.
 
     Args:
         batch, kv_heads, capacity, head_size: of the tensors [batch, kv_heads, capacity, head_size]. kv_heads: this rank's.
@@ -44,6 +44,48 @@ class KVCache:
             raise InvalidArgument(f"cache: expected room for {end} positions, found {self.keys.shape[2]}; make it larger")
         self.keys[:, :, start:end], self.values[:, :, start:end], self.length = key, value, end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def mask(self, queries: int, causal: bool) -> torch.Tensor | None:
+        """Which of the positions that `add` gave the newest `queries` attend to, bool [queries, positions].
+
+        None: each to all, or, where they are all that there are, as `causal` says.
+        """
+        before = self.length - queries
+        if not causal or queries == 1 or not before:
+            return None
+        places = torch.arange(self.length, device=self.keys.device)
+        return places <= places[before:, None]
+
+
+class StaticKVCache(KVCache):
+    """A KVCache whose shapes never change, for torch.compile and CUDA graphs: one graph serves all positions.
+
+    Its `length`, int64 [1], is on the device, and attention reads the whole capacity under a mask. The host does not know the
+    length, so it is on the caller to stay within the capacity: beyond it torch reports an index out of range.
+
+    Example:
+        step = torch.compile(attention, fullgraph=True)
+        y = step(x, angles, cache)                          # any number of times
+        cache.length.zero_()                                # for the next sequences
+    """
+
+    def __init__(self, batch: int, kv_heads: int, capacity: int, head_size: int, dtype: torch.dtype, device: Any):
+        super().__init__(batch, kv_heads, capacity, head_size, dtype, device)
+        self.length = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def add(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends [batch, kv_heads, S, head_size]; returns the whole tensors, [batch, kv_heads, capacity, head_size]."""
+        places = self.length + torch.arange(key.shape[2], device=self.length.device)
+        self.keys.index_copy_(2, places, key)
+        self.values.index_copy_(2, places, value)
+        self.length.add_(key.shape[2])
+        return self.keys, self.values
+
+    def mask(self, queries: int, causal: bool) -> torch.Tensor:
+        """Which positions the newest `queries` attend to, bool [queries, capacity]."""
+        places = torch.arange(self.keys.shape[2], device=self.length.device)
+        ends = torch.arange(1 - queries, 1, device=self.length.device) if causal else places.new_zeros(queries)
+        return places < (self.length + ends)[:, None]
 
 
 class TPAttention(nn.Module):
@@ -98,7 +140,8 @@ class TPAttention(nn.Module):
             x: [S / W, B, H] or, with sequence_dim 1, [B, S / W, H]; [S / W, H] for a batch of one. Where it is not sequence
                 parallel, S in place of S / W.
             angles: (cos, sin) [S, head_size] of `rotary` for the positions of the whole sequence, or None.
-            cache: keys and values of positions before these, to which those of x are added, or None.
+            cache: keys and values of positions before these, to which those of x are added, or None. A StaticKVCache for
+                torch.compile and CUDA graphs.
         """
         y = self.qkv(x)
         dim = self.qkv.sequence_dim
@@ -107,16 +150,12 @@ class TPAttention(nn.Module):
         q, k, v = (t.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for t in y.split(self.qkv.parts, -1))
         if angles is not None:
             q, k = _rotated(q, *angles), _rotated(k, *angles)
-        before = 0
-        if cache is not None:
-            before = cache.length
-            k, v = cache.add(k, v)
         mask = None
-        if self.causal and before and q.shape[2] > 1:
-            places = torch.arange(k.shape[2], device=q.device)
-            mask = places[None, :] <= places[before:, None]
+        if cache is not None:
+            k, v = cache.add(k, v)
+            mask = cache.mask(q.shape[2], self.causal)
         done = nn.functional.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=self.causal and not before and q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
+            q, k, v, mask, is_causal=self.causal and mask is None and q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
         done = done.transpose(1, 2).flatten(2)                                  # [B, S, heads * head_size]
         done = done if dim else done.transpose(0, 1)
         return self.out(done.squeeze(1 - dim) if x.ndim == 2 else done)

@@ -57,6 +57,14 @@ class TensorMaps(dict):
         return where
 
 
+def _waits_its_turn(compiled: Any) -> bool:
+    """Whether the kernel waits by itself for the kernel ahead of it. Kept with it: its text is long, and plans are many."""
+    found = vars(compiled).get("_tdist_waits_its_turn")
+    if found is None:
+        found = compiled._tdist_waits_its_turn = "griddepcontrol.wait" in compiled.asm["ptx"]
+    return found
+
+
 class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
@@ -79,7 +87,7 @@ class BoundLaunch:
             self._add(position, arg, kind, metas)
         self._cells += [ctypes.c_uint64(0), ctypes.c_uint64(0)]                # scratch pointers
         self._params = (ctypes.c_void_p * len(self._cells))(*[ctypes.addressof(cell) for cell in self._cells])
-        cooperative, overlapping = bool(meta.launch_cooperative_grid), "griddepcontrol.wait" in compiled.asm["ptx"]
+        cooperative, overlapping = bool(meta.launch_cooperative_grid), _waits_its_turn(compiled)
         self._attribute = _Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,))
         self._config = _Config((*grid, 1, 1)[:3], (32 * meta.num_warps, 1, 1), meta.shared, None,
                                ctypes.pointer(self._attribute), int(cooperative or overlapping))

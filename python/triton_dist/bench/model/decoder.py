@@ -76,9 +76,9 @@ class Decoder:
         if cached:
             generator = torch.Generator(device=device()).manual_seed(99)
             shape = (2, rows, arch.kv_heads, cached, arch.head_size)
-            for _ in layers:
+            for _ in layers:                        # keys, values: a write to a part of one tensor would be compiled to copies
                 whole = torch.empty(shape, dtype=torch.bfloat16, device=device()).normal_(generator=generator).to(dtype)
-                self.caches.append(whole.chunk(share, 2)[way.rank].contiguous())
+                self.caches.append(tuple(part.contiguous() for part in whole.chunk(share, 2)[way.rank]))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         """h: the rows that this rank has between layers."""

@@ -9,6 +9,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Iterable
 
@@ -58,7 +59,7 @@ class Shape:
     def __str__(self) -> str:
         return f"{self.op} {self.dtype} M={self.m} N={self.n} K={self.k}"
 
-    @property
+    @cached_property
     def kind(self) -> tuple:
         """Its class: sizes to the nearest power of two. A shape without figures of its own takes those of its class."""
         return (self.op, self.dtype, *(round(math.log2(max(1, size))) for size in (self.m, self.n, self.k)))
