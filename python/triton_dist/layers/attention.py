@@ -26,7 +26,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 
 class KVCache:
-    """Keys and values of this rank's heads, for decoding. Attention reads as much as there is, so a compiled graph is of one length.
+    """Keys and values of this rank's heads, for decoding. Attention reads what there is, so a compiled graph is of one length.
 
     Args:
         batch, kv_heads, capacity, head_size: of the tensors [batch, kv_heads, capacity, head_size]. kv_heads: this rank's.
