@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Iterator
 
 import torch
-from stress_cases import OPS, Case, emulator_cases, gpu_cases, make, placed
 
 import triton_dist
 from triton_dist.bench.host import commit, device_name
@@ -31,6 +30,8 @@ from triton_dist.runtime.console import printable
 from triton_dist.runtime.groups import Group, TorchGroup, resolve
 from triton_dist.runtime.state import state
 from triton_dist.testing import random_tensor
+
+from stress_cases import OPS, Case, emulator_cases, gpu_cases, make, placed
 
 COLLECTIVE_EVERY, LATE_EVERY, MOST_LINES = 16, 8, 40
 BITS = torch.int16                          # results are compared as bits: NaN differs from NaN's absence

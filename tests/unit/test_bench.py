@@ -139,6 +139,8 @@ def test_names_sets_and_sizes():
     assert [(s.m, s.n, s.k) for s in found] == [(8192, 4096, 14336), (16384, 16384, 53248), (8192, 8192, 29568)]
     small = shapes.parse(["small"], "ag_gemm", 4, emulated=False)
     assert {s.m for s in small} == {4, 8, 16, 32, 64, 128, 256, 512}
+    odd, = shapes.parse(["8B@3"], "gemm_ar", 2, emulated=True)
+    assert (odd.name, odd.m, odd.n, odd.k) == ("8B@3", 3, 4096, 14336)
     assert all(s.m <= 128 for s in shapes.parse([], "ag_gemm", 3, emulated=True))
 
 

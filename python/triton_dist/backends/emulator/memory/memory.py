@@ -81,7 +81,7 @@ class Memory(Segments):
         if segment is not None and hi + size <= segment.end:
             self.observe(kind, segment, addresses, None, None, size, sem, scope)
             flat, start = segment.view(known.torch)
-            return [(flat, (addresses - start) // size if size > 1 else addresses - start, None)]
+            return [(flat, (addresses - start) >> size.bit_length() - 1, None)]
         found, (bases, segments) = [], self._map
         owner = np.searchsorted(np.array(bases, np.int64), raw, side="right") - 1
         for i in np.unique(owner):
@@ -94,7 +94,7 @@ class Memory(Segments):
                 raise self._outside(last, size, kind)
             self.observe(kind, segments[i], some, None, None, size, sem, scope)
             flat, start = segments[i].view(known.torch)
-            found.append((flat, (some - start) // size, chosen))
+            found.append((flat, (some - start) >> size.bit_length() - 1, chosen))
         return found
 
     def load_points(self, addresses: torch.Tensor, known: Info, sem: Any = None, scope: Any = None) -> torch.Tensor:
@@ -229,7 +229,7 @@ class Memory(Segments):
         if segment is None or hi + 4 > segment.end:
             return torch.tensor([self.peek(address, 32) for address in addresses.tolist()], dtype=torch.int32)
         flat, start = segment.view(torch.int32)
-        return flat.index_select(0, (addresses - start) // 4)
+        return flat.index_select(0, (addresses - start) >> 2)
 
     def watch(self, addresses: Any) -> None:
         """Block writes that cover these words will wake(address), until unwatch."""

@@ -194,12 +194,15 @@ def _ll_store(packets: int) -> Callable:
     def ll_store(address: Any, data: Any, flag: Any, pred: Any) -> Any:
         shape, (at, words, high, on) = lanes(address, data, flag, pred)
         running, keep = scheduler.active(), on != 0
+        if not bool(keep.all()):
+            at, words, high = at[keep], words[keep], high[keep]
+        high = high << 32
         for i in range(packets):             # of a pair, one may be seen before the other
             running.point()
             running.current.polled = None
-            if bool(keep.any()):
-                packet = (words >> 32 * i & 0xFFFFFFFF) | high << 32
-                memory.active().store_points(at[keep] + 8 * i, _PACKET, packet[keep], "packet", "sys")
+            if at.numel():
+                packet = (words >> 32 * i & 0xFFFFFFFF) | high
+                memory.active().store_points(at + 8 * i, _PACKET, packet, "packet", "sys")
         return filled(_ZERO, shape) if shape else _ZERO
     return ll_store
 
@@ -210,14 +213,19 @@ def _ll_load(packets: int) -> Callable:
     def ll_load(address: Any, flag: Any, pred: Any) -> Any:
         shape, (at, wanted, on) = lanes(address, flag, pred)
         running, mem = scheduler.active(), memory.active()
-        keep, out = on != 0, torch.zeros(at.shape, dtype=torch.int64)
-        some, want = at[keep], wanted[keep].to(torch.int32)
+        keep = on != 0
+        every = bool(keep.all())
+        some, want = (at, wanted) if every else (at[keep], wanted[keep])
+        want, found = want.to(torch.int32), torch.zeros(some.shape, dtype=torch.int64)
         for i in range(packets):
             running.point()
             if some.numel():
-                for late, flag in zip((some + 8 * i + 4).tolist(), want.tolist()):   # flags lie in the packets' upper halves
-                    wait_word(late, 32, "eq", lambda: mem.peek(late, 32) == flag, flag)
-                out[keep] |= (mem.load_points(some + 8 * i, _PACKET, "packet", "sys") & 0xFFFFFFFF) << 32 * i
+                late = some + 8 * i + 4      # flags lie in the packets' upper halves
+                if not torch.equal(mem.glance(late), want):
+                    for address, flag in zip(late.tolist(), want.tolist()):
+                        wait_word(address, 32, "eq", lambda: mem.peek(address, 32) == flag, flag)
+                found |= (mem.load_points(some + 8 * i, _PACKET, "packet", "sys") & 0xFFFFFFFF) << 32 * i
+        out = found if every else torch.zeros(at.shape, dtype=torch.int64).masked_scatter_(keep, found)
         return Tensor(out.to(known.torch).view(shape), known.ty) if shape else IntScalar(wrap(int(out[0]), known), known.ty)
     return ll_load
 

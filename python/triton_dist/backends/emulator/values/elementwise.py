@@ -58,6 +58,10 @@ def _signed_div(x: Any, y: Any) -> torch.Tensor:
 
 
 def _shift(name: str, x: Any, y: Any, known: Info, left_signed: bool) -> torch.Tensor:
+    if isinstance(y, int) and 0 <= y < known.bits:
+        if name == "lshift":
+            return x << y
+        return x >> y if left_signed else _unsigned(np.right_shift, x, y, known)
     some = x if isinstance(x, torch.Tensor) else y
     x, y = _tensor_of(x, some), _tensor_of(y, some)
     over = (y < 0) | (y >= known.bits)
