@@ -16,6 +16,7 @@ import zlib
 import pytest
 import triton
 from hypothesis import HealthCheck, settings
+from process_state import changes, process_state
 
 from triton_dist.backends.emulator.engine.order import MODES
 
@@ -26,6 +27,15 @@ KERNELS = ("kernel", "name", "which", "hops", "hop")           # parameters by w
 # The time of one example says how busy the machine is. It does not say whether the example is right.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
+
+
+@pytest.fixture(autouse=True)
+def leaves_the_process_as_it_was():
+    """Else another test fails, in some orders only."""
+    before = process_state()
+    yield
+    left = changes(before, process_state())
+    assert not left, "\n".join(["left behind by the test (use monkeypatch, or config.patch for settings of torch):", *left])
 
 
 @pytest.fixture(scope="session")

@@ -273,9 +273,8 @@ def test_what_cannot_be_replaced_stays_with_a_reason():
     run("kept")
 
 
-def test_another_pass_runs_first_or_is_refused(monkeypatch):
+def test_another_pass_runs_first_or_is_refused():
     from torch._inductor import config
-    monkeypatch.setattr(config, "force_disable_caches", True)
     seen = []
 
     class Other(inductor.CustomGraphPass):
@@ -285,15 +284,15 @@ def test_another_pass_runs_first_or_is_refused(monkeypatch):
         def uuid(self):
             return "other"
     other = Other()
-    monkeypatch.setattr(config, "post_grad_custom_pre_pass", other)
-    report = inductor.enable()
-    assert torch.compile(lambda x: x + 1)(torch.ones(3)).tolist() == [2, 2, 2] and len(seen) == 1
-    assert not report.replaced and config.post_grad_custom_pre_pass.uuid()[1] == "other"
-    inductor.disable()
-    assert config.post_grad_custom_pre_pass is other
-    monkeypatch.setattr(config, "post_grad_custom_pre_pass", lambda graph: None)
-    with pytest.raises(InvalidArgument, match="expected None or a CustomGraphPass, found function"):
-        inductor.enable()
+    with config.patch(force_disable_caches=True, post_grad_custom_pre_pass=other):
+        report = inductor.enable()
+        assert torch.compile(lambda x: x + 1)(torch.ones(3)).tolist() == [2, 2, 2] and len(seen) == 1
+        assert not report.replaced and config.post_grad_custom_pre_pass.uuid()[1] == "other"
+        inductor.disable()
+        assert config.post_grad_custom_pre_pass is other
+    with config.patch(post_grad_custom_pre_pass=lambda graph: None):
+        with pytest.raises(InvalidArgument, match="expected None or a CustomGraphPass, found function"):
+            inductor.enable()
 
 
 if __name__ == "__main__":

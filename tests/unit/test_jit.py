@@ -88,7 +88,8 @@ def test_decorator_takes_tritons_options():
 
 
 def test_interpreter_variable_does_not_replace_the_function(monkeypatch):
-    monkeypatch.setattr(knobs.runtime, "interpret", True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert knobs.runtime.interpret
 
     @jit
     def kernel(x):

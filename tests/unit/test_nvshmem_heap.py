@@ -109,7 +109,8 @@ def fake(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(nvshmem.nvshmem_library, "library", lambda capability: (f"library for sm_{capability}", "3.4.5"))
-    monkeypatch.delenv("NVSHMEM_SYMMETRIC_SIZE", raising=False)
+    monkeypatch.setenv("NVSHMEM_SYMMETRIC_SIZE", "")            # so that it is put back
+    monkeypatch.delenv("NVSHMEM_SYMMETRIC_SIZE")
     return made
 
 

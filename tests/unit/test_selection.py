@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
+TESTS = Path(__file__).resolve().parents[1]
 FILE = '''
 import pytest
 
@@ -35,8 +35,9 @@ def selected(folder, *words):
 
 
 def test_one_mode_and_two_sizes_of_each_family(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    full: all of it\n")
-    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    full: all of it\n")
+    for name in ("conftest.py", "process_state.py"):
+        (tmp_path / name).write_text((TESTS / name).read_text())
     (tmp_path / "test_some.py").write_text(FILE)
     found = selected(tmp_path, "-m", "not full")
     assert found == selected(tmp_path, "-m", "not full") and len(selected(tmp_path)) == 21 + 5 + 2 + 3
