@@ -10,7 +10,7 @@
 A program has two identities: one for accesses of the whole block, one for scalar accesses, which a single thread makes. A
 release by that single thread publishes its own accesses, and those of the block up to the last CTA barrier (protocol rule 1).
 """
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 
@@ -57,52 +57,51 @@ class Thread:
     accesses of the block.
     """
 
+    cta: Any = None
+    home: Optional["Thread"] = None          # the stream that launched it
+    fenced = loops = 0
+    loads: Optional[np.ndarray] = None       # KNOWS of loads, while `tokens` has entries
+    # Of an asynchronous operation: the thread that issued it, and the (identity, moment) of that thread afterwards. Of a
+    # SHMEM transfer also the number of fences before it (None for a get), its PE, and the quiet() calls of its rank.
+    issuer: Optional["Thread"] = None
+    after_issue: tuple = ()
+    phase: Any = False
+    pe = -1
+    quiets: Sequence = ()
+    stack: tuple = ()                        # of what it does, where no kernel frame runs
+    what = ""
+    together = False                         # the last of its warps makes the next release: the others have made theirs
+    stale: Sequence = ()                     # (start, end, name) of freed heap ranges that its arguments point to
+    ahead: Optional[np.ndarray] = None       # what it will know after gdc_wait, until it calls that
+    # Of a stream: what a kernel knows that overlaps the stream's last operation, and one that overlaps the present one.
+    beside: Optional[np.ndarray] = None
+    early: Optional[np.ndarray] = None
+
     def __init__(self, name: str, rank: int, kind: str, tid: int, head: int, clk: int, head_clk: int,
                  clocks: np.ndarray):
         self.name, self.rank, self.kind = name, rank, kind
-        self.tid, self.head, self.clk, self.head_clk, self.fenced = tid, head, clk, head_clk, 0
+        self.tid, self.head, self.clk, self.head_clk = tid, head, clk, head_clk
+        self.split = head != tid
         self.C = clocks
-        self.cta: Any = None
-        self.home: Optional[Thread] = None           # the stream that launched it
         self.ids: list = []                          # (tid, clk) of its finished copies, which it may use again
         self.events: dict = {}                       # of the present moment, by kind and statement
         self.fences: dict = {}                       # scope level -> [KNOWS, SEEN] at the last release fence
         self.relaxed: dict = {}                      # scope level -> what an acquire fence of this scope would add to KNOWS
-        self.loops = 0
         self.tokens: list = []                       # [Token] of waits in the loops it is in
         self.given: dict = {}                        # id -> token, of all its waits
-        self.loads: Optional[np.ndarray] = None      # KNOWS of loads, while `tokens` has entries
         self.weak: list = []                         # (clock, why, stack) of signals that it saw and that gave no edge, in order
         self.passed: list = []                       # waits that are over, in order
         self.failed: dict = {}                       # address -> stack of the last compare-and-swap there, if that failed
         self.orders: list = []                       # ("fence" or "quiet", its moment, its stack) of SHMEM calls
-        # Of an asynchronous operation: the thread that issued it, and the (identity, moment) of that thread afterwards. Of a
-        # SHMEM transfer also the number of fences before it (None for a get), its PE, and the quiet() calls of its rank.
-        self.issuer: Optional[Thread] = None
-        self.after_issue: tuple = ()
-        self.phase: Any = False
-        self.pe = -1
-        self.quiets: list = []
-        self.stack: tuple = ()                       # of what it does, where no kernel frame runs
-        self.what = ""
-        self.together = False                        # the last of its warps makes the next release: the others have made theirs
-        self.stale: list = []                        # (start, end, name) of freed heap ranges that its arguments point to
-        self.ahead: Optional[np.ndarray] = None      # what it will know after gdc_wait, until it calls that
-        # Of a stream: what a kernel knows that overlaps the stream's last operation, and one that overlaps the present one.
-        self.beside: Optional[np.ndarray] = None
-        self.early: Optional[np.ndarray] = None
         self._set_own()
 
-    @property
-    def split(self) -> bool:
-        return self.head != self.tid
-
     def _set_own(self) -> None:
-        for row in (KNOWS, SEEN):
-            self.C[row, self.tid] = self.clk
-            self.C[row, self.head] = self.head_clk if self.split else self.clk
+        clocks, tid, head = self.C, self.tid, self.head
+        clocks[KNOWS, tid] = clocks[SEEN, tid] = self.clk
+        if head != tid:
+            clocks[KNOWS, head] = clocks[SEEN, head] = self.head_clk
         if self.loads is not None:
-            self.loads[self.tid], self.loads[self.head] = self.C[KNOWS, self.tid], self.C[KNOWS, self.head]
+            self.loads[tid], self.loads[head] = clocks[KNOWS, tid], clocks[KNOWS, head]
 
     def fit(self, width: int) -> None:
         """Makes room for `width` identities."""
@@ -119,9 +118,8 @@ class Thread:
     def learn(self, known: np.ndarray, loads: bool = True) -> None:
         """KNOWS and SEEN from [KNOWS, SEEN]; not the proxies, which need a fence."""
         self.fit(known.shape[1])
-        n = known.shape[1]
-        np.maximum(self.C[KNOWS, :n], known[0], out=self.C[KNOWS, :n])
-        np.maximum(self.C[SEEN, :n], known[1], out=self.C[SEEN, :n])
+        own = self.C[KNOWS:SEEN + 1:SEEN, :known.shape[1]]
+        np.maximum(own, known, out=own)
         if self.loads is not None and loads:
             self.loads = joined(self.loads, known[0])
 
@@ -199,10 +197,8 @@ class Thread:
 
     def advance(self) -> None:
         """A new moment of the block and of its single thread: later accesses come after what another thread has been told."""
+        self.head_clk += self.split
         self.step()
-        if self.split:
-            self.head_clk += 1
-            self._set_own()
 
     def begin(self) -> None:
         """A program starts after a kernel boundary, which is a fence of all scopes, and the proxies may rely on all."""
@@ -256,7 +252,7 @@ class Clocks:
         """(tid, first moment) for a new thread: an identity whose last user `knows` [rows, width] to have ended, or a new one."""
         for pool in (own or [], self._free.get(rank, [])):
             for i, (tid, clk) in enumerate(pool[:_LOOKED]):
-                if tid < knows.shape[1] and (knows[:, tid] >= clk).all():
+                if tid < knows.shape[1] and min(knows[:, tid].tolist()) >= clk:
                     pool.pop(i)
                     return tid, clk + 1
         tid = self._next

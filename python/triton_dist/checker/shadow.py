@@ -50,11 +50,11 @@ class States:
         if event.write and not event.strong:
             made = (event, (), (), ())
         elif event.write:
-            made = (write, (*(e for e in atoms if not known(e)), event), reads, polls)
+            made = (write, (*[e for e in atoms if not known(e)], event), reads, polls)
         elif event.strong:
-            made = (write, atoms, reads, (*(e for e in polls if not known(e)), event))
+            made = (write, atoms, reads, (*[e for e in polls if not known(e)], event))
         else:
-            made = (write, atoms, (*(e for e in reads if not known(e)), event), polls)
+            made = (write, atoms, (*[e for e in reads if not known(e)], event), polls)
         number = self._numbers.get(made)
         if number is None:
             number = self._numbers[made] = len(self._states)
@@ -120,8 +120,8 @@ def _geometry(offset: int, shape: tuple, steps: tuple, size: int, grain: int) ->
 def touch(ids: np.ndarray, index: Optional[np.ndarray], event: Event, after: Callable[[int], int]) -> None:
     """Moves the states of a block (or of ids[index]) to what follows `event`; after(state) gives states not known yet."""
     now = ids if index is None else ids[index]
-    first = int(now.flat[0])
-    if (now == first).all():
+    first = now.item(0)
+    if np.logical_and.reduce(now == first, axis=None):          # ndarray.all() takes longer, and most blocks are small
         new = event.following.get(first)
         if new is None:
             new = after(first)

@@ -44,6 +44,8 @@ def kernel_stack(frame: Any = None) -> tuple:
     frame = frame or sys._getframe(1)
     while frame is not None and MARK not in frame.f_globals:
         frame = frame.f_back
+    if frame is None:
+        return ()
     key: list = []
     inner = frame
     while frame is not None and MARK in frame.f_globals:
