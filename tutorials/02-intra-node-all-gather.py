@@ -38,7 +38,7 @@ def by_copies(x: torch.Tensor, gathered: list, flags: list, rank: int, call: int
         backend().write_value32(flags[peer], rank, call, stream)
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])          # or a number such as 16 would be compiled for itself
 def await_all(flags, call):
     """One program: returns when the flags of all ranks have reached the call's number."""
     dl.wait(flags, dl.num_ranks(), "sys", "acquire", call, "ge")
@@ -52,7 +52,7 @@ def await_all(flags, call):
 # parts should not be too small. Every program then waits for the same part of one peer: when the kernel is over, all is there.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])
 def push(x, gathered, flags, elements, call, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     hop, part, me = tl.program_id(0), tl.program_id(1), dl.rank()
     peer = (me + hop) % dl.num_ranks()

@@ -33,7 +33,7 @@ from triton_dist.testing import milliseconds, plot
 # fence is needed. The flag is the sender's own word, and holds the number of the call; a sender may be one ahead.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])
 def flat(gathered, flags, nbytes, call):
     peer, me = tl.program_id(0), shmem.my_pe()
     mine = gathered.to(tl.pointer_type(tl.int8)) + me * nbytes
@@ -52,7 +52,7 @@ def flat(gathered, flags, nbytes, call):
 # once for each other node, instead of once for each of its ranks.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])
 def two_levels(gathered, flags, nbytes, call, per_node):
     node, place, me = tl.program_id(0), tl.program_id(1), shmem.my_pe()
     own_node, own_place = me // per_node, me % per_node

@@ -32,7 +32,7 @@ from triton_dist.testing import milliseconds, plot
 # read, and waits until all have, since the owners may then overwrite their rows. Flags hold the number of the call.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])
 def pull(rows, out, ready, done, n, call, BLOCK: tl.constexpr):
     part, me, world = tl.program_id(0), dl.rank(), dl.num_ranks()
     offsets = part * BLOCK + tl.arange(0, BLOCK)
@@ -58,7 +58,7 @@ def pull(rows, out, ready, done, n, call, BLOCK: tl.constexpr):
 # inboxes are double, by the parity of the call.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])
 def ring(rows, out, inbox, arrived, n, call, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     part, me, world = tl.program_id(0), dl.rank(), dl.num_ranks()
     offsets = part * BLOCK + tl.arange(0, BLOCK)

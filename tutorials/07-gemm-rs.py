@@ -54,7 +54,7 @@ def product(x, weight, row, column, rows, n, k, BLOCK_M: tl.constexpr, BLOCK_N: 
 # The inbox is double, by the parity of the call: rank r may still sum call n while call n + 1 arrives.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])
 def gemm_rs(x, weight, out, inbox, flags, call, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     me, world = dl.rank(), dl.num_ranks()
     tiles_n = tl.cdiv(n, BLOCK_N)

@@ -37,7 +37,7 @@ import triton_dist.language as dl
 # can start the next call, and store again, too early.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])
 def hand_on(x, inbox, full, free, out, call, MEND: tl.constexpr, BLOCK: tl.constexpr):
     offsets, me, world = tl.arange(0, BLOCK), dl.rank(), dl.num_ranks()
     following, previous = (me + 1) % world, (me + world - 1) % world

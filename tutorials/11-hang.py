@@ -29,7 +29,7 @@ import triton_dist.language as dl  # noqa: E402
 # Every rank sends its number and that of the call to the next one. Without `MEND` the signal of the second call is wrong.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["call"])
 def ring(inbox, flag, out, call, MEND: tl.constexpr):
     successor = (dl.rank() + 1) % dl.num_ranks()
     tl.store(dl.symm_at(inbox, successor), 100 * call + dl.rank())
