@@ -35,6 +35,16 @@ def started(*command: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """Runs the command on virtual ranks: what it prints."""
+    def run_command(*words: str, ranks: int = 2) -> str:
+        monkeypatch.setenv("RANK", "0")         # of a rank that has been started
+        assert run_ranks(lambda: command.main(list(words)), ranks, heap=False) == [0] * ranks
+        return capsys.readouterr().out
+    return run_command
+
+
 def test_bench_starts_its_ranks_and_writes_a_result(tmp_path):
     printed = started(sys.executable, "-m", "triton_dist.bench", "ag_gemm", "--nproc_per_node", "2", "--shapes",
                       "48,40,64", "--rounds", "2", "--iters", "1", "--out", str(tmp_path))
@@ -47,9 +57,9 @@ def test_bench_starts_its_ranks_and_writes_a_result(tmp_path):
     assert json.loads((folder / "host.json").read_text())["comparable"] is False
 
 
-def test_bench_of_a_collective(tmp_path):
-    printed = started(sys.executable, "-m", "triton_dist.bench", "all_reduce", "--nproc_per_node", "2", "--sizes", "256:1K",
-                      "102", "--methods", "auto,push", "--rounds", "2", "--iters", "1", "--out", str(tmp_path))
+def test_bench_of_a_collective(tmp_path, bench):
+    printed = bench("all_reduce", "--sizes", "256:1K", "102", "--methods", "auto,push", "--rounds", "2", "--iters", "1",
+                    "--out", str(tmp_path))
     folder, = tmp_path.iterdir()
     rows = json.loads((folder / "all_reduce.json").read_text())
     assert [row["bytes"] for row in rows] == [256, 512, 1024, 100]
@@ -60,10 +70,10 @@ def test_bench_of_a_collective(tmp_path):
     assert rows[0]["us_peers"]["symm_one_shot"] is None
 
 
-def test_bench_of_gemm_ar(tmp_path):
+def test_bench_of_gemm_ar(tmp_path, bench):
     """Of rows that do not divide by the world size, too."""
-    printed = started(sys.executable, "-m", "triton_dist.bench", "gemm_ar", "--nproc_per_node", "2", "--shapes", "1,72,64",
-                      "3,104,96", "--methods", "auto,unfused", "--rounds", "2", "--iters", "3", "--out", str(tmp_path))
+    printed = bench("gemm_ar", "--shapes", "1,72,64", "3,104,96", "--methods", "auto,unfused", "--rounds", "2",
+                    "--iters", "3", "--out", str(tmp_path))
     folder, = tmp_path.iterdir()
     rows = json.loads((folder / "gemm_ar.json").read_text())
     assert [(row["m"], row["n"], row["k"]) for row in rows] == [(1, 72, 64), (3, 104, 96)]
@@ -74,9 +84,9 @@ def test_bench_of_gemm_ar(tmp_path):
         assert row["us_peers"]["symm_two_shot"] is None
 
 
-def test_bench_of_the_norm(tmp_path):
-    printed = started(sys.executable, "-m", "triton_dist.bench", "all_reduce_rmsnorm", "--nproc_per_node", "2", "--shapes",
-                      "2,40", "3,24,16", "--rounds", "2", "--iters", "2", "--out", str(tmp_path))
+def test_bench_of_the_norm(tmp_path, bench):
+    printed = bench("all_reduce_rmsnorm", "--shapes", "2,40", "3,24,16", "--rounds", "2", "--iters", "2",
+                    "--out", str(tmp_path))
     folder, = tmp_path.iterdir()
     rows = json.loads((folder / "all_reduce_rmsnorm.json").read_text())
     assert [(row["m"], row["n"], row["k"], set(row["us_beside"])) for row in rows] == [
@@ -246,7 +256,6 @@ def test_host_time_of_calls(tmp_path):
     assert all(found[name]["floor_us"] > 100 for name in dispatch_rows.KERNELS)
 
 
-def test_host_time_where_an_op_is_no_kernel(tmp_path):
-    printed = started(sys.executable, "-m", "triton_dist.bench", "dispatch", "--nproc_per_node", "1", "--calls", "all_reduce",
-                      "gemm_rs", "--rounds", "2")
+def test_host_time_where_an_op_is_no_kernel(bench):
+    printed = bench("dispatch", "--calls", "all_reduce", "gemm_rs", "--rounds", "2", ranks=1)
     assert "gemm_rs" in printed and "all_reduce" not in printed
