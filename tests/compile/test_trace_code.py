@@ -14,6 +14,7 @@ import test_experts_code
 import test_gemm_ar_code
 import test_op_code
 import test_self_flag_code
+import test_vdev_code
 import triton.language as tl
 from compile_util import CUDA, TARGETS, code, compile_kernel, dynamic_symbols, instructions, vendor
 from triton.compiler.errors import CompilationError
@@ -25,11 +26,14 @@ from triton_dist.cores.hopper import ag_gemm_ws, gemm_ws
 from triton_dist.language.trace_abi import LIBRARY, SYMBOL
 from triton_dist.ops.ag_gemm import by_sms_kernels, kernels as ag_gemm_kernels
 from triton_dist.ops.all_reduce import kernels as all_reduce_kernels
+from triton_dist.ops.all_reduce_rmsnorm import kernels as rmsnorm_kernels
+from triton_dist.ops.all_to_all_vdev import kernels as vdev_kernels
 from triton_dist.ops.ep_combine import kernels as combine_kernels
-from triton_dist.ops.ep_dispatch import kernels as dispatch_kernels
+from triton_dist.ops.ep_dispatch import kernels as dispatch_kernels, place_kernel
 from triton_dist.ops.exchange import kernels as exchange_kernels
 from triton_dist.ops.gemm_ar import kernels as gemm_ar_kernels
 from triton_dist.ops.gemm_rs import kernels as gemm_rs_kernels, scatter_kernel
+from triton_dist.ops.grouped_gemm import kernels as grouped_kernels
 from triton_dist.trace import clocks
 
 PORTABLE = [(ag_gemm_kernels, "ag_gemm_kernel"), (gemm_rs_kernels, "gemm_rs_kernel"),
@@ -91,16 +95,36 @@ def test_off_the_code_of_a_push_is_the_same(tmp_path, monkeypatch):
 EXCHANGES = [(exchange_kernels, "one_hop_packets"), (exchange_kernels, "one_hop_push"), (all_reduce_kernels, "two_shot_kernel"),
              (all_reduce_kernels, "push_kernel"), (dispatch_kernels, "ep_dispatch_kernel"),
              (combine_kernels, "ep_combine_kernel"), (exchange_kernels, "one_hop_self_flagged"),
-             (all_reduce_kernels, "two_hops_self_flagged")]
+             (all_reduce_kernels, "two_hops_self_flagged"), (rmsnorm_kernels, "one_hop_rmsnorm"),
+             (rmsnorm_kernels, "two_hops_rmsnorm"), (place_kernel, "place_kernel")]
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("module, name", EXCHANGES, ids=lambda value: value if isinstance(value, str) else "")
 def test_off_the_code_of_an_exchange_is_the_same(module, name, target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
-    compiled = (test_experts_code if name.startswith("ep_") else test_self_flag_code if name.endswith("self_flagged") else
-                test_collective_code).compiled
+    compiled = (test_experts_code if name.startswith(("ep_", "place_")) else
+                test_self_flag_code if name.endswith(("self_flagged", "rmsnorm")) else test_collective_code).compiled
     same(*(compiled(getattr(some, name), target) for some in (module, without_recorder(module, tmp_path))))
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_off_the_code_of_all_to_all_vdev_is_the_same(target, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    plain, found = without_recorder(vdev_kernels, tmp_path), []
+    for module in (vdev_kernels, plain):
+        monkeypatch.setattr(test_vdev_code, "all_to_all_vdev_kernel", module.all_to_all_vdev_kernel)
+        found.append(test_vdev_code.compiled(target))
+    same(*found)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("kernel", test_experts_code.GEMMS)
+def test_off_the_code_of_a_grouped_gemm_is_the_same(kernel, target, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    function, known = test_experts_code.GEMMS[kernel]
+    plain = getattr(without_recorder(grouped_kernels, tmp_path), function.__name__)
+    same(*(test_experts_code.compiled_gemm(some, target, **known) for some in (function, plain)))
 
 
 @pytest.mark.parametrize("two_shot", [False, True])
@@ -162,6 +186,27 @@ def test_on_the_core_records_in_every_role(monkeypatch):
     lines = instructions(test_core_code.compiled(ag_gemm_ws.ag_gemm_ws_kernel))
     assert len([line for line in lines if "globaltimer" in line]) >= 10         # wait, load, mma, add, store
     assert any("wgmma" in line for line in lines)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_on_a_grouped_gemm_stays_pipelined(target, monkeypatch):
+    monkeypatch.setattr(test_experts_code, "compile_kernel", functools.partial(compile_kernel, **traced(target)))
+    lines = instructions(test_experts_code.compiled_gemm(grouped_kernels.grouped_gemm_kernel, target))
+    assert any(re.search(r"cp\.async|(global|buffer)_load_(lds_)?dwordx4", line) for line in lines)
+    assert any(re.search(r"wgmma|v_mfma", line) for line in lines)
+    assert len([line for line in lines if re.search(CLOCK[vendor(target)], line)]) >= 4        # mma, store: start and stop
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_on_the_kernels_of_rows_record(target, monkeypatch):
+    """In each: as many reads of the clock as there are places that record, at least."""
+    for module in (test_experts_code, test_self_flag_code, test_vdev_code):
+        monkeypatch.setattr(module, "compile_kernel", functools.partial(compile_kernel, **traced(target)))
+    found = {"place": (test_experts_code.compiled(place_kernel.place_kernel, target), 4),
+             "norm": (test_self_flag_code.compiled(rmsnorm_kernels.two_hops_rmsnorm, target), 12),
+             "splits": (test_vdev_code.compiled(target), 10)}
+    for name, (kernel, least) in found.items():
+        assert len([line for line in instructions(kernel) if re.search(CLOCK[vendor(target)], line)]) >= least, name
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.engine.tracer import Tracer
+from triton_dist.ops.grouped_gemm.op import EXPERTS
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.spans import Span
 from triton_dist.trace import command, perfetto, picture
@@ -97,7 +98,9 @@ OTHERS = [("gemm_ar", "packets", {"mma", "push", "wait", "store"}), ("all_reduce
           ("all_reduce", "two_shot", {"push", "wait", "store"}), ("all_reduce", "push", {"push", "wait", "store"}),
           ("all_gather", "push", {"push", "wait", "store"}), ("reduce_scatter", "push", {"push", "wait", "store"}),
           ("all_to_all_single", "push", {"push", "wait", "store"}), ("ep_dispatch", "push", {"push", "wait", "store"}),
-          ("ep_combine", "push", {"push", "wait", "store"})]
+          ("ep_combine", "push", {"push", "wait", "store"}), ("all_to_all_vdev", "push", {"push", "wait", "store"}),
+          ("all_reduce_rmsnorm", "one_shot", {"push", "wait", "store"}),
+          ("all_reduce_rmsnorm", "two_shot", {"push", "wait", "store"}), ("grouped_gemm", "portable", {"mma", "store"})]
 
 
 @pytest.mark.parametrize("op, method, events", OTHERS, ids=lambda value: value if isinstance(value, str) else "")
@@ -117,6 +120,36 @@ def test_other_ops_are_traced(op, method, events, tmp_path, capsys):
         assert all(one[1] <= other[0] for one, other in zip(row, row[1:]))
 
 
+@pytest.mark.parametrize("layout", ["indexed", "expert"])
+def test_the_kernel_that_places_rows_is_traced(layout, tmp_path, capsys):
+    """It begins where the kernel of the dispatch has ended, and stores the rows of each source."""
+    say = ["ep_dispatch", "--layout", layout, "--shape", "64", "64", "64", "--out", str(tmp_path / "t")]
+    assert command.main(say) == 0, capsys.readouterr().err
+    found = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+    for rank in (0, 1):
+        spans = [event for event in found if event["ph"] == "X" and event["pid"] == rank]
+        placed = [event for event in spans if event["args"]["kernel"] == "place_kernel"]
+        assert {event["name"] for event in placed} == {"load of rank all", "store of rank 0", "store of rank 1"}
+        ended = max(event["ts"] + event["dur"] for event in spans if event not in placed)
+        assert min(event["ts"] for event in placed) >= ended
+
+
+def test_a_grouped_gemm_says_which_expert_a_tile_is_of(tmp_path, capsys):
+    say = ["grouped_gemm", "--nproc_per_node", "1", "--method", "portable", "--shape", "64", "64", "64", "--out"]
+    assert command.main([*say, str(tmp_path / "t")]) == 0, capsys.readouterr().err
+    found = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+    names = [event["name"] for event in found if event["ph"] == "X"]
+    assert set(names) == {f"{event} of expert {expert}" for event in ("mma", "store") for expert in range(EXPERTS)}
+
+
+def test_a_call_that_sends_nothing_shows_no_communication(tmp_path, capsys):
+    """The core's programs wait for tiles of weights, which come from no other rank."""
+    say = ["grouped_gemm", "--method", "ws", "--shape", "128", "128", "128", "--out", str(tmp_path / "t")]
+    assert command.main(say) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert said.count("communication 0 turns, none") == 2 and "inferred" not in said
+
+
 def test_a_function_of_a_script_is_traced(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -130,7 +163,9 @@ def test_a_function_of_a_script_is_traced(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("words, said", [
     (["attention"], "or path.py:function, found 'attention'"),
     (["nowhere.py:f"], "there is no file nowhere.py"), (["ag_gemm", "--shape", "33", "64", "64"], "as multiples of 2 ranks"),
-    (["ag_gemm", "--method", "magic", "--shape", "64", "64", "64"], "method: expected one of")])
+    (["ag_gemm", "--method", "magic", "--shape", "64", "64", "64"], "method: expected one of"),
+    (["all_gather", "--layout", "expert", "--shape", "64", "64", "64"], "all_gather does not take layout"),
+    (["ep_combine", "--comm_sms", "2", "--shape", "64", "64", "64"], "ep_combine does not take comm_sms")])
 def test_what_cannot_be_traced_is_told(words, said, tmp_path, capsys):
     assert command.main([*words, "--out", str(tmp_path / "t")]) == 2
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -73,8 +73,8 @@ autotune = triton-dist tune, or TRITON_DIST_AUTOTUNE=1 for ops
 triton_dist.autotuner:
 contextual_autotune ! it replaces a method of Triton's Autotuner; tune ops with triton-dist tune
 triton_dist.tools.profiler:
-Profiler alloc_profiler_buffer reset_profiler_buffer ProfilerBuffer ! kernels have no recorder yet
-export_to_perfetto_trace parse_to_tracks ! kernels have no recorder yet
+Profiler alloc_profiler_buffer reset_profiler_buffer ProfilerBuffer ! dl.trace_start in kernels, and triton-dist trace
+export_to_perfetto_trace parse_to_tracks ! dl.trace_start in kernels, and triton-dist trace
 triton_dist.tools:
 aot_compile_spaces ! triton-dist aot takes a file of variants (docs/aot.md)
 """)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """What is traced: one call of an op with random operands, or a function of a script."""
 import importlib.util
+import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from triton_dist.runtime.groups import resolve
 
 # Ops whose kernels record, and which of their sizes must be multiples of the number of ranks.
 TRACED = {"ag_gemm": "mn", "gemm_rs": "mk", "gemm_ar": "k", "all_reduce": "", "all_gather": "m", "reduce_scatter": "m",
-          "all_to_all_single": "m", "ep_dispatch": "", "ep_combine": ""}
+          "all_reduce_rmsnorm": "", "all_to_all_single": "m", "all_to_all_vdev": "m", "ep_dispatch": "", "ep_combine": "",
+          "grouped_gemm": ""}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Call:
         given = "".join(f", {name}={value}" for name, value in self.options.items())
         return f"{self.what} M={self.m} N={self.n} K={self.k}{given}"
 
+    @property
+    def local(self) -> bool:
+        """Whether each rank calls an op for itself, so that nothing is sent."""
+        return self.what in TRACED and OPS[self.what].local
+
     def made(self) -> Callable[[], Any]:
         """A function that makes the call on this rank. The world has been joined."""
         if self.what not in TRACED:
@@ -46,12 +53,17 @@ class Call:
         if any(getattr(self, size) % group.size for size in sharded):
             names = " and ".join(sharded.upper())
             raise InvalidArgument(f"{self.words}: expected {names} as multiples of {group.size} ranks")
-        op, shape = OPS[self.what], Shape(self.words, self.m, self.n, self.k)
-        if self.what == "ep_combine":                   # of rows that a dispatch has brought from all ranks
-            came = ep_dispatch(**arguments(OPS["ep_dispatch"], shape, torch.bfloat16, group))
-            return lambda: ep_combine(came.x, came.handle, **self.options)
+        op, shape, options = OPS[self.what], Shape(self.words, self.m, self.n, self.k), dict(self.options)
+        combines = self.what == "ep_combine"            # it sums rows that a dispatch has brought from all ranks
+        layout = {"layout": options.pop("layout")} if combines and "layout" in options else {}
+        unknown = set(options) - set(inspect.signature(ep_combine if combines else op.function).parameters)
+        if unknown:
+            raise InvalidArgument(f"{self.what} does not take {', '.join(sorted(unknown))}")
+        if combines:
+            came = ep_dispatch(**arguments(OPS["ep_dispatch"], shape, torch.bfloat16, group), **layout)
+            return lambda: ep_combine(came.x, came.handle, **options)
         given = arguments(op, shape, torch.bfloat16, group)
-        return lambda: op.function(**given, **self.options)
+        return lambda: op.function(**given, **options)
 
 
 def _function(word: str) -> Callable[[], Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Sequence
 
 from triton_dist.cli.status import status_of
+from triton_dist.ops.ep_dispatch.op import LAYOUTS
 from triton_dist.runtime.backend import detect
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.trace.calls import TRACED, Call
@@ -21,7 +22,8 @@ def main(words: Sequence[str]) -> int:
     args = _parser().parse_args(words)
     emulated = detect() == "emulator"
     m, n, k = args.shape or _SIZES["emulator" if emulated else ""]
-    options = {name: value for name, value in (("method", args.method), ("comm_sms", args.comm_sms)) if value is not None}
+    options = {name: value for name, value in (("method", args.method), ("comm_sms", args.comm_sms), ("layout", args.layout))
+               if value is not None}
     call = Call(args.what, m, n, k, options)
     out = args.out or f"trace_{Path(args.what).stem if args.what not in TRACED else args.what}"
 
@@ -41,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", type=int, nargs=3, metavar=("M", "N", "K"), help="global sizes")
     parser.add_argument("--method", help="way of the op, such as portable or ws")
     parser.add_argument("--comm_sms", "--comm-sms", type=int, help="of ag_gemm: SMs that push, in place of the copy engine")
+    parser.add_argument("--layout", choices=LAYOUTS, help="of ep_dispatch and ep_combine: where the rows lie")
     parser.add_argument("--seed", type=int, default=0, help="of the emulator's order (default %(default)s)")
     parser.add_argument("--out", help="path of the files, to which .json.gz and .svg are added (default trace_OP)")
     return parser
@@ -67,7 +70,7 @@ def _emulated(call: Call, ranks: int, seed: int, out: str) -> int:
         function()
         synchronize()
     run_ranks(rank, ranks, mode="round-robin", seed=seed, observer=tracer)
-    finish(merged(call.words, "turns", [tracer.spans]), out)
+    finish(merged(call.words, "turns", [tracer.spans], local=call.local), out)
     return 0
 
 

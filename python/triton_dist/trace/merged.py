@@ -29,8 +29,11 @@ class Trace:
 
 
 def merged(title: str, unit: str, by_rank: Sequence[Sequence[Span]], before: Sequence[Offset] | None = None,
-           after: Sequence[Offset] | None = None) -> Trace:
-    """One trace, from 0 on, of the spans of each rank by its own clock. Without offsets all have one clock."""
+           after: Sequence[Offset] | None = None, local: bool = False) -> Trace:
+    """One trace, from 0 on, of the spans of each rank by its own clock. Without offsets all have one clock.
+
+    local: nothing is sent in the call, so that no push is inferred.
+    """
     spans, error = [span for some in by_rank for span in some], 0.0
     if before is not None and after is not None:
         spans = [replace(span, start=round(on_clock_of_rank_0(span.start, before[span.rank], after[span.rank])),
@@ -38,7 +41,7 @@ def merged(title: str, unit: str, by_rank: Sequence[Sequence[Span]], before: Seq
         error = max(max(one.error, other.error) for one, other in zip(before, after))
     first = min((span.start for span in spans), default=0)
     spans = [replace(span, start=span.start - first, stop=span.stop - first) for span in spans]
-    missing = not any(span.event == "push" for span in spans)
+    missing = not local and not any(span.event == "push" for span in spans)
     if missing:
         spans += _inferred(spans)
     return Trace(title, unit, tuple(sorted(spans, key=lambda span: (span.rank, span.start, span.program))), error, missing)

@@ -10,6 +10,7 @@ from triton_dist.runtime.spans import Span
 from triton_dist.trace.merged import Trace
 
 _NUMBERS = {"wait": "for rank", "push": "to rank", "load": "of rank", "mma": "of rank", "add": "of rank", "store": "of rank"}
+_OF_EXPERTS = ("grouped_gemm_kernel", "grouped_gemm_ws_kernel", "grouped_weight_kernel")   # kernels whose numbers are experts
 
 
 def events(trace: Trace) -> list[dict]:
@@ -31,8 +32,8 @@ def events(trace: Trace) -> list[dict]:
 
 
 def _name(span: Span) -> str:
-    ranks = "all" if span.number < 0 else span.number
-    return f"{span.event} {_NUMBERS.get(span.event, '#')} {ranks}"
+    words = "of expert" if span.kernel in _OF_EXPERTS else _NUMBERS.get(span.event, "#")
+    return f"{span.event} {words} {'all' if span.number < 0 else span.number}"
 
 
 def write(trace: Trace, path: Path) -> None:

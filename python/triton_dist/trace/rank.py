@@ -45,7 +45,8 @@ def record(call: Call, tracer: Any, read: Any) -> Trace | None:
     everyone = group.all_gather_object([vars(span) for span in spans])
     if group.rank:
         return None
-    return merged(call.words, "ns", [[Span(**fields) for fields in some] for some in everyone], before, after)
+    return merged(call.words, "ns", [[Span(**fields) for fields in some] for some in everyone], before, after,
+                  call.local)
 
 
 def main() -> None:

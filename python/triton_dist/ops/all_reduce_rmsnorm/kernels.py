@@ -38,7 +38,9 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, c
     if ALL_FIRST:
         for row in range(pid, m, programs):
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
+            dl.trace_start("push", (row - pid) // programs, -1)
             send_row(own, inbox + 4 * (index * m + row) * vectors, deltas, vectors, WORLD, THREADS, EACH)
+            dl.trace_stop("push", (row - pid) // programs)
         count_call(control, epoch, COPIES)      # while the data travels
         for row in range(pid, m, programs):
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)      # again: from a near cache, while the data travels
@@ -47,7 +49,9 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, c
     else:
         for row in range(pid, m, programs):
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
+            dl.trace_start("push", (row - pid) // programs, -1)
             send_row(own, inbox + 4 * (index * m + row) * vectors, deltas, vectors, WORLD, THREADS, EACH)
+            dl.trace_stop("push", (row - pid) // programs)
             if row == pid:
                 count_call(control, epoch, COPIES)
             take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS,
@@ -85,14 +89,18 @@ def take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, 
         inside = at < vectors
         weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
         extra = extras(bias, residual + offset, at, inside, n, HAS_BIAS, HAS_RESIDUAL, WHOLE)
+        dl.trace_start("wait", (row - tl.program_id(0)) // tl.num_programs(0) * EACH + v, -1)
         sums = neutral_words(own[v], dtype, "sum")
         for r in tl.static_range(WORLD):        # in the order of ranks, so that all have the same sum
             taken = dl.sf_take(inbox + 4 * ((r * m + row) * vectors + at), inside & (index != r))
             sums = combined_words(sums, tl.where(index == r, own[v], taken), dtype, "sum")
+        dl.trace_stop("wait", (row - tl.program_id(0)) // tl.num_programs(0) * EACH + v)
         total = rounded(sums, extra, dtype)
         store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
         totals = totals + (total, )
+    dl.trace_start("store", (row - tl.program_id(0)) // tl.num_programs(0), -1)
     store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
+    dl.trace_stop("store", (row - tl.program_id(0)) // tl.num_programs(0))
 
 
 @jit(do_not_specialize=["m"], launch_metadata=normed_two_hops)
@@ -122,10 +130,12 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, 
             at = v * THREADS + thread
             for i in tl.static_range(1, WORLD):
                 if row % WORLD == (index + i) % WORLD:
+                    dl.trace_start("push", (row - pid) // programs * EACH + v, (index + i) % WORLD)
                     inside = at < vectors
                     words = dl.sf_filled(load_vectors(x + row.to(tl.int64) * n, at, inside, n, WHOLE))
                     place = inbox + 4 * ((index * owned + row // WORLD) * vectors + at)
                     dl.sf_store(place + deltas[i - 1], words, inside)
+                    dl.trace_stop("push", (row - pid) // programs * EACH + v)
     count_call(control, epoch, COPIES)        # while the data travels
     for row in range(pid, m, programs):
         if row % WORLD == index:
@@ -137,18 +147,24 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, 
                 own = dl.sf_filled(load_vectors(x + offset, at, inside, n, WHOLE))
                 weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
                 extra = extras(bias, residual + offset, at, inside, n, HAS_BIAS, HAS_RESIDUAL, WHOLE)
+                dl.trace_start("wait", (row - pid) // programs * EACH + v, -1)
                 sums = neutral_words(own, dtype, "sum")
                 for r in tl.static_range(WORLD):
                     place = inbox + 4 * ((r * owned + row // WORLD) * vectors + at)
                     taken = dl.sf_take(place, inside & (index != r))
                     sums = combined_words(sums, tl.where(index == r, own, taken), dtype, "sum")
+                dl.trace_stop("wait", (row - pid) // programs * EACH + v)
                 total = dl.sf_filled(rounded(sums, extra, dtype))
+                dl.trace_start("push", (row - pid) // programs * EACH + v, -1)
                 for i in tl.static_range(1, WORLD):
                     dl.sf_store(outcome + deltas[i - 1] + 4 * (row * vectors + at), total, inside)
+                dl.trace_stop("push", (row - pid) // programs * EACH + v)
                 total = dl.sf_plain(total)
                 store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
                 totals = totals + (total, )
+            dl.trace_start("store", (row - pid) // programs, row % WORLD)
             store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
+            dl.trace_stop("store", (row - pid) // programs)
     for row in range(pid, m, programs):
         if row % WORLD != index:
             offset = row.to(tl.int64) * n
@@ -157,10 +173,14 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, 
                 at = v * THREADS + thread
                 inside = at < vectors
                 weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
+                dl.trace_start("wait", (row - pid) // programs * EACH + v, row % WORLD)
                 total = dl.sf_plain(dl.sf_take(outcome + 4 * (row * vectors + at), inside))
+                dl.trace_stop("wait", (row - pid) // programs * EACH + v)
                 store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
                 totals = totals + (total, )
+            dl.trace_start("store", (row - pid) // programs, row % WORLD)
             store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
+            dl.trace_stop("store", (row - pid) // programs)
 
 
 @triton.jit

@@ -41,7 +41,9 @@ def all_to_all_vdev_kernel(x, in_splits, out, out_splits_offsets, slots, slots_h
     told = tl.reshape(tl.minimum(ends, m) - begins, (RANKS * RANKS, )).to(tl.int64)
     dl.ll_store_pair(to, told, epoch, valid & (pid == 0))
     count_call(control, epoch)                              # while the packets travel
+    dl.trace_start("wait", 0, -1)
     counts = tl.reshape(dl.ll_load_pair(matrix + 2 * cell, epoch, valid).to(tl.int32), (RANKS, RANKS))
+    dl.trace_stop("wait", 0)
     places = tl.cumsum(counts, 0) - counts
     fitting = tl.minimum(tl.maximum(capacity - places, 0), counts)
     source, target = tl.reshape(cell // RANKS, (RANKS, RANKS)), tl.reshape(cell % RANKS, (RANKS, RANKS))
@@ -63,24 +65,32 @@ def all_to_all_vdev_kernel(x, in_splits, out, out_splits_offsets, slots, slots_h
             peer = (index + i) % WORLD
             go = of(going, peer) * width
             if first < go:
+                dl.trace_start("push", t * WORLD + i, peer)
                 offs = first + tl.arange(0, BLOCK)
                 outbox = dl.symm_at(inbox, dl.team_world_rank(team, peer)) + of(place, peer) * width
                 rows = tl.load(x + of(begin, peer) * width + offs, mask=offs < go)
                 tl.store(outbox + offs, rows, mask=offs < go)
+                dl.trace_stop("push", t * WORLD + i)
         dl.notify_each(everyone + t * programs * WORLD, epoch, (rank < WORLD) & (rank != index) & (first < going * width))
         for i in range(1, WORLD):
             peer = (index + i) % WORLD
             come = of(coming, peer) * width
             if (t >= 1) & (first - turn < come):
+                dl.trace_start("wait", t * WORLD + i, peer)
                 token = dl.wait(arrived + (t - 1) * programs * WORLD + peer, 1, "sys", "acquire", epoch)
+                dl.trace_stop("wait", t * WORLD + i)
+                dl.trace_start("store", t * WORLD + i, peer)
                 offs = first - turn + tl.arange(0, BLOCK)
                 land = of(landing, peer) * width
                 rows = tl.load(dl.consume_token(inbox, token) + land + offs, mask=offs < come)
                 tl.store(out + land + offs, rows, mask=offs < come)
+                dl.trace_stop("store", t * WORLD + i)
     go, read, land = of(going, index) * width, of(begin, index) * width, of(landing, index) * width
     for block in range(pid, tl.cdiv(go, BLOCK).to(tl.int32), programs):
+        dl.trace_start("store", (block - pid) // programs * WORLD, index)
         offs = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + land + offs, tl.load(x + read + offs, mask=offs < go), mask=offs < go)
+        dl.trace_stop("store", (block - pid) // programs * WORLD)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 """Rows that a dispatch has brought, by expert: where each choice lies, and the rows themselves where they are wanted there."""
 import triton.language as tl
 
+import triton_dist.language as dl
 from triton_dist.ops.ep.device import matrix_of, of, rows_told
 from triton_dist.runtime.jit import jit
 
@@ -28,6 +29,7 @@ def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, exper
     words_in = meta + (epoch & 1).to(tl.int64) * meta_half
     expert, line = tl.arange(0, E_PAD), tl.arange(0, LINES)
     rank, chunk = tl.arange(0, RANKS), tl.arange(0, PITCH)
+    dl.trace_start("load", 0, -1)
     counts = tl.load(told + 1 + rank[:, None] * chunks + chunk[None, :],
                      mask=(rank < WORLD)[:, None] & (chunk < chunks)[None, :],
                      other=0)
@@ -36,6 +38,7 @@ def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, exper
     for first in range(0, WORLD * chunks, LINES):
         at = (first + line)[:, None] * E_PAD + expert[None, :]
         total += tl.sum(tl.load(hist + at, mask=((first + line) < WORLD * chunks)[:, None], other=0), 0)
+    dl.trace_stop("load", 0)
     if MASKED:
         begin = expert * room
         end = begin + room
@@ -52,6 +55,7 @@ def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, exper
     cell = tl.arange(0, ROWS * CHOICES)  # choices of ROWS rows, one row's after the other's
     before = begin
     for source in range(WORLD):
+        dl.trace_start("store", source, source)
         mine = before
         for first in range(0, chunks, LINES):
             at = (source * chunks + first + line)[:, None] * E_PAD + expert[None, :]
@@ -97,6 +101,7 @@ def place_kernel(hist, told, ids_out, out, scales_out, positions, sources, exper
                                  mask=(there & (goal >= 0))[:, None] & (group < SCALES)[None, :])
             else:
                 tl.store(sources + spot, land + place, mask=inside & (spot >= 0))
+        dl.trace_stop("store", source)
     if EXPAND and not MASKED:  # zeros between experts
         for e in range(pid, E_LOC, chunks):
             count, start = of(total, e), of(begin, e)

@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+import triton_dist.language as dl
 from triton_dist.language.experts import rows_of
 from triton_dist.runtime.jit import jit
 
@@ -43,6 +44,7 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
         x_at = x + source[:, None] * stride_x + inner[None, :]
         w_at = weight + expert.to(tl.int64) * stride_e + near.to(tl.int64)[None, :] * stride_n + inner[:,
                                                                                                        None] * stride_k
+        dl.trace_start("mma", (t - tl.program_id(0)) // tl.num_programs(0), expert)
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if SILU:
             other = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -64,6 +66,8 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
                 other_at += BLOCK_K * stride_k
             x_at += BLOCK_K
             w_at += BLOCK_K * stride_k
+        dl.trace_stop("mma", (t - tl.program_id(0)) // tl.num_programs(0))
+        dl.trace_start("store", (t - tl.program_id(0)) // tl.num_programs(0), expert)
         if SILU:
             total = total * tl.sigmoid(total) * other
         if WEIGHTED:
@@ -71,6 +75,7 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
         tl.store(out + row[:, None] * n + col[None, :],
                  total.to(out.dtype.element_ty),
                  mask=inside[:, None] & (col < n)[None, :])
+        dl.trace_stop("store", (t - tl.program_id(0)) // tl.num_programs(0))
 
 
 @jit(do_not_specialize=["experts", "room"])
@@ -90,6 +95,7 @@ def grouped_weight_kernel(grad, x, begins, counts, sources, out, n, k, stride_gr
         down = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
         col = tile // tiles_n * BLOCK_K + tl.arange(0, BLOCK_K)
         first, rows = at(begin, expert), at(count, expert)
+        dl.trace_start("mma", (t - tl.program_id(0)) // tl.num_programs(0), expert)
         total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
         for start in range(0, rows, BLOCK_R):
             there = start + line < rows
@@ -102,6 +108,9 @@ def grouped_weight_kernel(grad, x, begins, counts, sources, out, n, k, stride_gr
                         mask=there[:, None] & (col < k)[None, :],
                         other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
+        dl.trace_stop("mma", (t - tl.program_id(0)) // tl.num_programs(0))
+        dl.trace_start("store", (t - tl.program_id(0)) // tl.num_programs(0), expert)
         tl.store(out + (expert.to(tl.int64) * n + down)[:, None] * k + col[None, :],
                  total.to(out.dtype.element_ty),
                  mask=(down < n)[:, None] & (col < k)[None, :])
+        dl.trace_stop("store", (t - tl.program_id(0)) // tl.num_programs(0))
