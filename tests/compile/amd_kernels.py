@@ -117,7 +117,7 @@ KERNELS = {
                                           dict(rows="*fp32", out="*fp32", inbox="*fp32", arrived="*i32"),
                                           dict(BLOCK=1024, PARTS=4)),
     "tutorial 6": functools.partial(tutorial, "06-ag-gemm", "ag_gemm",
-                                    dict(x="*bf16", gathered="*bf16", weight="*bf16", out="*bf16", flags="*i32"), _TILE),
+                                    dict(x="*bf16", gathered="*bf16", weight="*bf16", out="*bf16", counters="*i32"), _TILE),
     "tutorial 7": functools.partial(tutorial, "07-gemm-rs", "gemm_rs",
                                     dict(x="*bf16", weight="*bf16", out="*bf16", inbox="*fp32", flags="*i32"), _TILE),
     "tutorial 9": functools.partial(tutorial, "09-first-race", "hand_on",

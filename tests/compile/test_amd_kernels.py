@@ -10,7 +10,7 @@ import pytest
 import test_op_code
 import torch
 import triton
-from amd_isa import ISA, acquire, assert_sound, release_before
+from amd_isa import ISA, acquire, assert_sound, flag_write, release_before
 from amd_kernels import KERNELS, TUTORIALS
 from compile_util import HIP, position
 
@@ -91,8 +91,11 @@ def test_flags_follow_the_stores_of_every_wave_and_loads_follow_an_acquire(name,
     assert len(backs) == signals == sum(line.startswith("buffer_wbl2") for line in lines)
     for back in backs:
         flag = position(lines, r"(global|buffer)_(store|atomic)", back)
-        assert re.match(r"(global|buffer)_store_dword ", lines[flag]), lines[flag]
-        assert target == "gfx90a" or lines[flag].endswith("sc0 sc1"), lines[flag]
+        if re.match(r"global_atomic_add", lines[flag]):
+            assert re.match(flag_write(target, "sys", "add"), lines[flag]), lines[flag]
+        else:
+            assert re.match(r"(global|buffer)_store_dword ", lines[flag]), lines[flag]
+            assert target == "gfx90a" or lines[flag].endswith("sc0 sc1"), lines[flag]
         release_before(lines, flag, target, "sys")
     if waits:
         position(lines, WIDE, acquire(lines, target, "sys"))

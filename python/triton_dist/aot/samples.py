@@ -18,12 +18,13 @@ from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
 from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
+from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel
 
 _DATA = ("x", "y", "gathered", "weight", "bias", "residual", "out", "residual_out", "data")
 _POINTERS = {"in_splits": "*i64", "out_splits_offsets": "*i64", "packets": "*i64",
              **dict.fromkeys(("flags", "control", "team", "ids", "ids_out", "told", "hist", "meta", "positions", "sources",
-                              "experts_told"), "*i32"),
-             **dict.fromkeys(("weights", "weights_out", "scales", "scales_out"), "*fp32")}
+                              "experts_told", "begins", "counts"), "*i32"),
+             **dict.fromkeys(("weights", "weights_out", "scales", "scales_out", "row_weights"), "*fp32")}
 _ODD = ("world", "index", "call", "pieces", "piece_tiles", "words", "blocks", "rounds", "capacity", "pushers", "most", "limit",
         "experts", "room", "align")                                                                             # no hint
 _LANES = {"cuda": 32, "hip": 64}
@@ -78,3 +79,5 @@ ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=Fal
 ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXPAND=True, LINES=16, **_EXPERTS)
 ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, TOKENS=32,
                      **_EXPERTS)
+grouped_gemm = _sample(grouped_gemm_kernel, "grouped_gemm", EXPERTS=32, MASKED=False, COUNTED=True, GATHER=False, WEIGHTED=False,
+                       SILU=False, **{name: value for name, value in _GEMM.items() if name not in ("HAS_BIAS", "GROUP_M")})
