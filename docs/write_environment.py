@@ -9,9 +9,9 @@ from triton_dist.doctor.variable_table import SECTIONS
 _HEAD = """<!-- Written by docs/write_environment.py of triton_dist/doctor/variable_table.py; do not edit. -->
 # Environment variables
 
-Every variable that triton_dist reads, and those of Triton that people who write kernels use. `triton-dist env` prints the same list
-with the values that they have where it runs; `triton-dist env --set` those that are set. An empty value counts as unset. A value that
-makes no sense is an error that says what was expected.
+This page lists every variable that triton_dist reads, and those of Triton that people who write kernels use.
+`triton-dist env` prints the same list with the values of the process. `triton-dist env --set` prints only those that
+are set. An empty value counts as unset. An invalid value is an error that says what was expected.
 """
 _AFTER = {"For the launcher, the scripts and the benchmark": """
 `launch.sh` takes the defaults of its options from `NPROC_PER_NODE`, `NNODES`, `NODE_RANK`, and on several nodes `MASTER_ADDR` and

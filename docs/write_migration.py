@@ -18,19 +18,21 @@ $ TRITON_DIST_BACKEND=emulator bash launch.sh --published --nproc_per_node 2 scr
 ```
 
 `--published` prepares the process before the script is imported: kernels of plain `triton.jit` may use `dl` and SHMEM, and modules of
-the published Triton are there. On emulated ranks `device="cuda"`, `torch.cuda`, `cuda` (cuda-python) and `nvshmem` (nvshmem4py) stand
-for the emulated device, one a rank, with 132 SMs (`TRITON_DIST_EMULATOR_SMS`). Where nvshmem4py is installed, the heap is
-NVSHMEM's (`TRITON_DIST_HEAP`), which kernels that call SHMEM need.
+the published Triton can be imported. On emulated ranks `device="cuda"`, `torch.cuda`, `cuda` (cuda-python) and
+`nvshmem` (nvshmem4py) stand for the emulated device. Each rank has one, with 132 SMs (`TRITON_DIST_EMULATOR_SMS`).
+Where nvshmem4py is installed, the heap is NVSHMEM's (`TRITON_DIST_HEAP`), which kernels that call SHMEM need.
 
 New code uses the clean forms below. {summary}
 
 What differs from the original:
 
-- `tid` and the like make code of single threads ([SHMEM](shmem.md#rules)). A branch on `tid` may hold `ld`, `st`, atomics, shuffles,
-  arithmetic and SHMEM calls of thread scope; a barrier, a block or `dl.wait` in it is refused in the emulator, and hangs on a GPU.
-- `simt_exec_region` reads no elements of blocks.
+- `tid` and similar functions write code for single threads ([SHMEM](shmem.md#rules)). A branch on `tid` may hold
+  `ld`, `st`, atomics, shuffles, arithmetic and SHMEM calls of thread scope. A barrier, a block or `dl.wait` in it is
+  refused in the emulator, and hangs on a GPU.
+- `simt_exec_region` cannot read elements of blocks.
 - Graph capture is refused on emulated ranks.
-- On GPUs `nvshmem.core` is nvshmem4py's own, except that `finalize` leaves our heap alone; allocate with `nvshmem_create_tensor`.
+- On GPUs `nvshmem.core` is nvshmem4py's own, except that `finalize` leaves our heap alone. Allocate with
+  `nvshmem_create_tensor`.
 - Scripts that run by `--published` cannot be run under `--check`.
 """
 
@@ -41,11 +43,11 @@ def page() -> str:
     for title, names in TABLES.items():
         there = sum(not name.missing for name in names)
         counts.append(f"{there} of {len(names)} {title.lower()}")
-        parts.append(f"\n## {title}\n\n{there} of {len(names)} are there.\n")
+        parts.append(f"\n## {title}\n\n{there} of {len(names)} exist.\n")
         for module, rows in groupby(names, lambda name: name.module):
             parts.append(f"\n### `{module}`\n\n| published | clean form | |\n|---|---|---|\n")
             parts += [f"| `{row.name}` | {row.clean or '**missing**'} | {row.missing} |\n" for row in rows]
-    summary = "There are " + ", ".join(counts) + "."
+    summary = "The package has " + ", ".join(counts) + "."
     return _HEAD.format(summary=summary) + "".join(parts)
 
 

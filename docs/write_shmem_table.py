@@ -16,8 +16,8 @@ _WHO = {"all": "every thread", "thread": "one thread", "warp": "the first warp",
 _HEAD = """<!-- Written by docs/write_shmem_table.py; do not edit. -->
 # Which SHMEM function works where
 
-{total} functions of `libshmem_device`. {counts}.
-What is refused is refused when the kernel is compiled, by an error that names function and backend.
+`libshmem_device` has {total} functions: {counts}.
+A function that is refused gives an error when the kernel is compiled. The error names the function and the backend.
 
 | function | done by | emulator | NVIDIA, `TRITON_DIST_HEAP=nvshmem` | AMD, `TRITON_DIST_HEAP=rocshmem` (compiled, never run) | status |
 |---|---|---|---|---|---|

@@ -20,50 +20,59 @@ _HEAD = """# All rows
 
 <!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
 
-Times are milliseconds a call, medians over interleaved rounds, of the slowest rank, on random inputs; method: `bench/measure.py`.
-M, N, K are global. *matmul* and *collective* are each alone, *in sequence* is one after the other (cuBLAS and NCCL on NVIDIA
-GPUs), *torch* is its fused symmetric-memory op. T\\* = max(matmul, collective) is the limit of overlapping the two, and
-T\\*/T how near it a call comes; "vs" is the other's time over ours. Brackets hold 95 % intervals. Ratios are formed inside a
-round: compare them, not times of different rows, since clocks drift. *host us* is what the host needs to issue a call.
+Times are in milliseconds per call: medians over interleaved rounds, of the slowest rank, on random inputs.
+`bench/measure.py` holds the method. M, N and K are global. *matmul* and *collective* are the times of each alone, *in
+sequence* is the time of one after the other (cuBLAS and NCCL on NVIDIA GPUs), and *torch* is its fused
+symmetric-memory op. T\\* = max(matmul, collective) is the limit of overlapping the two, and T\\*/T says how close a
+call comes to it. "vs" is the other's time divided by ours. Brackets hold 95 % intervals. Ratios are formed inside a
+round. Compare ratios, not times of different rows, because clocks drift. *host us* is the time that the host needs to
+issue a call.
 """
 _VERDICTS = """# Bars
 
 <!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
 
-This page is for developers of triton_dist: what the project has set itself. *met*: the figure reaches the bar.
-*unclear*: the figure does not reach it, but a part of its interval does. *SHORT*: no part of its interval reaches it.
-*not measured*: some of its shapes have no result. *at*: the worst one.
-us: microseconds a call; busbw: GB/s; vs: the other's time over
-ours; *seq*: in sequence; *best_peer*: the fastest that is not ours. Shapes are the models' MLPs: small has 1 to 512
-rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048. Sizes are timed in CUDA graphs, shapes in eager
-calls, and of *dispatch* the host's time. How means and their intervals are formed: `tools/perf/bars.py`. The same
-from the command line: `python -m tools.perf bars`.
+This page is for developers of triton_dist. It lists the goals that the project has set itself.
+
+- *met*: the figure reaches the bar. *unclear*: the figure does not reach it, but a part of its interval does.
+  *SHORT*: no part of its interval reaches it. *not measured*: some of its shapes have no result. *at*: the worst
+  shape.
+- *us*: microseconds per call. *busbw*: GB/s. *vs*: the other's time divided by ours. *seq*: in sequence. *best_peer*:
+  the fastest method that is not ours.
+- Shapes are the models' MLPs: small has 1 to 512 rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048.
+  Sizes are timed in CUDA graphs, and shapes in eager calls. For *dispatch* the host's time is measured.
+
+`tools/perf/bars.py` says how means and their intervals are formed. `python -m tools.perf bars` prints this table.
 """
 _HOST_TIME = """## Host time
 
-What an eager call that repeats another costs the host, in microseconds: medians over rounds, of the slowest rank, with their 95 %
-intervals. *floor*: a bare launch of the same kernel with the same arguments. Of ag_gemm and gemm_rs, unfused, the plan does
-nothing here: what is left is the way to it. Method: `bench/dispatch.py`.
+This is the host time of an eager call that repeats an earlier one, in microseconds: medians over rounds, of the
+slowest rank, with their 95 % intervals. *floor* is a bare launch of the same kernel with the same arguments. For
+ag_gemm and gemm_rs, unfused, the plan does nothing here, so that only the time until the plan is measured.
+`bench/dispatch.py` holds the method.
 """
-_LATE = """Stragglers: a rank, or each by a random time, is late before every call. *cost* is the time late less that on time,
-*beyond* what of it exceeds the mean lateness of the rank that is late most.
+_LATE = """Stragglers: before every call one rank is late, or each rank is late by a random time. *cost* is the time with
+stragglers minus the time without. *beyond* is the part of it that exceeds the mean delay of the rank with the largest one.
 """
 _COLLECTIVES = """## Collectives
 
-Sizes are of the larger of input and output; times microseconds a call, medians over rounds, of the slowest rank; bandwidths
-GB/s as in nccl-tests. *method* is the one that took this time. *vs best*: the best peer's time over ours, formed inside a round.
+Sizes are those of the larger of input and output. Times are in microseconds per call: medians over rounds, of the
+slowest rank. Bandwidths are in GB/s, defined as in nccl-tests. *method* is the one that took this time. *vs best* is
+the best peer's time divided by ours, formed inside a round.
 """
 _GEMM_AR = """## gemm_ar
 
-Times are microseconds a call, medians over rounds, of the slowest rank, on weights that rotate through more than L2. M, N, K are
-global. *gemm*: the matmul (cuBLAS) alone; peers: the matmul, then their all-reduce; *unfused*: the matmul, then `all_reduce`.
-*vs best*: the best peer's time over ours, formed inside a round.
+Times are in microseconds per call: medians over rounds, of the slowest rank. Calls use several weights in turn, which
+together are larger than L2. M, N and K are global. *gemm* is the matmul (cuBLAS) alone, peers are the matmul followed
+by their all-reduce, and *unfused* is the matmul followed by `all_reduce`. *vs best* is the best peer's time divided
+by ours, formed inside a round.
 """
 _NORM = """## all_reduce_rmsnorm
 
-Times are microseconds a call, medians over rounds, of the slowest rank. x is M x N; where K is given, each call begins by a
-product that sums over K on each rank, as in a decoder's chain. *gemm*: the product alone; *parts*: our all_reduce, then torch's
-sum and norm; the other peers likewise with their all-reduce; *unfused*: the method of that name.
+Times are in microseconds per call: medians over rounds, of the slowest rank. x is M x N. Where K is given, each call
+begins with a product that sums over K on each rank, as in a decoder. *gemm* is the product alone. *parts* is our
+all_reduce, followed by torch's sum and norm. The other peers do the same with their all-reduce. *unfused* is the
+method of that name.
 """
 
 

@@ -11,29 +11,29 @@ _HEAD = """# Performance
 
 <!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
 
-Pictures show how many times as fast as the alternative an op is: the other's time over ours. More is better, and the dashed
-line is a tie. bf16, random inputs, medians over interleaved rounds, of the slowest rank. M is the global number of
-rows. Machines are
-NVIDIA GPUs joined by NVLink without multicast, so NCCL runs without NVLS. Nothing was measured on AMD GPUs.
-[All rows](performance_rows.md) have intervals, versions, and what was learned.
+Each picture shows the speed-up of an op over an alternative: the other's time divided by ours. More is better, and
+the dashed line is a tie. Inputs are random and of type bf16. Figures are medians over interleaved rounds, of the
+slowest rank. M is the global number of rows. The machines have NVIDIA GPUs joined by NVLink without multicast, so
+NCCL runs without NVLS. Nothing was measured on AMD GPUs. [All rows](performance_rows.md) lists every measurement with
+its interval, the versions, and what was learned.
 """
 _WORDS = {
     "ag_gemm": ("AG-GEMM", """
-A column-parallel linear layer: `ag_gemm` beside an NCCL all-gather and a cuBLAS matmul in sequence, and beside torch's fused
-symmetric-memory op. A bar is the geometric mean over the MLPs of several models, the thin line its range."""),
+A column-parallel linear layer: `ag_gemm` compared with an NCCL all-gather and a cuBLAS matmul in sequence, and with
+torch's fused symmetric-memory op. A bar is the geometric mean over the MLPs of several models, and the thin line is its range."""),
     "gemm_rs": ("GEMM-RS", """
-A row-parallel linear layer: `gemm_rs` beside a cuBLAS matmul and an NCCL reduce-scatter in sequence, and beside torch's fused
-symmetric-memory op."""),
+A row-parallel linear layer: `gemm_rs` compared with a cuBLAS matmul and an NCCL reduce-scatter in sequence, and with
+torch's fused symmetric-memory op."""),
     "gemm_ar": ("GEMM-AR", """
-Decoding: `gemm_ar` beside a cuBLAS matmul and the fastest of NCCL's and torch's all-reduces, in CUDA graphs."""),
+Decoding: `gemm_ar` compared with a cuBLAS matmul and the fastest of NCCL's and torch's all-reduces, in CUDA graphs."""),
     "collectives": ("Collectives", """
-Each beside NCCL, in CUDA graphs, by the size of the larger of input and output."""),
+Each collective is compared with NCCL, in CUDA graphs, by the size of the larger of input and output."""),
 }
-_LIMIT = """Milliseconds a call of the shapes with 2048 rows and more. T\\* is the longer of matmul and collective,
-each alone: the limit
-of overlapping them. T\\*/T says how near to it a call comes; above 1 our GEMM is faster than cuBLAS.
+_LIMIT = """Times are in milliseconds per call, for the shapes with 2048 rows and more. T\\* is the longer of matmul and
+collective, each alone: the limit of overlapping them. T\\*/T says how close a call comes to it. Above 1 our GEMM is faster than
+cuBLAS.
 """
-_ROWS = """Microseconds a call.
+_ROWS = """Times are in microseconds per call.
 """
 _SIZES = ("8K", "64K", "512K", "4M", "16M", "64M")
 _LARGE = 2048

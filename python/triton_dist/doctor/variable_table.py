@@ -38,7 +38,7 @@ MACHINE = (
     _v("TRITON_DIST_BACKEND",
        "`nvidia`, `amd`, `emulator` or `auto`", "`auto`: what the machine has", one_of("auto", *backends())),
     _v("TRITON_DIST_HEAP_SIZE",
-       "bytes of symmetric heap a rank, with `K`, `M` or `G` after the number; the same on all ranks",
+       "bytes of symmetric heap per rank, with `K`, `M` or `G` after the number; the same on all ranks",
        "`2G` on GPUs, `1G` emulated (only touched pages cost memory)", read_by(parse_size)),
     _v("TRITON_DIST_ROCSHMEM", "path of the library that `shmem/rocshmem_bind/build.sh` builds",
        "`libtdist_rocshmem.so`, where the loader finds it"),
@@ -53,13 +53,13 @@ MACHINE = (
        "`1`: several ranks may run on one GPU, to try a program of many ranks. They take turns, so results are "
        "right and times say nothing; `bench` and `tune` refuse", "off: one rank on each GPU", one_of("0", "1")),
     _v("TRITON_DIST_WAIT_TIMEOUT",
-       "seconds after which a device wait gives up, all ranks tell what they wait for, and end; read "
+       "seconds after which a device wait gives up. All ranks then report what they wait for, and end. Read "
        "when a process first uses its backend", "none: waits are unbounded, and the generated code is the same as without the "
        "feature", number(float, 0)),
     _v("TRITON_DIST_DEBUG",
        "set and not `0`: every call of an op first compares its shapes, dtype and method over the ranks, by a "
        "collective, and names two ranks that differ; the emulator always compares, without a collective. Also refuses lists of "
-       "splits that do not fit each other (`all_to_all_single`), and tells of rows that were cut off (`all_to_all_vdev`, for "
+       "splits that do not fit each other (`all_to_all_single`), and reports rows that were cut off (`all_to_all_vdev`, for "
        "which the host then waits)", _UNSET),
     _v("TRITON_DIST_LOG",
        "`plans`: prints a line to stderr for each kind of call that an op plans: op, shape, ranks, method, "
@@ -70,11 +70,11 @@ MACHINE = (
        "profiler everywhere: op, way, and shape of the output ([profiling.md](profiling.md))", _UNSET),
     _v("TRITON_DIST_TRACE",
        "set and not `0`, when a process first uses its backend: kernels are compiled to record what they do, on GPUs. "
-       "`triton-dist trace` sets it ([profiling.md](profiling.md))", "unset: nothing of it is in the code"),
+       "`triton-dist trace` sets it ([profiling.md](profiling.md))", "unset: the code contains no recorder"),
     _v("TRITON_DIST_AUTOTUNE",
-       "`1`: the first use of a shape that no table has times the ways to run it; `force`: of any shape; "
-       "`0`: nothing is timed, shipped tables and the model decide ([tuning.md](tuning.md)). Rank 0's value holds", "`0`",
-       read_by(parse_autotune)),
+       "`1`: the first use of a shape that no table has measures the ways to run it; `force`: the first use of any shape does; "
+       "`0`: nothing is measured, and shipped tables and the model decide ([tuning.md](tuning.md)). Rank 0's value is used",
+       "`0`", read_by(parse_autotune)),
     _v("TRITON_DIST_CACHE_DIR",
        "where the device runtime is written, one file for each content, the cut-down NVSHMEM device "
        "library, and measured times (`tuned.json`)", "`.triton_dist` in the user's home folder", folder),
@@ -89,15 +89,15 @@ MACHINE = (
 
 EMULATOR = (
     _v("TRITON_DIST_EMULATOR_MODE",
-       "who goes next and when copies land: `eager`, `random`, `late`, `skew`, `priority`, `pct` or "
+       "which program runs next and when copies complete: `eager`, `random`, `late`, `skew`, `priority`, `pct` or "
        "`round-robin`", "`random`", mode),
     _v("TRITON_DIST_EMULATOR_SEED", "whole number; with the mode it fixes the order on each rank", "`0`", number(int)),
     _v("TRITON_DIST_EMULATOR_SMS", "programs that can be resident at a time on a rank", "`8`", number(int, 1)),
     _v("TRITON_DIST_NODE_LATENCY",
-       "turns of the scheduler that a SHMEM put, get or signal is on its way to another node, beside "
-       "what the mode delays", "`0`", number(int, 0)),
+       "turns of the scheduler that a SHMEM put, get or signal takes to another node, in addition to "
+       "the delay of the mode", "`0`", number(int, 0)),
     _v("TRITON_DIST_HANG_SECONDS",
-       "how long nothing may move on any rank before processes report a hang; eight times as long "
+       "seconds without progress on any rank after which processes report a hang; eight times as many "
        "where all ranks are in collectives", "`3`", number(float, 0)),
 )
 
@@ -105,37 +105,37 @@ TOOLS = (
     _v("TRITON_DIST_PYTHON", "interpreter for `launch.sh` and `scripts/test.sh`, used as it is",
        "the current `python3` if it has what is needed, else `.venv`", program),
     _v("TRITON_DIST_DEV", "set: `scripts/setenv.sh` also installs what the tests need", _UNSET),
-    _v("TRITON_DIST_COMMIT", "commit that a benchmark writes into its results, where git is not at hand", "git's word"),
+    _v("TRITON_DIST_COMMIT", "commit that a benchmark writes into its results, where git cannot be run", "what git says"),
 )
 
 OTHERS = (
     _v("USE_TRITON_DISTRIBUTED_AOT",
-       "Triton-distributed's: `1`, or the folder of a library: ops launch kernels that were compiled "
+       "a variable of Triton-distributed: `1`, or the folder of a library: ops launch kernels that were compiled "
        "ahead of time ([aot.md](aot.md)), where the library has them", _UNSET),
-    _v("RANK", "torchrun's. Without it a process is a world of its own", _UNSET, number(int, 0)),
-    _v("WORLD_SIZE", "torchrun's: ranks of the world", _UNSET, number(int, 1)),
-    _v("LOCAL_RANK", "torchrun's: the rank's GPU on its machine", _UNSET, number(int, 0)),
-    _v("GROUP_RANK", "torchrun's: in the emulator each launcher of several is a node", _UNSET, number(int, 0)),
-    _v("CUDA_VISIBLE_DEVICES", "the launcher counts the GPUs that it leaves", _UNSET),
-    _v("HIP_VISIBLE_DEVICES", "likewise", _UNSET),
-    _v("ROCR_VISIBLE_DEVICES", "likewise", _UNSET),
+    _v("RANK", "set by torchrun. Without it a process is a world of its own", _UNSET, number(int, 0)),
+    _v("WORLD_SIZE", "set by torchrun: number of ranks in the world", _UNSET, number(int, 1)),
+    _v("LOCAL_RANK", "set by torchrun: the rank's GPU on its machine", _UNSET, number(int, 0)),
+    _v("GROUP_RANK", "set by torchrun: in the emulator each of several launchers is a node", _UNSET, number(int, 0)),
+    _v("CUDA_VISIBLE_DEVICES", "the launcher counts only the GPUs that it names", _UNSET),
+    _v("HIP_VISIBLE_DEVICES", "the same", _UNSET),
+    _v("ROCR_VISIBLE_DEVICES", "the same", _UNSET),
     _v("NVSHMEM_HOME",
        "NVSHMEM's device bitcode is taken from its `lib` instead of the pip wheel; the doctor looks there as well",
        "the wheel", folder),
-    _v("NVSHMEM_SYMMETRIC_SIZE", "set to the heap size and some, unless it is set", _UNSET),
+    _v("NVSHMEM_SYMMETRIC_SIZE", "set to a little more than the heap size, unless it is set already", _UNSET),
     _v("ROCSHMEM_HOME", "rocSHMEM's device bitcode is taken from its `lib`", "`ROCM_PATH`, then `/opt/rocm`", folder),
     _v("TMPDIR", "heap files of the emulator, where the system has no memfd", "the system's", folder),
     _v("CUDA_DEVICE_MAX_CONNECTIONS", "a benchmark notes it in host.json", _UNSET, number(int, 1)),
-    _v("NCCL_NVLS_ENABLE", "likewise", _UNSET),
+    _v("NCCL_NVLS_ENABLE", "the same", _UNSET),
 )
 
 TRITON_CACHE = (
     _v("TRITON_HOME", "folder in which Triton makes `.triton`", "the user's home folder", folder),
     _v("TRITON_CACHE_DIR",
-       "where compiled kernels are kept; the launcher and the doctor say so where it cannot be written",
+       "where compiled kernels are kept; the launcher and the doctor report where it cannot be written",
        "`.triton/cache`", folder),
     _v("TRITON_ALWAYS_COMPILE",
-       "`1`: compile, whatever the cache has. Needed with dumps and overrides, or a fresh cache", _OFF, flag),
+       "`1`: compile even what the cache has. Needed with dumps and overrides, or a fresh cache", _OFF, flag),
     _v("TRITON_STORE_BINARY_ONLY", "`1`: the cache keeps the binary alone, no IR and no assembly", _OFF, flag),
     _v("TRITON_PRINT_AUTOTUNING",
        "`1`: `triton.autotune` prints what it has chosen; rank 0 also prints what our ops have tried, "
@@ -153,7 +153,7 @@ TRITON_COMPILE = (
     _v("TRITON_DEBUG",
        "`1`: `tl.device_assert` is compiled, and overflow checks as well, so that times mean nothing", _OFF, flag),
     _v("TRITON_FRONT_END_DEBUGGING", "`1`: errors of kernels keep Triton's own traceback", _OFF, flag),
-    _v("TRITON_ALLOW_NON_CONSTEXPR_GLOBALS", "`1`: kernels may read globals that are no constexpr", _OFF, flag),
+    _v("TRITON_ALLOW_NON_CONSTEXPR_GLOBALS", "`1`: kernels may read globals that are not constexpr", _OFF, flag),
     _v("TRITON_DISABLE_LINE_INFO",
        "`1`: no line numbers in the code: smaller binaries, and code that can be compared", _OFF, flag),
     _v("USE_IR_LOC",
@@ -162,15 +162,15 @@ TRITON_COMPILE = (
     _v("TRITON_DEFAULT_FP_FUSION", "`0`: a multiplication and an addition are not fused", "`1`", flag),
     _v("TRITON_PTXAS_PATH", "ptxas for GPUs before sm_100 (3.6) or sm_90 (3.9)", "Triton's own", program),
     _v("TRITON_PTXAS_BLACKWELL_PATH", "ptxas for the newer ones", "Triton's own", program),
-    _v("PTXAS_OPTIONS", "more words for ptxas, such as `-v`", "none"),
+    _v("PTXAS_OPTIONS", "further options for ptxas, such as `-v`", "none"),
     _v("DISABLE_PTXAS_OPT", "`1`: ptxas does not optimise, so that cuda-gdb can step", _OFF, flag),
     _v("TRITON_LIBDEVICE_PATH", "libdevice's bitcode", "Triton's own"),
     _v("TRITON_LIBCUDA_PATH", "folder of libcuda, where the loader does not find it", _UNSET),
-    _v("TRITON_LIBHIP_PATH", "libamdhip64, likewise", _UNSET),
+    _v("TRITON_LIBHIP_PATH", "folder of libamdhip64, where the loader does not find it", _UNSET),
     _v("AMDGCN_USE_BUFFER_OPS", "`0`: AMD kernels use no buffer instructions", "`1`", flag),
     _v("TRITON_HIP_USE_BLOCK_PINGPONG",
        "`1` or `0`: AMD: two waves take turns at compute and memory", "Triton's choice", flag),
-    _v("TRITON_HIP_USE_ASYNC_COPY", "`1`: AMD: loads go to LDS past registers", "Triton's choice", flag),
+    _v("TRITON_HIP_USE_ASYNC_COPY", "`1`: AMD: loads go to LDS without passing through registers", "Triton's choice", flag),
 )
 
 TRITON_DUMP = (
@@ -191,16 +191,16 @@ TRITON_DUMP = (
     _v("TRITON_DUMP_PTXAS_LOG", "`1`: prints what ptxas says: registers, spills", _OFF, flag),
     _v("MLIR_ENABLE_TIMING", "`1`: how long each MLIR pass takes", _OFF, flag),
     _v("LLVM_ENABLE_TIMING", "`1`: how long each LLVM pass takes", _OFF, flag),
-    _v("TRITON_ENABLE_LLVM_DEBUG", "`1`: LLVM's debug output, all of it", _OFF, flag),
-    _v("TRITON_LLVM_DEBUG_ONLY", "names of passes, by comma: debug output of these", _UNSET),
-    _v("MLIR_ENABLE_DIAGNOSTICS", "`warnings`, `remarks`, `stacktraces`, `operations`, by comma", _UNSET),
+    _v("TRITON_ENABLE_LLVM_DEBUG", "`1`: all debug output of LLVM", _OFF, flag),
+    _v("TRITON_LLVM_DEBUG_ONLY", "names of passes, separated by commas, whose debug output is printed", _UNSET),
+    _v("MLIR_ENABLE_DIAGNOSTICS", "`warnings`, `remarks`, `stacktraces`, `operations`, separated by commas", _UNSET),
     _v("LLVM_EXTRACT_DI_LOCAL_VARIABLES",
        "`1`: names of local variables for debuggers; the code is then not optimised", _OFF, flag),
 )
 
 TRITON_PROFILE = (
     _v("TRITON_PROTON_DISABLE", "`1`: Proton records nothing", _OFF, flag),
-    _v("TRITON_ENABLE_NVTX", "`0`: Proton's scopes are no NVTX ranges", "`1`", flag),
+    _v("TRITON_ENABLE_NVTX", "`0`: Proton's scopes do not become NVTX ranges", "`1`", flag),
     _v("TRITON_CUPTI_LIB_PATH", "folder of CUPTI for Proton", "Triton's own", folder),
     _v("TRITON_INSTRUMENTATION_MODE",
        "a sanitizer or recorder that changes kernels (`consan`, ...); our own launcher then leaves "
