@@ -20,7 +20,8 @@ its interval, the versions, and what was learned.
 _WORDS = {
     "ag_gemm": ("AG-GEMM", """
 A column-parallel linear layer: `ag_gemm` compared with an NCCL all-gather and a cuBLAS matmul in sequence, and with
-torch's fused symmetric-memory op. A bar is the geometric mean over the MLPs of several models, and the thin line is its range."""),
+torch's fused symmetric-memory op. A bar is the geometric mean over the MLPs of several models, and the thin line is
+its range."""),
     "gemm_rs": ("GEMM-RS", """
 A row-parallel linear layer: `gemm_rs` compared with a cuBLAS matmul and an NCCL reduce-scatter in sequence, and with
 torch's fused symmetric-memory op."""),
