@@ -11,7 +11,7 @@ _COLOURS = {"push": "#d98324", "wait": "#c0392b", "load": "#7f8c8d", "mma": "#2e
             "signal": "#16a085", "tile": "#bdc3c7"}
 _WORDS = {"push": "communication", "wait": "waits", "load": "loads", "mma": "multiplies", "add": "epilogue", "store": "stores",
           "signal": "signals", "tile": "tile"}
-_LEFT, _WIDTH, _ROW, _GAP, _HEAD = 130, 900, 34, 18, 52
+_LEFT, _WIDTH, _ROW, _GAP, _HEAD = 160, 900, 34, 18, 52
 _STEPS = 450
 
 
