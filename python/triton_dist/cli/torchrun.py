@@ -35,9 +35,9 @@ def run() -> tuple[int, str]:
         """Ctrl-C ends ranks as a termination does: by SIGINT each of them would print where it was."""
         interrupted.append(True)
         os.kill(os.getpid(), signal.SIGTERM)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:           # as in a background job
-        if "--signals-to-handle" in get_args_parser().format_help():
-            sys.argv.insert(1, "--signals-to-handle=SIGTERM,SIGHUP,SIGQUIT")
+    if "--signals-to-handle" in get_args_parser().format_help():
+        sys.argv.insert(1, "--signals-to-handle=SIGTERM,SIGHUP,SIGQUIT")
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:           # it is in a background job, and stays so
         signal.signal(signal.SIGINT, end)
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
