@@ -202,7 +202,7 @@ class Launcher:
     def _watch(self) -> tuple[int, str]:
         from triton_dist.cli.torchrun import verdict
         while self.left:
-            number = self.next_signal()
+            number = signal.sigwait({signal.SIGCHLD, *self._ending})
             if number == signal.SIGINT:
                 return 130, "interrupted"
             if number in self._ending:
@@ -215,12 +215,9 @@ class Launcher:
                 return verdict(*failed[0])
         return 0, ""
 
-    def next_signal(self, end: float | None = None) -> int | None:
+    def next_signal(self, end: float) -> int | None:
         """The next signal, SIGCHLD or one of ENDING; None where there is none until `end`, a time.monotonic()."""
-        wanted = {signal.SIGCHLD, *self._ending}
-        if end is None:
-            return signal.sigwait(wanted)
-        found = signal.sigtimedwait(wanted, max(0.0, end - time.monotonic()))
+        found = signal.sigtimedwait({signal.SIGCHLD, *self._ending}, max(0.0, end - time.monotonic()))
         return None if found is None else found.si_signo
 
     def ended(self) -> list:
