@@ -22,12 +22,12 @@ def backward(ctx: Any, grad: torch.Tensor | None) -> tuple:
     if grad is None:
         return tuple(found)
     grad = grad.contiguous()
+    there = _there(grad, offsets, counts) if needs[0] or needs[6] else None
     product = None
     if ctx.act is not None or needs[6]:
         product = ops.grouped_gemm(x.detach(), weight.detach(), offsets=offsets, counts=counts, sources=sources)
         if needs[6]:
             plain = product if ctx.act is None else _silu_mul(product)
-            there = _there(grad, offsets, counts)
             found[6] = torch.where(there, (grad.float() * plain.float()).sum(-1), 0.0).view(row_weights.shape)
     if row_weights is not None:
         grad = (grad.float() * row_weights.view(grad.shape[:-1])[..., None]).to(grad.dtype)
@@ -40,9 +40,8 @@ def backward(ctx: Any, grad: torch.Tensor | None) -> tuple:
                                                              weight.shape[0])
     if needs[0]:
         to_rows = ops.grouped_gemm(grad, weight.detach().transpose(1, 2), offsets=offsets, counts=counts)
-        to_rows = torch.where(_there(grad, offsets, counts)[..., None], to_rows, 0.0)
+        to_rows = torch.where(there[..., None], to_rows, 0.0)  # pyright: ignore[reportOptionalSubscript]
         if sources is not None:  # a row of x may be that of several experts; others have no source
-            there = _there(grad, offsets, counts)
             to_rows = x.new_zeros(x.shape[0] + 1, x.shape[1],
                                   dtype=torch.float32).index_add_(0, torch.where(there, sources, x.shape[0]),
                                                                   to_rows.float())[:-1].to(x.dtype)

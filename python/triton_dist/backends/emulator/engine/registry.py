@@ -3,6 +3,7 @@
 """The table of twins, and what all of the front end shares: the site of a kernel statement, errors, tuples."""
 import os
 import sys
+from types import CodeType
 from typing import Any, Callable
 
 from triton_dist.runtime.errors import DeviceFault, InvalidArgument, UnsupportedFeature
@@ -30,7 +31,12 @@ def site(frame: Any = None) -> str:
 
 def place_of(frame: Any) -> str:
     """'file.py:line (function)' that a frame is at."""
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
+    return place_in(frame.f_code, frame.f_lineno)
+
+
+def place_in(code: CodeType, line: int) -> str:
+    """'file.py:line (function)' of a line of code."""
+    return f"{os.path.basename(code.co_filename)}:{line} ({code.co_name})"
 
 
 def invalid(text: str) -> InvalidArgument:

@@ -17,6 +17,7 @@ from typing import Any, Optional
 
 from triton_dist.backends.emulator.engine import hang
 from triton_dist.backends.emulator.engine import scheduler as scheduling
+from triton_dist.backends.emulator.engine.registry import place_in
 from triton_dist.backends.emulator.engine.scheduler import Scheduler
 from triton_dist.backends.emulator.memory import wire
 from triton_dist.backends.emulator.memory.wire import Wire
@@ -324,7 +325,7 @@ def _collective(stack: list[tuple[CodeType, int]]) -> tuple[str, str]:
     if not stack or _TORCH not in stack[0][0].co_filename:
         return "", ""
     code, line = next((call for call in stack if _TORCH not in call[0].co_filename), stack[-1])
-    return stack[0][0].co_name, f"{os.path.basename(code.co_filename)}:{line} ({code.co_name})"
+    return stack[0][0].co_name, place_in(code, line)
 
 
 _machine: Optional[Machine] = None
