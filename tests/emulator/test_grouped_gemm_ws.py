@@ -89,7 +89,7 @@ def test_short_tiles_of_experts_side_by_side(mode):
 @pytest.mark.usefixtures("tall_tiles")
 @pytest.mark.parametrize("programs", [1, 2, 7])
 def test_programs_have_equally_many_tiles_of_each_height_in_one_order(programs, monkeypatch):
-    """By the lists that the kernel has written, of which no order between tiles of an expert's columns is lost."""
+    """By the lists that the kernel has written. They keep the order of tiles in the columns of an expert."""
     counts, n, lists = [130, 300, 64, 0, 700, 10], 192, []
 
     def kept(self, out):

@@ -217,7 +217,7 @@ def _multiply(hooks, s, tile, it, lap, BLOCK_M: gl.constexpr, BLOCK_N: gl.conste
 
 @gluon.jit
 def _mma(hooks, s):
-    # A loop for each size of tiles, not one with an `if`: with two sizes in one loop the assembler waits behind every wgmma.
+    # A loop for each size of tiles, not one with an `if`: with both sizes in one loop the assembler waits after every wgmma.
     it = 0
     lap = 0
     t = gl.program_id(0)
