@@ -219,6 +219,13 @@ def test_every_rank_is_told_what_is_wrong(host, scenario, ranks, expected):
             assert line.startswith(beginning), lines
 
 
+def test_ranks_may_share_a_device_where_the_variable_says_so(host):
+    lines = host("device", 2, TRITON_DIST_SHARE_GPUS="1").lines
+    assert [line[0] for line in (lines[0], lines[1])] == ["world: OK", "world: OK"], lines
+    lines = host("device", 2, TRITON_DIST_SHARE_GPUS="0").lines
+    assert all("TRITON_DIST_SHARE_GPUS=1 lets them take turns" in lines[rank][0] for rank in (0, 1)), lines
+
+
 @pytest.fixture
 def mocked_device(monkeypatch):
     """The sizes that Python's ops would choose on the mock's device."""

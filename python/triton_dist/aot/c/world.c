@@ -36,6 +36,12 @@ void tdist_leave(const tdist_world *world, void *before) {
         world->host->context_set(before);
 }
 
+/* TRITON_DIST_SHARE_GPUS, as for Python's worlds: ranks take turns on a device, so results are right and times say nothing. */
+static int shares_devices(void) {
+    const char *word = getenv("TRITON_DIST_SHARE_GPUS");
+    return word != NULL && word[0] != '\0' && strcmp(word, "0") != 0;
+}
+
 static int meet(tdist_world *world) {
     greeting mine = {.heap_bytes = world->heap_bytes, .version = TDIST_VERSION}, all[TDIST_MAX_WORLD];
     int handle = 0, can = 0;
@@ -46,10 +52,10 @@ static int meet(tdist_world *world) {
         if (all[r].version != mine.version || all[r].heap_bytes != mine.heap_bytes)
             return tdist_fail(TDIST_ERR_MISMATCH, "rank %d has version %d and a heap of %llu bytes, this rank %d and %llu", r,
                               all[r].version, (unsigned long long)all[r].heap_bytes, mine.version, (unsigned long long)mine.heap_bytes);
-        for (int other = 0; other < r; other++)
+        for (int other = 0; other < r && !shares_devices(); other++)
             if (memcmp(&all[other].uuid, &all[r].uuid, sizeof mine.uuid) == 0)
                 return tdist_fail(TDIST_ERR_MISMATCH, "ranks %d and %d have the same device: their kernels would wait for each other "
-                                  "in vain", other, r);
+                                  "in vain; TRITON_DIST_SHARE_GPUS=1 lets them take turns", other, r);
     }
     /* A peer's device may be hidden from this process; then mapping its memory shows whether it can be reached. */
     for (int ordinal = 0; status == TDIST_OK && world->host->device(&handle, ordinal) == 0; ordinal++) {
