@@ -15,7 +15,7 @@
 enum { M = 200, N = 256, K = 64 };
 
 static int rank, ranks;
-static tdist_unique_id id;
+static tdist_unique_id id, ids[3];
 static tdist_world *world;
 
 static int told(const char *what, int status) {
@@ -132,6 +132,64 @@ static void ops(void) {
     told("left", tdist_world_destroy(world));
 }
 
+static const unsigned char *context_of(const tdist_variant *variant, const void *owner) {
+    tdist_loaded *entry = NULL;
+    EXPECT(tdist_module(variant, owner, NULL, &entry) == TDIST_OK && entry->world != 0 && entry->filled);
+    return (const unsigned char *)(uintptr_t)entry->world;
+}
+
+static size_t modules_of(const tdist_variant *variant) {
+    size_t found = 0;
+    for (tdist_loaded *entry = atomic_load(&variant->state->loaded); entry != NULL; entry = entry->next)
+        found += entry->module != NULL;
+    return found;
+}
+
+/* Two worlds in a process, beside launches that belong to none: kernels of each keep their own ranks and heaps. */
+static void worlds(void) {
+    tdist_plan *plans[2];
+    tdist_world *made[2];
+    tdist_gemm shape = gemm(4);
+    unsigned char process[TDIST_CONTEXT_BYTES], first[TDIST_CONTEXT_BYTES];
+    const tdist_kernel *kernel = tdist_find_kernel("ag_gemm_push");
+    EXPECT(kernel != NULL);
+    for (int i = 0; i < 2; i++) {
+        id = ids[i];
+        EXPECT(told("world", join(rank, ranks, rank, (uint64_t)32 << (20 + i))) == TDIST_OK);
+        made[i] = world;
+        EXPECT(tdist_ag_gemm_plan(world, &shape, &plans[i]) == TDIST_OK);
+    }
+    EXPECT(world->host->context_set(world->context) == 0);
+    const tdist_variant *variant = tdist_find_variant(tdist_launch_key(plans[0]->sender));
+    const unsigned char *of[] = {context_of(variant, made[0]), context_of(variant, made[1]), context_of(variant, NULL)};
+    EXPECT(modules_of(variant) == 3 && memcmp(of[0], of[1], TDIST_CONTEXT_BYTES) != 0);
+    EXPECT(memcmp(of[0], of[2], TDIST_CONTEXT_BYTES) == 0);     /* nobody has set another */
+    memcpy(first, of[0], sizeof first);
+    for (int i = 0; i < 2; i++) {
+        uint64_t base = 0;
+        memcpy(&base, of[i] + 40 + 8 * (ranks - 1), sizeof base);
+        EXPECT(base == (uint64_t)(uintptr_t)made[i]->bases[ranks - 1]);
+    }
+    memset(process, 7, sizeof process);
+    EXPECT(tdist_set_world(process, sizeof process) == TDIST_OK);
+    EXPECT(memcmp(of[0], first, sizeof first) == 0 && memcmp(of[2], process, sizeof process) == 0);
+    tdist_plan_destroy(plans[0]);
+    EXPECT(tdist_world_destroy(made[0]) == TDIST_OK && modules_of(variant) == 2);
+    EXPECT(memcmp(of[2], process, sizeof process) == 0);
+    unsigned char *x = memory(ranks * M * K * 2);
+    EXPECT(tdist_ag_gemm(plans[1], NULL, x, x, x, x) == TDIST_OK);
+    release(x);
+    tdist_plan_destroy(plans[1]);
+    EXPECT(tdist_world_destroy(made[1]) == TDIST_OK && modules_of(variant) == 1);
+    /* What the first world lends goes with it. */
+    EXPECT(tdist_set_world(NULL, 0) == TDIST_OK);
+    id = ids[2];
+    EXPECT(join(rank, ranks, rank, 32 << 20) == TDIST_OK && context_of(variant, NULL) != NULL);
+    tdist_loaded *entry = NULL;
+    EXPECT(tdist_world_destroy(world) == TDIST_OK && tdist_module(variant, NULL, NULL, &entry) == TDIST_OK && !entry->filled);
+    told("left", tdist_unload());
+}
+
 static void failing_launch(void) {
     tdist_plan *plan = NULL;
     tdist_gemm shape = gemm(0);
@@ -148,6 +206,8 @@ static void play(const char *scenario) {
     uint64_t heap = 16 << 20;
     if (strcmp(scenario, "ops") == 0) {
         ops();
+    } else if (strcmp(scenario, "worlds") == 0) {
+        worlds();
     } else if (strcmp(scenario, "launch") == 0) {
         failing_launch();
     } else if (strcmp(scenario, "late") == 0) {
@@ -205,7 +265,9 @@ static void play(const char *scenario) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3 || (ranks = atoi(argv[2])) < 1 || ranks > 8 || tdist_unique_id_create(&id) != TDIST_OK)
+    if (argc != 3 || (ranks = atoi(argv[2])) < 1 || ranks > 8 || tdist_unique_id_create(&id) != TDIST_OK ||
+        tdist_unique_id_create(&ids[0]) != TDIST_OK || tdist_unique_id_create(&ids[1]) != TDIST_OK ||
+        tdist_unique_id_create(&ids[2]) != TDIST_OK)
         return 2;
     for (rank = 0; rank < ranks; rank++)
         if (fork() == 0) {

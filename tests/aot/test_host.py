@@ -226,6 +226,12 @@ def test_ranks_may_share_a_device_where_the_variable_says_so(host):
     assert all("TRITON_DIST_SHARE_GPUS=1 lets them take turns" in lines[rank][0] for rank in (0, 1)), lines
 
 
+def test_two_worlds_of_a_process_and_its_own_launches_keep_apart(host):
+    """Kernels of each see their own ranks and heaps. They shared one module, and the last world made was everybody's."""
+    for lines in host("worlds", 2).lines.values():
+        assert lines == ["world: OK", "world: OK", "left: OK"], lines
+
+
 @pytest.fixture
 def mocked_device(monkeypatch):
     """The sizes that Python's ops would choose on the mock's device."""

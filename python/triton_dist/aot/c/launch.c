@@ -91,7 +91,7 @@ int tdist_launch_variant(const tdist_variant *variant, tdist_stream stream, cons
         status = tdist_grid(variant, given, values, grid);
     if (status != TDIST_OK || grid[0] == 0 || grid[1] == 0 || grid[2] == 0)
         return status;                                  /* an empty grid launches nothing, as Triton has it */
-    status = tdist_module(variant, stream, &entry);
+    status = tdist_module(variant, NULL, stream, &entry);
     if (status == TDIST_OK)
         status = tdist_get_driver(&driver);
     if (status == TDIST_OK)

@@ -1,7 +1,9 @@
 /* SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
    SPDX-License-Identifier: MIT
 
-   Modules: one for each variant and driver context, loaded on first use and made ready before anybody else sees it. */
+   Modules: one for each variant, driver context and owner, loaded on first use and made ready before anybody else sees it. An
+   owner is a tdist_world, whose kernels must not see the ranks and heaps of another world of this process; NULL stands for the
+   launches that belong to none, which see what tdist_set_world was given, or else the first tdist_world of their device. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -12,27 +14,29 @@
 
 #define NVSHMEM_LIBRARY "libnvshmem_host.so.3"
 
-/* What modules of one driver context have as their context global. */
+/* What modules of one driver context and owner have as their context global. */
 typedef struct world {
     struct world *next;
     void *context;
+    const void *owner, *lender;         /* lender: the owner whose bytes these are, where owner is NULL and nobody has set others */
     int set;
     unsigned char bytes[TDIST_CONTEXT_BYTES];
 } world;
 
+static const char nobody;               /* the owner of what has been unloaded */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        /* of all that follows, and of changes to the lists of loaded */
 static world *worlds;
 
-static tdist_loaded *find(const tdist_variant *variant, const void *context) {
+static tdist_loaded *find(const tdist_variant *variant, const void *context, const void *owner) {
     tdist_loaded *entry = atomic_load_explicit(&variant->state->loaded, memory_order_acquire);
-    while (entry != NULL && entry->context != context)
+    while (entry != NULL && (entry->context != context || atomic_load_explicit(&entry->owner, memory_order_relaxed) != owner))
         entry = entry->next;
     return entry;
 }
 
-static world *world_of(const void *context) {
+static world *world_of(const void *context, const void *owner) {
     world *found = worlds;
-    while (found != NULL && found->context != context)
+    while (found != NULL && (found->context != context || found->owner != owner))
         found = found->next;
     return found;
 }
@@ -54,7 +58,7 @@ static int complete(const tdist_driver *driver, const tdist_variant *variant, td
     if (status == TDIST_OK && entry->world != 0 && size != TDIST_CONTEXT_BYTES)
         return tdist_fail(TDIST_ERR_VERSION, "%s: its context has %zu bytes, this runtime's %d; build the library again",
                           variant->name, size, TDIST_CONTEXT_BYTES);
-    world *known = world_of(entry->context);
+    world *known = world_of(entry->context, atomic_load(&entry->owner));
     if (status == TDIST_OK && entry->world != 0 && known != NULL && known->set) {
         status = driver->to_device(entry->world, known->bytes, sizeof known->bytes);
         atomic_store(&entry->filled, status == TDIST_OK);
@@ -66,7 +70,7 @@ static int complete(const tdist_driver *driver, const tdist_variant *variant, td
 
 /* Under the lock. */
 static int load(const tdist_driver *driver, const tdist_variant *variant, tdist_stream stream, void *context, int device,
-                tdist_loaded **out) {
+                const void *owner, tdist_loaded **out) {
     int yes = 0, status = stream == NULL ? TDIST_OK : driver->capturing(stream, &yes);
     if (status != TDIST_OK)
         return status;
@@ -77,6 +81,7 @@ static int load(const tdist_driver *driver, const tdist_variant *variant, tdist_
     if (entry == NULL)
         return tdist_fail(TDIST_ERR_MEMORY, "no memory for a module");
     entry->context = context;
+    atomic_init(&entry->owner, owner);
     entry->device = device;
     status = driver->module_load(variant->image, variant->symbol, variant->shared, device, &entry->module, &entry->function);
     if (status == TDIST_OK) {
@@ -94,7 +99,7 @@ static int load(const tdist_driver *driver, const tdist_variant *variant, tdist_
     return TDIST_OK;
 }
 
-int tdist_module(const tdist_variant *variant, tdist_stream stream, tdist_loaded **out) {
+int tdist_module(const tdist_variant *variant, const void *owner, tdist_stream stream, tdist_loaded **out) {
     const tdist_driver *driver = NULL;
     void *context = NULL;
     int device = 0, status = tdist_get_driver(&driver);
@@ -104,12 +109,12 @@ int tdist_module(const tdist_variant *variant, tdist_stream stream, tdist_loaded
         status = driver->context(&context, &device);
     if (status != TDIST_OK)
         return status;
-    *out = find(variant, context);
+    *out = find(variant, context, owner);
     if (*out != NULL)
         return TDIST_OK;
     pthread_mutex_lock(&lock);
-    *out = find(variant, context);              /* another thread may have been quicker */
-    status = *out != NULL ? TDIST_OK : load(driver, variant, stream, context, device, out);
+    *out = find(variant, context, owner);       /* another thread may have been quicker */
+    status = *out != NULL ? TDIST_OK : load(driver, variant, stream, context, device, owner, out);
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -118,7 +123,7 @@ int tdist_load(const tdist_variant *variant, void **module, void **function) {
     tdist_loaded *entry = NULL;
     if (variant == NULL)
         return tdist_fail(TDIST_ERR_ARGUMENT, "tdist_load: no variant");
-    int status = tdist_module(variant, NULL, &entry);
+    int status = tdist_module(variant, NULL, NULL, &entry);
     if (status == TDIST_OK && module != NULL)
         *module = entry->module;
     if (status == TDIST_OK && function != NULL)
@@ -126,21 +131,32 @@ int tdist_load(const tdist_variant *variant, void **module, void **function) {
     return status;
 }
 
-static int unload_variant(const tdist_driver *driver, const tdist_variant *variant, const void *context) {
-    tdist_loaded *entry = find(variant, context), *head = atomic_load(&variant->state->loaded);
-    if (entry == NULL)
+/* Under the lock. */
+static int unload(const tdist_driver *driver, const tdist_variant *variant, tdist_loaded *entry) {
+    if (entry->module == NULL)
         return TDIST_OK;
-    if (head == entry) {
-        atomic_store(&variant->state->loaded, entry->next);
-    } else {
-        while (head->next != entry)
-            head = head->next;
-        head->next = entry->next;
-    }
     if (variant->uses_nvshmem)
         tell_nvshmem("nvshmemx_cumodule_finalize", entry->module);
     int status = driver->module_unload(entry->module);
-    free(entry);
+    entry->module = NULL;
+    return status;
+}
+
+static int unload_variant(const tdist_driver *driver, const tdist_variant *variant, const void *context) {
+    tdist_loaded *kept = NULL, *next = NULL;
+    int status = TDIST_OK;
+    for (tdist_loaded *entry = atomic_exchange(&variant->state->loaded, NULL); entry != NULL; entry = next) {
+        next = entry->next;
+        if (entry->context != context) {
+            entry->next = kept;
+            kept = entry;
+            continue;
+        }
+        int one = unload(driver, variant, entry);
+        status = status == TDIST_OK ? one : status;
+        free(entry);
+    }
+    atomic_store(&variant->state->loaded, kept);
     return status;
 }
 
@@ -170,7 +186,7 @@ static int fill(const tdist_driver *driver, world *known, const void *bytes) {
         memcpy(known->bytes, bytes, sizeof known->bytes);
     for (size_t k = 0; k < tdist_kernels_count; k++)
         for (size_t v = 0; v < tdist_kernels[k]->variant_count && status == TDIST_OK; v++) {
-            tdist_loaded *entry = find(tdist_kernels[k]->variants[v], known->context);
+            tdist_loaded *entry = find(tdist_kernels[k]->variants[v], known->context, known->owner);
             if (entry == NULL || entry->world == 0)
                 continue;
             if (bytes != NULL)
@@ -178,6 +194,20 @@ static int fill(const tdist_driver *driver, world *known, const void *bytes) {
             atomic_store(&entry->filled, bytes != NULL && status == TDIST_OK);
         }
     return status;
+}
+
+/* Under the lock: the record of an owner in a context, made where there is none yet; NULL where memory is missing. */
+static world *record_of(void *context, const void *owner) {
+    world *known = world_of(context, owner);
+    if (known == NULL && (known = calloc(1, sizeof *known)) != NULL) {
+        known->context = context;
+        known->owner = owner;
+        known->next = worlds;
+        worlds = known;
+    }
+    if (known == NULL)
+        tdist_fail(TDIST_ERR_MEMORY, "no memory for a world");
+    return known;
 }
 
 int tdist_set_world(const void *bytes, size_t size) {
@@ -191,13 +221,59 @@ int tdist_set_world(const void *bytes, size_t size) {
     if (status != TDIST_OK)
         return status;
     pthread_mutex_lock(&lock);
-    world *known = world_of(context);
-    if (known == NULL && (known = calloc(1, sizeof *known)) != NULL) {
-        known->context = context;
-        known->next = worlds;
-        worlds = known;
-    }
-    status = known == NULL ? tdist_fail(TDIST_ERR_MEMORY, "no memory for a world") : fill(driver, known, bytes);
+    world *known = record_of(context, NULL);
+    status = known == NULL ? TDIST_ERR_MEMORY : fill(driver, known, bytes);
+    if (known != NULL)
+        known->lender = NULL;
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+int tdist_own_world(const void *owner, const void *bytes) {
+    const tdist_driver *driver = NULL;
+    void *context = NULL;
+    int device = 0, status = tdist_get_driver(&driver);
+    if (status == TDIST_OK)
+        status = driver->context(&context, &device);
+    if (status != TDIST_OK)
+        return status;
+    pthread_mutex_lock(&lock);
+    world *own = record_of(context, owner), *common = record_of(context, NULL);
+    status = own == NULL || common == NULL ? TDIST_ERR_MEMORY : fill(driver, own, bytes);
+    if (status == TDIST_OK && !common->set) {
+        status = fill(driver, common, bytes);
+        common->lender = owner;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+void tdist_disown_world(const void *owner) {
+    const tdist_driver *driver = NULL;
+    void *context = NULL;
+    int device = 0;
+    if (tdist_get_driver(&driver) != TDIST_OK || driver->context(&context, &device) != TDIST_OK)
+        return;
+    pthread_mutex_lock(&lock);
+    world *common = world_of(context, NULL);
+    if (common != NULL && common->lender == owner) {
+        fill(driver, common, NULL);
+        common->lender = NULL;
+    }
+    for (size_t k = 0; k < tdist_kernels_count; k++)
+        for (size_t v = 0; v < tdist_kernels[k]->variant_count; v++) {
+            tdist_loaded *entry = find(tdist_kernels[k]->variants[v], context, owner);
+            if (entry == NULL)
+                continue;
+            unload(driver, tdist_kernels[k]->variants[v], entry);
+            atomic_store(&entry->owner, &nobody);           /* not freed: another owner's thread may be passing it */
+        }
+    for (world **at = &worlds; *at != NULL; at = &(*at)->next)
+        if ((*at)->context == context && (*at)->owner == owner) {
+            world *gone = *at;
+            *at = gone->next;
+            free(gone);
+            break;
+        }
+    pthread_mutex_unlock(&lock);
 }

@@ -47,7 +47,7 @@ static int make_sender(tdist_plan *p, const void *x) {
         tdist_of_integer(piece), tdist_of_integer(p->pieces),
     };
     const tdist_option options[] = {{"BLOCK", NULL, (double)p->block}, {"MOST", NULL, MOST_SMS}, {"num_warps", NULL, SENDER_WARPS}};
-    return tdist_plan_launch("ag_gemm_push", values, sizeof values / sizeof *values, options, 3, (uint32_t)p->shape.comm_sms, &p->sender);
+    return tdist_plan_launch(p->world, "ag_gemm_push", values, sizeof values / sizeof *values, options, 3, (uint32_t)p->shape.comm_sms, &p->sender);
 }
 
 /* The launches with addresses that calls replace: the workspace is aligned as they have to be. */
@@ -83,7 +83,7 @@ static int make(tdist_plan *p) {
     int status = by_sms ? make_sender(p, any) : TDIST_OK;
     if (status != TDIST_OK)
         return status;
-    return tdist_plan_launch(by_sms ? "ag_gemm_by_sms_ws" : "ag_gemm_ws", values, n, options, sizeof options / sizeof *options,
+    return tdist_plan_launch(p->world, by_sms ? "ag_gemm_by_sms_ws" : "ag_gemm_ws", values, n, options, sizeof options / sizeof *options,
                              (uint32_t)p->programs, &p->main);
 }
 

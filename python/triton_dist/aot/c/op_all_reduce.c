@@ -55,7 +55,7 @@ static int make_self_flagged(tdist_plan *p) {
     const tdist_option options[] = {
         {"OP", "sum", 0}, {"WORLD", NULL, world->size}, {"THREADS", NULL, (double)threads}, {"EACH", NULL, (double)each}, {"WHOLE", NULL, 1},
     };
-    return tdist_plan_launch(two ? "all_reduce_two_hops" : "all_reduce_one_hop", values, sizeof values / sizeof *values, options, 5, (uint32_t)programs, &p->main);
+    return tdist_plan_launch(p->world, two ? "all_reduce_two_hops" : "all_reduce_one_hop", values, sizeof values / sizeof *values, options, 5, (uint32_t)programs, &p->main);
 }
 
 static int make_push(tdist_plan *p) {
@@ -74,7 +74,7 @@ static int make_push(tdist_plan *p) {
     const tdist_option options[] = {
         {"OP", "sum", 0}, {"WORLD", NULL, world->size}, {"BLOCK", NULL, (double)block}, {"num_warps", NULL, (double)warps},
     };
-    return tdist_plan_launch(two ? "all_reduce_push" : "all_reduce_push_one_hop", values, sizeof values / sizeof *values, options, 4, (uint32_t)programs, &p->main);
+    return tdist_plan_launch(p->world, two ? "all_reduce_push" : "all_reduce_push_one_hop", values, sizeof values / sizeof *values, options, 4, (uint32_t)programs, &p->main);
 }
 
 int tdist_all_reduce_plan(tdist_world *world, uint32_t dtype, int64_t count, int method, tdist_plan **out) {

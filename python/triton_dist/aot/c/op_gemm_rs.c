@@ -45,7 +45,7 @@ static int make(tdist_plan *p) {
         {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M},
         {"BLOCK_N", NULL, p->block_n}, {"BLOCK_K", NULL, BLOCK_K}, {"GROUP_M", NULL, p->shape.group_m},
     };
-    return tdist_plan_launch("gemm_rs_ws", values, sizeof values / sizeof *values, options, sizeof options / sizeof *options,
+    return tdist_plan_launch(p->world, "gemm_rs_ws", values, sizeof values / sizeof *values, options, sizeof options / sizeof *options,
                              (uint32_t)p->programs, &p->main);
 }
 

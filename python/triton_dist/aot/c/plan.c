@@ -40,8 +40,8 @@ uint64_t tdist_power_of_two(uint64_t value) {
 
 uint64_t tdist_element_bytes(uint32_t dtype) { return dtype == TDIST_FP32 ? 4 : 2; }
 
-int tdist_plan_launch(const char *name, const tdist_value *given, size_t count, const tdist_option *options, size_t option_count,
-                      uint32_t programs, tdist_launch **out) {
+int tdist_plan_launch(const tdist_world *world, const char *name, const tdist_value *given, size_t count, const tdist_option *options,
+                      size_t option_count, uint32_t programs, tdist_launch **out) {
     const uint32_t grid[3] = {programs, 1, 1};
     const tdist_kernel *kernel = tdist_find_kernel(name);
     const tdist_variant *variant = NULL;
@@ -61,7 +61,7 @@ int tdist_plan_launch(const char *name, const tdist_value *given, size_t count, 
         values[i] = (tdist_value){.type = TDIST_CONSTEXPR};
     int status = tdist_select(kernel, values, all, options, option_count, &variant);
     if (status == TDIST_OK)
-        status = tdist_launch_create(variant, grid, values, all, &made);
+        status = tdist_launch_of(variant, world, grid, values, all, &made);
     if (status == TDIST_OK) {
         tdist_launch_destroy(*out);
         *out = made;

@@ -72,6 +72,11 @@ static int prepare(tdist_launch *launch, const tdist_value *values, size_t count
 
 int tdist_launch_create(const tdist_variant *variant, const uint32_t *given, const tdist_value *values, size_t count,
                         tdist_launch **out) {
+    return tdist_launch_of(variant, NULL, given, values, count, out);
+}
+
+int tdist_launch_of(const tdist_variant *variant, const void *owner, const uint32_t *given, const tdist_value *values, size_t count,
+                    tdist_launch **out) {
     int status = tdist_check(variant, values, count);
     if (status == TDIST_OK && out == NULL)
         status = tdist_fail(TDIST_ERR_ARGUMENT, "tdist_launch_create: no place for the launch");
@@ -94,7 +99,7 @@ int tdist_launch_create(const tdist_variant *variant, const uint32_t *given, con
     if (status == TDIST_OK)
         status = tdist_get_driver(&launch->driver);
     if (status == TDIST_OK)
-        status = tdist_module(variant, NULL, &launch->entry);
+        status = tdist_module(variant, owner, NULL, &launch->entry);
     if (status == TDIST_OK)
         status = prepare(launch, values, count);
     if (status != TDIST_OK) {

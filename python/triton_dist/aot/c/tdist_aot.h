@@ -144,7 +144,8 @@ TDIST_API int tdist_load(const tdist_variant *variant, void **module, void **fun
 /* Unloads all modules of the current context. No kernel may run, and launches made before must not run any more. */
 TDIST_API int tdist_unload(void);
 /* The context global (`tdist_ctx`) of kernels in the current driver context: of those loaded so far and of those to come. The
-   host waits for the copies. Set it when the world changes; NULL: there is none. */
+   host waits for the copies. Set it when the world changes; NULL: there is none. The ops of a tdist_world have kernels of their
+   own, which this does not change; where nothing has been set, the first tdist_world of the context sets it. */
 TDIST_API int tdist_set_world(const void *bytes, size_t size);
 
 #ifdef __cplusplus

@@ -37,10 +37,11 @@ typedef struct tdist_map {
     uint32_t box[TDIST_MAX_RANK]; /* outermost dimension first */
 } tdist_map;
 
-/* A variant in one driver context. Entries are never changed once they can be seen, and are freed by tdist_unload. */
+/* A variant in one driver context, for one owner (module.c). Entries are never changed once they can be seen, and are freed by tdist_unload. */
 typedef struct tdist_loaded {
     struct tdist_loaded *next;
     void *context, *module, *function;
+    _Atomic(const void *) owner;
     uint64_t world;               /* address of the context global; 0: it has none */
     atomic_int filled;            /* whether a world has been written there */
     int device;
@@ -92,8 +93,15 @@ __attribute__((format(printf, 2, 3)))
 int tdist_fail(int status, const char *format, ...);
 int tdist_fail_driver(const char *call, int code);
 
-/* module.c: the variant in the current context, loaded on first use. */
-int tdist_module(const tdist_variant *variant, tdist_stream stream, tdist_loaded **out);
+/* module.c: the variant of an owner in the current context, loaded on first use. */
+int tdist_module(const tdist_variant *variant, const void *owner, tdist_stream stream, tdist_loaded **out);
+/* The context global of the owner's kernels in the current context, and of those without an owner unless they have one. */
+int tdist_own_world(const void *owner, const void *bytes);
+/* Unloads the owner's kernels. */
+void tdist_disown_world(const void *owner);
+/* prepared.c: tdist_launch_create for a kernel of an owner. */
+int tdist_launch_of(const tdist_variant *variant, const void *owner, const uint32_t *grid, const tdist_value *values, size_t count,
+                    tdist_launch **out);
 
 typedef struct tdist_map_bytes { _Alignas(64) unsigned char bytes[128]; } tdist_map_bytes;
 

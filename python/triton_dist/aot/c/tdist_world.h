@@ -97,8 +97,8 @@ int tdist_plan_create(tdist_world *world, tdist_op op, tdist_plan **out);
 int tdist_plan_finish(tdist_plan *plan, uint64_t half_bytes, uint64_t flags, tdist_plan **out);
 int tdist_plan_ready(tdist_plan *plan);
 /* A kept launch of the kernel, with values for the parameters before its constexprs, in place of *out. */
-int tdist_plan_launch(const char *kernel, const tdist_value *values, size_t count, const tdist_option *options, size_t option_count,
-                      uint32_t programs, tdist_launch **out);
+int tdist_plan_launch(const tdist_world *world, const char *kernel, const tdist_value *values, size_t count,
+                      const tdist_option *options, size_t option_count, uint32_t programs, tdist_launch **out);
 tdist_value tdist_of_pointer(uint32_t dtype, const void *address);
 tdist_value tdist_of_integer(int64_t value);
 tdist_value tdist_of_tensor(uint32_t dtype, const tdist_tensor *tensor);

@@ -90,7 +90,8 @@ static int tell_kernels(tdist_world *world) {
     world->team = (int32_t *)(uintptr_t)team;
     CHECK(world->cuda->to_device(team, words, sizeof words, world->side), "cuMemcpyHtoDAsync");
     CHECK(world->cuda->stream_wait(world->side), "cuStreamSynchronize");
-    return tdist_set_world(&context, sizeof context);
+    _Static_assert(sizeof context == TDIST_CONTEXT_BYTES, "what kernels have as tdist_ctx");
+    return tdist_own_world(world, &context);
 }
 
 static int join(tdist_world *world, const tdist_unique_id *id, int timeout_ms, uint64_t heap_bytes) {
@@ -163,6 +164,8 @@ int tdist_world_create(tdist_world **out, const tdist_unique_id *id, int rank, i
         uint64_t bytes = options != NULL && options->heap_bytes > 0 ? options->heap_bytes : (uint64_t)1 << 30;
         int timeout = options != NULL && options->timeout_ms > 0 ? (int)options->timeout_ms : USUAL_TIMEOUT_MS;
         status = join(world, id, timeout, bytes);
+        if (status != TDIST_OK)
+            tdist_disown_world(world);
         tdist_leave(world, before);
     }
     if (status != TDIST_OK) {
@@ -185,7 +188,7 @@ int tdist_world_destroy(tdist_world *world) {
     int status = tdist_enter(world, &before);
     if (status == TDIST_OK) {
         status = tdist_world_wait(world);               /* a peer may still be storing into this heap */
-        tdist_set_world(NULL, 0);
+        tdist_disown_world(world);
         tdist_leave(world, before);
     }
     destroy(world);
