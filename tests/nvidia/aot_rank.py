@@ -5,6 +5,7 @@ import ctypes
 import faulthandler
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -269,7 +270,7 @@ def config_of(op: str, weight) -> dict:
 
 
 def graphs(host: Host, tensors, results: dict) -> None:
-    """ms of a call in a graph of ten: Python's op, that in C, cuBLAS and NCCL; rounds in turn, medians."""
+    """ms of a call in a graph of ten: Python's op, that in C, cuBLAS and NCCL; in a random order each round, medians."""
     import torch
     import torch.distributed as dist
 
@@ -313,9 +314,9 @@ def graphs(host: Host, tensors, results: dict) -> None:
                         way()
                 captured[name] = graph
             times: dict = {name: [] for name in ways}
-            order = list(captured.items())
-            for _ in range(4 * len(order) + 1):             # in turn: the clock depends on what ran before
-                order.append(order.pop(0))
+            order, shuffled = list(captured.items()), random.Random(7)      # the same orders on all ranks
+            for _ in range(4 * len(order) + 1):
+                shuffled.shuffle(order)                     # the clock depends on what ran before
                 for name, graph in order:
                     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                     dist.barrier()
