@@ -61,12 +61,12 @@ class Launch:
         config: the tiling.
         tensors: those of a call: x [., k], weight [E, N, k], begins, counts, row_weights, out [rows, n], and sources or None:
             row r by expert is row sources[r] of x. They are copied by expert first, since TMA cannot gather.
-        room, options: as for the portable kernel.
+        room, options: as for the portable kernel. programs: the most that run at a time.
     """
 
     shortest = 64           # rows of a tile: those that a wgmma has
 
-    def __init__(self, config: GemmConfig, tensors: tuple, room: int, gated: bool, **options: Any):
+    def __init__(self, config: GemmConfig, tensors: tuple, room: int, gated: bool, programs: int, **options: Any):
         x, weight, begins, counts, row_weights, out, sources = tensors
         (experts, _, k), n, c, columns = weight.shape, out.shape[1], config, _columns(weight)
         self._gather = None
@@ -77,13 +77,14 @@ class Launch:
         pitch = weight.stride(0) // each.stride(0) if experts > 1 else each.shape[0]
         flat = weight.as_strided(((experts - 1) * pitch + each.shape[0], each.shape[1]), each.stride())
         width = c.block_n // (1 + gated)
-        most = min(out.shape[0], out.shape[0] // c.block_m + experts) * -(-n // width)
-        programs, short = min(backend().num_sms(), most), c.block_m > self.shortest
+        entries = experts * options["PARTS"]
+        most = min(out.shape[0], out.shape[0] // c.block_m + entries) * -(-n // width)
+        programs, short = min(programs, most), c.block_m > self.shortest
         self._entries = (most + 2 * programs) * ENTRY.value
         block = (c.block_k, c.block_n) if columns else (width, c.block_k)
         args = (descriptor(x, c.block_m, c.block_k), descriptor(x, c.block_m // (1 + short), c.block_k),
                 descriptor(flat, *block), descriptor(out, c.block_m, width), out, begins, counts, row_weights,
-                self._tiles(out), n, k, experts, room, pitch)
+                self._tiles(out), n, k, entries, room, pitch)
         options = dict(options, GATED=gated, COLUMNS=columns, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n,
                        BLOCK_K=c.block_k, GROUP_M=c.group_m, SHORT=short, num_warps=c.num_warps)
         self._launch = backend().prepare(grouped_gemm_ws_kernel, (programs,), args, options, varying=9)

@@ -49,10 +49,11 @@ class Experts:
     BLOCK_M: gl.constexpr
     GATED: gl.constexpr
     WEIGHTED: gl.constexpr
+    PARTS: gl.constexpr             # entries of an expert in the list of experts
     NARROW: gl.constexpr            # false
 
     @gluon.constexpr_function
-    def __init__(self, x, x_short, out, out_at, tiles, row_weights, n, pitch, total, BLOCK_M, GATED, WEIGHTED):
+    def __init__(self, x, x_short, out, out_at, tiles, row_weights, n, pitch, total, BLOCK_M, GATED, WEIGHTED, PARTS):
         self.x = x
         self.x_short = x_short
         self.out = out
@@ -65,12 +66,13 @@ class Experts:
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.GATED = gl.constexpr(GATED)
         self.WEIGHTED = gl.constexpr(WEIGHTED)
+        self.PARTS = gl.constexpr(PARTS)
         self.NARROW = gl.constexpr(False)
 
     @gluon.jit
     def tile(self, t):
         at = self.tiles + t * ENTRY
-        return RowsTile(gl.load(at + 2), gl.load(at), gl.load(at + 1), gl.load(at + 3), t < 0)
+        return RowsTile(gl.load(at + 2) // self.PARTS, gl.load(at), gl.load(at + 1), gl.load(at + 3), t < 0)
 
     @gluon.jit
     def _rows(self, t):
@@ -158,18 +160,19 @@ def grouped_gemm_ws_kernel(x_desc, x_short_desc, w_desc, out_desc, out, begins, 
                            room, pitch, EXPERTS: gl.constexpr, MASKED: gl.constexpr, COUNTED: gl.constexpr,
                            WEIGHTED: gl.constexpr, GATED: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
                            BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-                           SHORT: gl.constexpr):
+                           SHORT: gl.constexpr, PARTS: gl.constexpr = 1):
     """out [rows, n] as grouped_gemm_kernel, of x [rows, k] that need not be gathered.
 
     w_desc: weights [experts * pitch, k], gate and up of an expert below each other where GATED; with COLUMNS, where columns are
     contiguous, [experts * pitch, n]. tiles: int32 [all tiles and two for each program, ENTRY], written here. A tile has
-    BLOCK_N // 2 columns where GATED. SHORT: there are tiles of BLOCK_M // 2 rows, for which x_short_desc is.
+    BLOCK_N // 2 columns where GATED. SHORT: there are tiles of BLOCK_M // 2 rows, for which x_short_desc is. PARTS: as for
+    grouped_gemm_kernel.
     """
-    PARTS: gl.constexpr = 2 if GATED else 1
-    total = list_tiles(tiles, begins, counts, experts, room, gl.cdiv(n, BLOCK_N // PARTS), EXPERTS, MASKED, COUNTED, BLOCK_M,
+    HALVES: gl.constexpr = 2 if GATED else 1
+    total = list_tiles(tiles, begins, counts, experts, room, gl.cdiv(n, BLOCK_N // HALVES), EXPERTS, MASKED, COUNTED, BLOCK_M,
                        GROUP_M, SHORT)
     hooks = Experts(x_desc, x_short_desc, out_desc, out, tiles, row_weights, n, gl.to_tensor(pitch), total, BLOCK_M, GATED,
-                    WEIGHTED)
+                    WEIGHTED, PARTS)
     staging: gl.constexpr = out_desc.layout
     dtype: gl.constexpr = out_desc.dtype
-    gemm_ws(hooks, x_desc, w_desc, w_desc, staging, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS, PARTS, SHORT)
+    gemm_ws(hooks, x_desc, w_desc, w_desc, staging, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS, HALVES, SHORT)

@@ -141,6 +141,10 @@ class EPDispatch(ExpertsOp):
                       max_tokens=max_tokens,
                       quant=quant)
 
+    def of_ids(self, dtype: torch.dtype, k: int, weighted: bool, experts: int, max_tokens: int, group: Group) -> Tokens:
+        """What ranks agree on where only ids and weights of choices travel, of rows without elements."""
+        return self._agreed(0, dtype, k, weighted, 0, experts, "indexed", 1, None, max_tokens, None, "push", group)
+
     def plan(self, choice: Choice, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Push(agreed, group, tensors[0].shape[0])
 

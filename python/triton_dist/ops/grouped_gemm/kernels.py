@@ -19,12 +19,13 @@ def at(values, i):
 def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n, k, stride_x, stride_e, stride_n,
                         stride_k, experts, room, EXPERTS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
                         GATHER: tl.constexpr, WEIGHTED: tl.constexpr, SILU: tl.constexpr, EVEN_K: tl.constexpr,
-                        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+                        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                        PARTS: tl.constexpr = 1):
     """out [rows, n]: each expert's rows of x [., k] times its weight [n, k]^T, in fp32, rounded once.
 
     A row r by expert is row sources[r] of x where GATHER. SILU: weight has 2 * n rows, and out is silu(the first n) * the others.
     WEIGHTED: row r counts row_weights[r] times. Tiles of an expert follow each other down its rows, so that programs which run at
-    the same time share its weight in the cache.
+    the same time share its weight in the cache. PARTS: so many entries of begins and counts after each other are of one expert.
     """
     e = tl.arange(0, EXPERTS)
     begin, count = rows_of(begins, counts, e, e < experts, room, MASKED, COUNTED)
@@ -40,10 +41,11 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
         inside = row < at(count, expert)
         row = (at(begin, expert) + tl.minimum(row, at(count, expert) - 1)).to(tl.int64)
         source = tl.load(sources + row).to(tl.int64) if GATHER else row
+        expert = expert // PARTS
         near = tl.minimum(col, n - 1)
         x_at = x + source[:, None] * stride_x + inner[None, :]
-        w_at = weight + expert.to(tl.int64) * stride_e + near.to(tl.int64)[None, :] * stride_n + inner[:,
-                                                                                                       None] * stride_k
+        w_at = weight + expert.to(tl.int64) * stride_e + near.to(tl.int64)[None, :] * stride_n
+        w_at += inner[:, None] * stride_k
         dl.trace_start("mma", (t - tl.program_id(0)) // tl.num_programs(0), expert)
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if SILU:

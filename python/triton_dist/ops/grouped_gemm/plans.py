@@ -36,13 +36,20 @@ def launch_options(dtype: torch.dtype, config: GemmConfig) -> dict:
 
 
 class _OneLaunch(Plan):
-    """One launch, of a call's tensors in the order of the op."""
+    """One launch, of a call's tensors in the order of the op.
+
+    parts: entries of offsets and counts that each expert has, after each other. spared: SMs that are left to other kernels.
+    """
 
     compiles = True
     launch: Callable[..., None]
 
-    def __init__(self, config: GemmConfig):
-        self.config = config
+    def __init__(self, config: GemmConfig, parts: int = 1, spared: int = 0):
+        self.config, self.parts, self.spared = config, parts, spared
+
+    def programs(self) -> int:
+        """The most that run at a time."""
+        return max(1, backend().num_sms() - self.spared)
 
     def args(self, x, weight, offsets, counts, sources, row_weights, out) -> tuple:
         """What `launch` takes. `out` stands for what there is not."""
@@ -60,13 +67,14 @@ class Portable(_OneLaunch):
         n, c, room = out.shape[-1], self.config, x.shape[1] if x.ndim == 3 else out.shape[0]
         gated = n != n_all
         block_n = max(16, c.block_n // 2) if gated else c.block_n
+        experts *= self.parts
         tiles = (-(-out.shape[:-1].numel() // c.block_m) + experts) * -(-n // block_n)
         args = self.args(x, weight, offsets, counts, sources, row_weights, out)
         fixed = n, k, args[0].stride(0), *weight.stride(), experts, room
         self.launch = backend().prepare(
-            grouped_gemm_kernel, (min(backend().num_sms(), tiles), ), (*args, *fixed),
+            grouped_gemm_kernel, (min(self.programs(), tiles), ), (*args, *fixed),
             dict(SILU=gated, GATHER=sources is not None, WEIGHTED=row_weights is not None, EVEN_K=k % c.block_k == 0,
-                 BLOCK_M=c.block_m, BLOCK_N=block_n, BLOCK_K=c.block_k, **launch_options(x.dtype, c),
+                 BLOCK_M=c.block_m, BLOCK_N=block_n, BLOCK_K=c.block_k, PARTS=self.parts, **launch_options(x.dtype, c),
                  **options_of(x, counts, experts)), varying=len(args))
 
     def args(self, x, weight, offsets, counts, sources, row_weights, out):
@@ -80,8 +88,9 @@ class ByCore(_OneLaunch):
     def compile(self, x, weight, offsets, counts, sources, row_weights, out):
         room, gated = x.shape[1] if x.ndim == 3 else out.shape[0], out.shape[-1] != weight.shape[1]
         args = self.args(x, weight, offsets, counts, sources, row_weights, out.view(-1, out.shape[-1]))
-        self.launch = backend().core("grouped_gemm").prepare(self.config, args, room, gated, WEIGHTED=row_weights is not None,
-                                                             **options_of(x, counts, weight.shape[0]))
+        self.launch = backend().core("grouped_gemm").prepare(
+            self.config, args, room, gated, self.programs(), PARTS=self.parts, WEIGHTED=row_weights is not None,
+            **options_of(x, counts, weight.shape[0] * self.parts))
 
     def args(self, x, weight, offsets, counts, sources, row_weights, out):
         return (flat_rows(x), weight, *lists(offsets, counts), out if row_weights is None else row_weights, out, sources)
