@@ -7,6 +7,7 @@ import pytest
 from amd_isa import assert_sound
 from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position
 
+from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
@@ -16,7 +17,7 @@ POINTERS = {
     **dict.fromkeys(("packets", ), "*i64"),
     **dict.fromkeys(("weights", "scales", "scales_out", "weights_out"), "*fp32"),
     **dict.fromkeys(("ids", "ids_out", "told", "hist", "meta", "flags", "control", "team", "positions", "sources",
-                     "experts_told"), "*i32")
+                     "experts_told", "parts"), "*i32")
 }
 ROWS_OF = ("x", "y", "out", "data", "bias", "residual")
 # one GPU's H = 7168, 8 choices of 256 experts
@@ -41,7 +42,9 @@ KNOWN = dict(K=8,
              PLACED=True,
              WEIGHTED=True,
              HAS_BIAS=False,
-             HAS_RESIDUAL=True)
+             HAS_RESIDUAL=True,
+             PER_CHUNK=4,
+             BLOCK_M=128)
 
 
 def compiled(kernel, target: str, dtype: str = "bf16", world: int = 8, **known):
@@ -73,6 +76,8 @@ KERNELS = {
     "dispatch by expert": (ep_dispatch_kernel, dict(INDEX=True, FIRST=0)),
     "dispatch, fp8 on the way": (ep_dispatch_kernel, dict(QUANT=True, SCALES=56, SCALES_PAD=64, META=72)),
     "place": (place_kernel, dict(ROWS=2)),
+    "exchange_rows": (exchange_rows_kernel, {}),
+    "own_rows": (own_rows_kernel, {}),
     "combine": (ep_combine_kernel, {}),
     "combine compact": (ep_combine_kernel, dict(PLACED=False, WEIGHTED=False)),
 }
@@ -86,7 +91,7 @@ def test_a_kernel_for_every_target_moves_wide_rows(kernel, target):
     made = compiled(function, target, **known)
     lines = assert_sound(made, target) if target in HIP else instructions(made)
     wide = r"global_load_dwordx4" if target in HIP else r"ld\.global\S*\.v4\.b32"
-    assert sum(bool(re.search(wide, line)) for line in lines) >= (1 if "fp8" in kernel else 2)
+    assert sum(bool(re.search(wide, line)) for line in lines) >= (1 if kernel in ("dispatch, fp8 on the way", "own_rows") else 2)
     position(lines, r"global_store_dwordx[24]" if target in HIP else r"st\.global\S*\.v[24]\.b32")
 
 
@@ -104,7 +109,17 @@ def test_rows_are_released_after_a_barrier(kernel, target):
     assert rows and any(rows[-1] < barrier < flags[0] for barrier in barriers)
 
 
-@pytest.mark.parametrize("kernel", ["dispatch", pytest.param("combine", marks=pytest.mark.full)])
+@pytest.mark.parametrize("target", CUDA)
+def test_the_exchange_releases_a_chunk_right_after_a_barrier(target):
+    """Its loops over rows stand elsewhere in the text, so what counts is that no store comes between."""
+    lines = instructions(compiled(exchange_rows_kernel, target))
+    flag = position(lines, r"atom\.\S*release\.sys\S*exch|atom\.\S*sys\.release\S*exch")
+    barrier = max(i for i, line in enumerate(lines[:flag]) if "bar.sync" in line)
+    assert not any(re.search(r"st\.global", line) for line in lines[barrier:flag])
+    assert any(re.search(r"st\.global\S*\.v4\.b32", line) for line in lines)
+
+
+@pytest.mark.parametrize("kernel", ["dispatch", "exchange_rows", pytest.param("combine", marks=pytest.mark.full)])
 def test_code_of_rows_does_not_grow_with_ranks(kernel):
     moves = [[
         line for line in instructions(compiled(KERNELS[kernel][0], "sm_90", world=world))
@@ -115,7 +130,7 @@ def test_code_of_rows_does_not_grow_with_ranks(kernel):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-@pytest.mark.parametrize("kernel", ["dispatch by expert", "combine"])
+@pytest.mark.parametrize("kernel", ["dispatch by expert", "exchange_rows", "combine"])
 def test_other_dtypes_and_worlds(kernel, dtype, world):
     function, known = KERNELS[kernel]
     assert "ld" in "".join(instructions(compiled(function, "sm_90", dtype, world, **known)))
@@ -125,6 +140,7 @@ def test_other_dtypes_and_worlds(kernel, dtype, world):
 GEMMS = {
     "gemm": (grouped_gemm_kernel, {}),
     "gemm, silu_mul, gathered": (grouped_gemm_kernel, dict(SILU=True, GATHER=True, BLOCK_N=64)),
+    "gemm, parts of experts": (grouped_gemm_kernel, dict(EXPERTS=64, PARTS=2)),
     "gradient of the weight": (grouped_weight_kernel, dict(BLOCK_N=128, BLOCK_K=128))
 }
 
@@ -143,7 +159,8 @@ def compiled_gemm(kernel, target: str, dtype: str = "bf16", warps: int = 8, **kn
                BLOCK_M=128,
                BLOCK_N=128,
                BLOCK_K=64,
-               BLOCK_R=64),
+               BLOCK_R=64,
+               PARTS=1),
         **known
     }
     types = {

@@ -11,7 +11,8 @@ from triton_dist.cores.hopper.grouped_gemm_ws import grouped_gemm_ws_kernel
 
 # (rows of a tile, stages), gated, columns
 WAYS = {"large": (128, 3, False, False), "large, silu_mul": (128, 4, True, False), "few": (64, 4, False, False),
-        "few, silu_mul": (64, 5, True, False), "columns": (128, 3, False, True)}
+        "few, silu_mul": (64, 5, True, False), "columns": (128, 3, False, True),
+        "large, silu_mul, parts of experts": (128, 4, True, False)}
 
 
 def compiled(way: str, dtype: str = "bf16"):
@@ -19,7 +20,7 @@ def compiled(way: str, dtype: str = "bf16"):
     n, k = 256, 64
     width = n // 2 if gated else n
     constants = dict(EXPERTS=256, MASKED=False, COUNTED=True, WEIGHTED=True, GATED=gated, COLUMNS=columns, STAGES=stages,
-                     BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, SHORT=m > 64)
+                     BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, SHORT=m > 64, PARTS=1 + ("parts" in way))
     types = dict(x_desc=descriptor(dtype, m, k), x_short_desc=descriptor(dtype, 64, k),
                  w_desc=descriptor(dtype, *((k, n) if columns else (width, k))),
                  out_desc=descriptor(dtype, m, width), out=f"*{dtype}", begins="*i32", counts="*i32", tiles="*i32",

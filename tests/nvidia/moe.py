@@ -3,7 +3,7 @@
 """Mixture of experts on GPUs: is it right, and how fast is it. One command for all; smaller sizes where there is no GPU.
 
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py                    # everything, a few minutes
-    bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts check      # "check", "exchange", "gemm", "layer", "sweep"
+    bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts check      # "check", "exchange", "gemm", "layer", "fused", "sweep"
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts sweep      # tiles, warps and programs of the exchange
 
 Times are those of calls in a CUDA graph on the slowest rank, ids, weights and the gather of rows included. Bytes are those that
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
 
+import moe_fused
 import torch
 
 import triton_dist
@@ -37,7 +38,7 @@ MODELS = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768),
     "Qwen3-235B-A22B": (128, 8, 4096, 1536)
 }
-PARTS = ("check", "exchange", "gemm", "layer", "sweep")
+PARTS = ("check", "exchange", "gemm", "layer", "fused", "sweep")
 
 
 class Bench:
@@ -319,9 +320,14 @@ def layer(bench: Bench) -> None:
                 )
 
 
+def fused(bench: Bench) -> None:
+    """dispatch_grouped_gemm: its bits against the two ops in turn; then times of it, and of all between router and sum."""
+    moe_fused.fused(bench, MODELS, routed)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:4]))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:5]))
     parser.add_argument("--rounds", type=int, default=9, help="replays of each graph, of which the median is taken")
     parser.add_argument("--log-file", type=Path, help="where all results go, as JSON")
     args = parser.parse_args()

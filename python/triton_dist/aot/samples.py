@@ -12,6 +12,7 @@ from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel
 from triton_dist.ops.all_reduce.kernels import two_shot_kernel
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
+from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
@@ -23,10 +24,10 @@ from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel
 _DATA = ("x", "y", "gathered", "weight", "bias", "residual", "out", "residual_out", "data")
 _POINTERS = {"in_splits": "*i64", "out_splits_offsets": "*i64", "packets": "*i64",
              **dict.fromkeys(("flags", "control", "team", "ids", "ids_out", "told", "hist", "meta", "positions", "sources",
-                              "experts_told", "begins", "counts"), "*i32"),
+                              "experts_told", "begins", "counts", "parts"), "*i32"),
              **dict.fromkeys(("weights", "weights_out", "scales", "scales_out", "row_weights"), "*fp32")}
 _ODD = ("world", "index", "call", "pieces", "piece_tiles", "words", "blocks", "rounds", "capacity", "pushers", "most", "limit",
-        "experts", "room", "align")                                                                             # no hint
+        "experts", "room", "align", "m", "chunks", "head", "steps")                                            # no hint
 _LANES = {"cuda": 32, "hip": 64}
 
 
@@ -79,5 +80,9 @@ ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=Fal
 ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXPAND=True, LINES=16, **_EXPERTS)
 ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, TOKENS=32,
                      **_EXPERTS)
+exchange_rows = _sample(exchange_rows_kernel, "exchange_rows", TOKENS=32,
+                        **{name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")})
+own_rows = _sample(own_rows_kernel, "own_rows", TOKENS=32, PER_CHUNK=4, BLOCK_M=128,
+                   **{name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META")})
 grouped_gemm = _sample(grouped_gemm_kernel, "grouped_gemm", EXPERTS=32, MASKED=False, COUNTED=True, GATHER=False, WEIGHTED=False,
-                       SILU=False, **{name: value for name, value in _GEMM.items() if name not in ("HAS_BIAS", "GROUP_M")})
+                       SILU=False, PARTS=1, **{name: value for name, value in _GEMM.items() if name not in ("HAS_BIAS", "GROUP_M")})

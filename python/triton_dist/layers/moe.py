@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from triton_dist.layers._experts import Experts
-from triton_dist.ops import ep_combine, ep_dispatch, grouped_gemm
+from triton_dist.ops import dispatch_grouped_gemm, ep_dispatch, grouped_gemm, grouped_gemm_combine
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
@@ -27,8 +27,8 @@ class EPMoE(Experts):
             symmetric heap is used (ep_dispatch).
         capacity: room for rows by expert where gradients are wanted; None: for all that can come.
 
-    Without gradients rows are not copied for each expert: the first product gathers them. The gradients of experts' weights are
-    those of the sum of all ranks' losses; those of the router are this rank's part.
+    Without gradients rows may travel while the product of this rank's own tokens runs (dispatch_grouped_gemm). The gradients of
+    experts' weights are those of the sum of all ranks' losses; those of the router are this rank's part.
     """
     def __init__(self,
                  router: nn.Module,
@@ -66,19 +66,29 @@ class EPMoE(Experts):
         flat = x.reshape(-1, x.shape[-1])
         ids, weights = self.router(flat)
         experts = self.weight.shape[0] * resolve(self.group).size
-        gathers = not torch.is_grad_enabled()
-        came = ep_dispatch(flat,
-                           ids,
-                           weights,
-                           num_experts=experts,
-                           layout="indexed" if gathers else "expert",
-                           capacity=None if gathers else self.capacity,
-                           max_tokens=self.max_tokens,
-                           group=self.group)
-        rows: Any = dict(offsets=came.expert_offsets, counts=came.expert_rows)
-        h = grouped_gemm(came.x, self.weight, sources=came.sources, act="silu_mul", **rows)
-        y = grouped_gemm(h, self.down, **rows)
-        out = ep_combine(y, came.handle, topk_weights=came.topk_weights, positions=came.positions if gathers else None)
+        if torch.is_grad_enabled():
+            came = ep_dispatch(flat,
+                               ids,
+                               weights,
+                               num_experts=experts,
+                               layout="expert",
+                               capacity=self.capacity,
+                               max_tokens=self.max_tokens,
+                               group=self.group)
+            h = grouped_gemm(came.x,
+                             self.weight,
+                             offsets=came.expert_offsets,
+                             counts=came.expert_rows,
+                             act="silu_mul")
+        else:
+            h, came = dispatch_grouped_gemm(flat,
+                                            ids,
+                                            weights,
+                                            self.weight,
+                                            num_experts=experts,
+                                            max_tokens=self.max_tokens,
+                                            group=self.group)
+        out = grouped_gemm_combine(h, self.down, came)
         if self.shared is not None:
             out = out + self.shared(flat)
         return out.view(x.shape)
