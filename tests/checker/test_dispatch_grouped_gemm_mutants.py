@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 from checking import MODES, check_edited
+from experts import EP
 from mutants import edited, load, source_of
 from scenarios import overtaking
 from test_dispatch_grouped_gemm import BF16, Product, small_tiles  # noqa: F401
@@ -48,9 +49,10 @@ def few_rows_at_a_time(monkeypatch):
 
 
 def calls():
-    """A slow rank, and shapes that change."""
+    """A slow rank, shapes that change, and a dispatch between, so that rows travel in calls of odd and of even numbers."""
     alone = dict(back=False, whole=False)
-    return overtaking([Product(40, 8, 4, **alone), Product(33, 16, 4, **alone), Product(25, 8, 4, **alone)], slow=1, repeat=1)
+    given = [Product(40, 8, 4, **alone), EP(3, 8, combine=False), Product(33, 16, 4, **alone), Product(25, 8, 4, **alone)]
+    return overtaking(given, slow=1, repeat=1)
 
 
 def check(kernel, edits, folder, schedules=12):
