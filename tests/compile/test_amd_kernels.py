@@ -49,6 +49,7 @@ SIGNALS = {"ag_gemm": (0, True), "ag_gemm by_sms": (0, True), "ag_gemm by_sms pu
            "gemm_rs scatter": (1, True),
            "all_gather push": (1, True), "reduce_scatter push": (1, True), "all_reduce push": (2, True),
            "all_to_all_vdev": (1, True), "ep_dispatch": (1, False), "ep_dispatch by expert": (1, False), "ep_combine": (1, True),
+           "ep_exchange_rows": (1, True),
            "ep_combine compact": (1, True), "tutorial 0": (2, False), "tutorial 6": (1, True), "tutorial 11": (2, False)}
 
 

@@ -3,7 +3,7 @@
 """Mixture of experts on GPUs: is it right, and how fast is it. One command for all; smaller sizes where there is no GPU.
 
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py                    # everything, a few minutes
-    bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts check      # "check", "exchange", "gemm", "layer", "fused", "sweep"
+    bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts check      # or "exchange", "gemm", "layer", "fused", "sweep"
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts sweep      # tiles, warps and programs of the exchange
 
 Times are those of calls in a CUDA graph on the slowest rank, ids, weights and the gather of rows included. Bytes are those that

@@ -53,7 +53,8 @@ def same_products(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gat
                                ("weights", other.topk_weights, came.topk_weights), ("offsets", other.expert_offsets,
                                                                                    came.expert_offsets)):
                 if not torch.equal(a, b):  # pyright: ignore
-                    raise AssertionError(f"{method}, call {number}: {what} differs in {int((a != b).sum())} places")  # pyright: ignore
+                    places = int((a != b).sum())  # pyright: ignore
+                    raise AssertionError(f"{method}, call {number}: {what} differs in {places} places")
 
 
 def fused_times(bench: Any, where: str, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor,

@@ -80,9 +80,9 @@ ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=Fal
 ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXPAND=True, LINES=16, **_EXPERTS)
 ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, TOKENS=32,
                      **_EXPERTS)
-exchange_rows = _sample(exchange_rows_kernel, "exchange_rows", TOKENS=32,
-                        **{name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")})
-own_rows = _sample(own_rows_kernel, "own_rows", TOKENS=32, PER_CHUNK=4, BLOCK_M=128,
-                   **{name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META")})
+_OF_ROWS = {name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")}
+exchange_rows = _sample(exchange_rows_kernel, "exchange_rows", TOKENS=32, **_OF_ROWS)
+own_rows = _sample(own_rows_kernel, "own_rows", TOKENS=32, PER_CHUNK=4, BLOCK_M=128, E_PAD=32, **_OF_ROWS)
 grouped_gemm = _sample(grouped_gemm_kernel, "grouped_gemm", EXPERTS=32, MASKED=False, COUNTED=True, GATHER=False, WEIGHTED=False,
-                       SILU=False, PARTS=1, **{name: value for name, value in _GEMM.items() if name not in ("HAS_BIAS", "GROUP_M")})
+                       SILU=False, PARTS=1,
+                       **{name: value for name, value in _GEMM.items() if name not in ("HAS_BIAS", "GROUP_M")})

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Rows to their places by expert, once a dispatch of ids alone has told where these are: other ranks' rows, and own ones."""
+"""Rows to their places by expert, which a dispatch of ids has told: those that other ranks have, and own ones."""
 import triton
 import triton.language as tl
 
@@ -11,17 +11,18 @@ from triton_dist.runtime.jit import jit
 
 
 @jit(do_not_specialize=["m", "most", "experts", "chunks"])
-def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_source, flags_half, control, team, m, most,
-                         row, experts, chunks, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr,
+def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_source, flags_half, control, team, m,
+                         most, row, experts, chunks, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr,
                          WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr,
                          ROWS: tl.constexpr, COLS: tl.constexpr):
     """Sends rows of x [m, row] to the ranks of their choices, and stores what comes from others in out [., row] by expert.
 
-    ids [m, K]: the choices. told, positions: of the dispatch of these ids. A row goes once to each rank that needs it, into the
-    slot that a dispatch would use, and from there to the place of each of its choices. Own rows are left to own_rows_kernel.
-    Any number of programs share the chunks. Each sends all of its chunks before it waits, so nothing needs to run at a time.
-    Who writes: a chunk's program its rows into slots [own index] of the receiver's half `epoch & 1`; then, rows or none, the epoch
-    (sys) into flag [own index][epoch & 1][chunk] there.
+    ids [m, K]: the choices. told, positions: of the dispatch of these ids. A row is sent once to each rank that needs it,
+    into the slot that a dispatch would use. From there it is stored at the place of each of its choices. Own rows are left
+    to own_rows_kernel. Any number of programs share the chunks. Each sends all of its chunks before it waits, so programs
+    need not run at the same time.
+    Who writes: a chunk's program its rows into slots [own index] of the receiver's half `epoch & 1`; then, with rows or
+    without, the epoch (sys) into flag [own index][epoch & 1][chunk] there.
     Who waits: the program of the same chunk, for this flag of every other rank. That also bounds the epoch.
     """
     index = dl.team_rank(team)
@@ -72,7 +73,8 @@ def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_
             for first in range(0, come, ROWS):
                 place = first + line
                 at = (peer * slots + of(slot, peer) + place).to(tl.int64)
-                spread(source + at * row, of(landing, peer) + place, place < come, positions, out, row, K, CHOICES, COLS)
+                land = of(landing, peer) + place
+                spread(source + at * row, land, place < come, positions, out, row, K, CHOICES, COLS)
             dl.trace_stop("store", chunk * WORLD + i)
 
 
@@ -83,10 +85,11 @@ def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, 
                     ROWS: tl.constexpr, COLS: tl.constexpr, PER_CHUNK: tl.constexpr, BLOCK_M: tl.constexpr):
     """Stores rows of x [m, row] that stay on this rank in out [., row] by expert, and cuts each expert's rows in parts.
 
-    PER_CHUNK programs share a chunk. Arguments as for exchange_rows_kernel. parts, int32 [6 * E_LOC], for two grouped GEMMs: first
-    rows [E_LOC] and numbers [E_LOC] of the first one, and both [E_LOC, 2] of the second one. The first one has whole tiles of
-    BLOCK_M own rows, of experts below `head`; the second one what is before and after them. So the tiles of both are those of one
-    GEMM. steps: more than the binary digits of the number of rows.
+    PER_CHUNK programs share a chunk. Arguments are as for exchange_rows_kernel. parts, int32 [6 * E_LOC], is for two grouped
+    GEMMs: first rows [E_LOC] and numbers of rows [E_LOC] of the first one, then both [E_LOC, 2] of the second one. The first
+    one has the tiles that consist of BLOCK_M own rows, of experts below `head`. The second one has the rows before them and
+    the rows after them. So both together have the tiles of one GEMM. steps: more than the binary digits of the number of
+    rows.
     """
     index = dl.team_rank(team)
     chunk, share = tl.program_id(0) // PER_CHUNK, tl.program_id(0) % PER_CHUNK
@@ -129,7 +132,10 @@ def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, 
 
 @triton.jit
 def spread(row_at, land, there, positions, out, row, K: tl.constexpr, CHOICES: tl.constexpr, COLS: tl.constexpr):
-    """Stores rows, where `there`, from pointers row_at to the places in out that `positions` has for row `land` of all that came."""
+    """Stores rows, where `there`, at the place of each of their choices in out.
+
+    row_at: pointers to the rows. land: their numbers among all that came, by which `positions` has the places.
+    """
     choice = tl.arange(0, CHOICES)
     places = tl.load(positions + land.to(tl.int64)[:, None] * K + choice[None, :],
                      mask=there[:, None] & (choice < K)[None, :],
@@ -146,7 +152,7 @@ def spread(row_at, land, there, positions, out, row, K: tl.constexpr, CHOICES: t
 
 @triton.jit
 def first_from(sources, begin, count, value, steps):
-    """For each expert the first of its `count` places from `begin` on whose source is `value` or more: sources ascend there."""
+    """For each expert, of its `count` places from `begin` on the first whose source is `value` or more. Sources ascend."""
     low, high = begin, begin + count
     for _ in range(steps):
         middle = (low + high) // 2

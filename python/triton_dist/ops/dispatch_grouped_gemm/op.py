@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""dispatch_grouped_gemm: what ranks agree on, the ways to run it, and the call by tensors. ops/ep/products.py has what users call."""
+"""dispatch_grouped_gemm: what ranks agree on, the ways to run it, and the call by tensors. ep/products.py has what users call."""
 from dataclasses import dataclass
 from typing import Any, Sequence
 
@@ -56,8 +56,8 @@ class DispatchGroupedGemm(ExpertsOp):
     tensors = {"x": "sharded", "topk_ids": "sharded", "topk_weights": "sharded", "weight": "local"}
     outputs = {"h": "local", "ids_out": "sharded", "weights_out": "sharded", "told": "local", "positions": "local"}
     methods = ("ws", "portable", "unfused")
-    schema = ("(Tensor x, Tensor topk_ids, Tensor? topk_weights, Tensor weight, SymInt num_experts, str? act, SymInt? max_tokens, "
-              "str group, str method) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+    schema = ("(Tensor x, Tensor topk_ids, Tensor? topk_weights, Tensor weight, SymInt num_experts, str? act, "
+              "SymInt? max_tokens, str group, str method) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
     timed = True
     unfused_in_graphs = True
 
@@ -150,7 +150,10 @@ class DispatchGroupedGemm(ExpertsOp):
         return Shape(self.name, words, agreed.max_tokens * group.size, agreed.n, agreed.row)
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Rows:
-        """m tokens of all ranks, rows of k elements, weights [n, k] of EXPERTS experts a rank, a choice on each of up to 16 ranks."""
+        """m tokens of all ranks, rows of k elements, weights [n, k] of EXPERTS experts on each rank.
+
+        Each token has a choice on each of up to 16 ranks.
+        """
         choices = min(group.size, ep_checks.MOST_CHOICES)
         return self._agreed(k, n, dtype, choices, False, EXPERTS * group.size, None, -(-m // group.size), "auto", group)
 
