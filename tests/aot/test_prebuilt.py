@@ -109,7 +109,7 @@ def test_the_library_has_what_ag_gemm_launches_on_hopper(hopper, block_n, stages
     x, weight, out, b = aligned(plan.m, plan.k), aligned(n, plan.k), aligned(2 * plan.m, n), aligned(n) if bias else None
     for bind, kernel in ((cores._AgGemm, ours.ag_gemm), (cores._AgGemmBySms, ours.ag_gemm_by_sms)):
         call = bind(plan, bias)
-        assert has(kernel, call.args(x, weight, b, out, 1), call.options)
+        assert has(kernel, call.described(x, weight, b, out, 1), call.options)
 
 
 @pytest.mark.parametrize("block_n, stages", [(256, 3), (128, 5)])
@@ -118,8 +118,8 @@ def test_the_library_has_what_gemm_rs_launches_on_hopper(hopper, monkeypatch, bl
     plan = gemm_plan(256, 512, 256, GemmConfig(128, block_n, 64, group_m=8, num_warps=8, num_stages=stages))
     call = cores._GemmRs(plan, False)
     x, weight, out = aligned(512, 256), aligned(512, 256), aligned(256, 512)
-    assert has(ours.gemm_rs, call.args(x, weight, None, out), dict(call.options, launch_cooperative_grid=True))
-    assert not has(ours.gemm_rs, call.args(x, weight, None, out), call.options), "not cooperative"
+    assert has(ours.gemm_rs, call.described(x, weight, None, out), dict(call.options, launch_cooperative_grid=True))
+    assert not has(ours.gemm_rs, call.described(x, weight, None, out), call.options), "not cooperative"
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
@@ -174,8 +174,8 @@ def test_without_a_library_one_line_is_logged_and_kernels_are_compiled(tmp_path,
     with caplog.at_level(logging.WARNING):
         missing = Prebuilt(str(tmp_path / "none"), tells=True)
         assert (
-            missing.prepare(again(ours.gemm_rs), (1,), (), {}, 0) is None
-            and missing.prepare(again(ours.gemm_rs), (1,), (), {}, 0) is None
+            missing.prepare(again(ours.gemm_rs), (1,), (), {}, ()) is None
+            and missing.prepare(again(ours.gemm_rs), (1,), (), {}, ()) is None
         )
         missing.set_context(bytes(552))
         Prebuilt(str(tmp_path / "none"), tells=False)
@@ -187,14 +187,14 @@ def test_what_a_library_lacks_is_logged_once_for_a_kernel(mock, library, hopper,
     with caplog.at_level(logging.WARNING):
         found, kernel = Prebuilt(str(library), tells=True), again(ours.gemm_rs)
         for n in (16, 32):
-            assert found.prepare(kernel, (1,), (), {}, 0) is None
+            assert found.prepare(kernel, (1,), (), {}, ()) is None
     assert [message for message in caplog.messages if "gemm_rs" in message] == caplog.messages and len(caplog.messages) == 1
 
 
 def test_with_bounded_waits_no_kernel_comes_from_the_library_and_one_line_says_why(mock, library, hopper, caplog):
     with caplog.at_level(logging.WARNING):
         found = Prebuilt(str(library), tells=True, bounded=True)
-        assert found.prepare(again(ours.gemm_rs), (1,), (), {}, 0) is None
+        assert found.prepare(again(ours.gemm_rs), (1,), (), {}, ()) is None
         found.set_context(bytes(552))
     (line,) = caplog.messages
     assert "TRITON_DIST_WAIT_TIMEOUT is set" in line
@@ -207,7 +207,7 @@ def test_a_kernel_of_the_library_is_launched_by_its_own_code(mock, library):
 import json
 entry = next(e for e in lib.manifest["variants"] if e["space"] == "add_fp32" and e["target"] == "cuda:90"
              and e["hints"].get("n") == 16 and e["options"]["BLOCK"] == 1024)
-launch = lib.prepare(entry["key"], (7, 1, 1), (0x1000, 0x2000, 0x3000, 4096), 3)
+launch = lib.prepare(entry["key"], (7, 1, 1), (0x1000, 0x2000, 0x3000, 4096), (0, 1, 2))
 launch(0x88, (0x4000, 0x5000, 0x6000))
 launch.again()
 print(code(launch, 0, (0x4008, 0x5000, 0x6000)))
@@ -315,7 +315,7 @@ def test_recorded_launches_are_compiled_to_the_very_binaries(hopper, monkeypatch
     recorder, keys = Recorder(str(path)), []
     plan = gemm_plan(256, 512, 256, GemmConfig(128, 256, 64, group_m=2, num_warps=8, num_stages=3))
     call = cores._AgGemm(plan, True)
-    core = call.args(aligned(256, 256), aligned(512, 256), aligned(512), aligned(512, 512), 1), call.options
+    core = call.described(aligned(256, 256), aligned(512, 256), aligned(512), aligned(512, 512), 1), call.options
     pushed = aligned(1 << 20), aligned(1 << 21), words(4096), words(1024), words(400), 1 << 20, 1 << 19, 1 << 19, 1 << 18
     push = dict(BLOCK=2048, MOST=32, num_warps=8)
     launches = [(ours.ag_gemm, *core), (ours.ag_gemm_push, (*pushed, 1), push), (ours.ag_gemm_push, (*pushed, 3), push)]

@@ -236,7 +236,7 @@ def launch_times(library: str | None) -> dict:
         space=SimpleNamespace(flags=zeros(1024, dtype=torch.int32)),
     )
     bound = cores._AgGemm(plan, True)
-    args = bound.args(zeros(128, 64), zeros(256, 64), zeros(256), zeros(128, 256), 1)
+    args = bound.described(zeros(128, 64), zeros(256, 64), zeros(256), zeros(128, 256), 1)
     launch = backend().prepare(bound.kernel, (2,), args, bound.options)
     if library is not None:
         key = type(launch).__name__

@@ -53,7 +53,7 @@ def test_pointers_and_integers_are_rewritten_and_constexprs_left_out():
     driver, x, y = Driver(), torch.zeros(4), torch.zeros(4)
     driver.kinds = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
     launch = BoundLaunch(driver, compiled(dict(x="*fp32", n="i32", one="constexpr", big="i64", B="constexpr")), (132,),
-                         (x, 5, 1, 2**40), 4)
+                         (x, 5, 1, 2**40), (0, 1, 2, 3))
     launch(9, (x, 5, 1, 2**40))
     launch(10, (y, -6, 1, 7))
     common = ((132, 1, 1), (384, 1, 1), 1000)
@@ -67,7 +67,7 @@ def test_a_tensor_map_is_encoded_once_an_address():
     views = [SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero") for _ in range(2)]
     driver.kinds = [None, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
     launch = BoundLaunch(driver, compiled(dict(d="tensordesc<bf16[128, 64],layout>"), tensordesc_meta=[meta]), (4, 2),
-                         (views[0],), 1)
+                         (views[0],), (0,))
     for view in (views[0], views[1].base, views[0].base):       # the tensor under a descriptor is as good
         launch(1, (view,))
     assert driver.maps == [(9, 2, view.base.data_ptr(), [20, 8], [48], [64, 128], 3) for view in views]
@@ -81,16 +81,27 @@ def test_a_tensor_map_is_encoded_once_an_address():
                                              (dict(x="tensordesc<bf16[8, 8]>"), {})])
 def test_kernels_that_need_more_are_left_to_triton(signature, meta):
     with pytest.raises(NotImplementedError):
-        BoundLaunch(Driver(), compiled(signature, **meta), (1,), (1,), 1)
+        BoundLaunch(Driver(), compiled(signature, **meta), (1,), (1,), (0,))
 
 
 def test_what_does_not_vary_stays_and_a_launch_can_be_made_again():
     driver, x, y, z = Driver(), torch.zeros(4), torch.zeros(4), torch.zeros(4)
     driver.kinds = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(x="*fp32", y="*fp32", n="i32")), (1,), (x, y, 5), 1)
+    launch = BoundLaunch(driver, compiled(dict(x="*fp32", y="*fp32", n="i32")), (1,), (x, y, 5), (0,))
     launch(9, (z,))
     launch.again()
     assert [values for *_, values in driver.launches] == [[z.data_ptr(), y.data_ptr(), 5, 0, 0]] * 2
+
+
+def test_arguments_may_vary_in_any_places():
+    """What a call passes in other places is not looked at."""
+    driver, x, y, z = Driver(), torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    driver.kinds = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
+    launch = BoundLaunch(driver, compiled(dict(x="*fp32", n="i32", y="*fp32", m="i32")), (1,), (x, 5, y, 6), (2, 3))
+    launch(9, (None, None, z, 7))
+    launch(9, (z, 1, y, 8))
+    assert [values for *_, values in driver.launches] == [[x.data_ptr(), 5, z.data_ptr(), 7, 0, 0],
+                                                          [x.data_ptr(), 5, y.data_ptr(), 8, 0, 0]]
 
 
 def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
@@ -105,7 +116,7 @@ def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
     meta = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[128, 64])
     view = SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero")
     described = compiled({name: "tensordesc<bf16[128, 64],layout>" for name in "ab"}, tensordesc_meta=[meta] * 2)
-    launch = BoundLaunch(Driver(), described, (1,), (view, view), 1)
+    launch = BoundLaunch(Driver(), described, (1,), (view, view), (0,))
     gc.collect()
     assert launch and [maps() is not None for maps in made] == [True, True]
 
@@ -116,7 +127,7 @@ def test_a_kernel_that_waits_for_the_one_ahead_may_be_launched_early(ptx, cooper
     """By the attributes' numbers in the driver's header; where it is cooperative, it is that and no more."""
     driver = Driver()
     driver.kinds = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(n="i32"), ptx, launch_cooperative_grid=cooperative), (1,), (3,), 1)
+    launch = BoundLaunch(driver, compiled(dict(n="i32"), ptx, launch_cooperative_grid=cooperative), (1,), (3,), (0,))
     config = launch._config
     assert [config.attributes[i].id for i in range(config.num_attributes)] == ([attribute] if attribute else [])
     assert all(config.attributes[i].value[0] == 1 for i in range(config.num_attributes))
@@ -125,7 +136,7 @@ def test_a_kernel_that_waits_for_the_one_ahead_may_be_launched_early(ptx, cooper
 def test_a_refused_launch_raises():
     driver = Driver()
     driver.kinds, driver.status = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64], 700
-    launch = BoundLaunch(driver, compiled(dict(n="i32"), launch_cooperative_grid=False), (1,), (3,), 1)
+    launch = BoundLaunch(driver, compiled(dict(n="i32"), launch_cooperative_grid=False), (1,), (3,), (0,))
     with pytest.raises(RuntimeError, match="cuLaunchKernelEx: 700"):
         launch(0, (3,))
     assert driver.launches[0][4] == 0
@@ -134,7 +145,7 @@ def test_a_refused_launch_raises():
 def test_launches_go_to_the_stream_of_their_call():
     driver = Driver()
     driver.kinds = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(n="i32")), (1,), (3,), 1)
+    launch = BoundLaunch(driver, compiled(dict(n="i32")), (1,), (3,), (0,))
     for stream in (0, 5, 5, 0, 7):
         launch(stream, (3,))
     assert [stream for _, _, _, stream, *_ in driver.launches] == [None, 5, 5, None, 7]
@@ -166,8 +177,8 @@ def prepared(monkeypatch):
     def make(bound):
         kernel = SimpleNamespace(run=lambda *args: noted.append(("triton", *args)), function=77, packed_metadata="packed",
                                  launch_metadata=lambda grid, stream, *args: ("metadata", grid, stream, *args))
-        like = gpu.descriptors((Described(torch.zeros(2, 3)), torch.zeros(4)))
-        return gpu.PreparedLaunch(kernel, 6, (5,), like, (9,), (lambda *args: noted.append(("bound", *args))) if bound else None)
+        whole = gpu.Arguments((Described(torch.zeros(2, 3)), torch.zeros(4), 9), (0, 1))
+        return gpu.PreparedLaunch(kernel, 6, (5,), whole, (lambda *args: noted.append(("bound", *args))) if bound else None)
     monkeypatch.setattr(gpu, "_raw_stream", lambda device: 100 + device)
     return make, noted
 
@@ -200,10 +211,15 @@ def test_a_prepared_launch_is_seen_by_who_listens_to_launches(bound, listens, pr
 
 def test_a_prepared_launch_keeps_no_tensor_alive(prepared):
     descriptor = Described(torch.zeros(2, 3))
-    gone, like = weakref.ref(descriptor.base), gpu.descriptors((7, descriptor))
-    del descriptor
+    tensor, stays = torch.zeros(4), torch.zeros(2)
+    gone, kept = [weakref.ref(t) for t in (descriptor.base, tensor)], weakref.ref(stays)
+    whole = gpu.Arguments((7, descriptor, tensor, stays), (1, 2))
+    del descriptor, tensor, stays
     gc.collect()
-    assert gone() is None and list(like) == [1]
+    assert [t() for t in gone] == [None, None] and kept() is not None
+    other = torch.zeros(2, 3)
+    seven, described, missing, last = whole((None, other, None))
+    assert (seven, described.base, described.shape, missing) == (7, other, [2, 3], None) and last is kept()
 
 
 class Gpu(gpu.GpuBackend):

@@ -185,17 +185,19 @@ class Device(ABC):
         """Stores int32 `value` to `flags[index]` (maybe a peer's) on `stream`, after everything before it, system scope."""
 
     # -- kernels -------------------------------------------------------------------------------------------
-    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
-        """Compiles `kernel` and returns a launcher that takes its positional arguments, or the first `varying` of them.
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | tuple | None = None) -> Callable:
+        """Compiles `kernel` for positional arguments `args` and returns a launcher.
 
-        The launcher may be called with other tensors of the same dtype and alignment, descriptors of the same kind or the
-        tensors that they would be over, and other integers for parameters that the kernel does not specialise. Nothing is
-        looked up again.
+        Args:
+            varying: which of `args` a call gives: the first ones, as many, or those at these positions; None: all.
+
+        A call passes what it gives in its places; what it passes in others is not looked at, and may be None. It may give other
+        tensors of the same dtype and alignment, descriptors of the same kind or the tensors that they would be over, and other
+        integers for parameters that the kernel does not specialise. Nothing is looked up again.
         """
         self.compile(kernel, grid, args, kwargs)
-        varying = len(args) if varying is None else varying
-        like, fixed = descriptors(args[:varying]), args[varying:]
-        return lambda *values: self.launch(kernel, grid, described(like, values) + fixed, kwargs)
+        whole = Arguments(args, places(varying, args))
+        return lambda *values: self.launch(kernel, grid, whole(values), kwargs)
 
     @abstractmethod
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
@@ -251,15 +253,30 @@ class Device(ABC):
         """The calling rank leaves its world, maybe by an error: what watches over it may stop. Silent, idempotent."""
 
 
-def descriptors(args: tuple) -> dict:
-    """Position among `args` of each tensor descriptor -> the same of no tensor."""
-    return {position: _over(arg, None) for position, arg in enumerate(args) if hasattr(arg, "base")}
+def places(varying: int | tuple | None, args: tuple) -> tuple:
+    """Positions of the arguments that a call gives of a launch that was prepared with `args`; see Device.prepare."""
+    return varying if isinstance(varying, tuple) else tuple(range(len(args) if varying is None else varying))
 
 
-def described(like: dict, values: tuple) -> tuple:
-    """`values` with the descriptor of `like` over each tensor that stands where there is one."""
-    return tuple(_over(like[position], value) if position in like and not hasattr(value, "base") else value
-                 for position, value in enumerate(values)) if like else values
+class Arguments:
+    """All arguments of a prepared launch, from those that a call gives at `positions`. It keeps no tensor alive that varies."""
+
+    def __init__(self, args: tuple, positions: tuple):
+        self._kept = [None if position in positions else arg for position, arg in enumerate(args)]
+        self._varying = [(position, _over(args[position], None) if hasattr(args[position], "base") else None)
+                         for position in positions]
+
+    def __call__(self, values: tuple) -> tuple:
+        whole = list(self._kept)
+        for position, descriptor in self._varying:
+            value = values[position]
+            whole[position] = value if descriptor is None or hasattr(value, "base") else _over(descriptor, value)
+        return tuple(whole)
+
+
+def absent(like: Any) -> Any:
+    """Stands for a tensor that a call lacks, of the dtype of `like`: a kernel gets it, and does not look at it."""
+    return like.new_empty(1)
 
 
 def _over(descriptor: Any, tensor: Any) -> Any:

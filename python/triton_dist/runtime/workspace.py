@@ -150,6 +150,7 @@ class CountedWorkspace(Workspace):
 
     def __init__(self, group: Group, kind: str):
         super().__init__(group, kind)
+        self._eager_stream = backend().eager_stream
         self._captured = False
         self._graphs: weakref.WeakSet | None = weakref.WeakSet()       # None: some of them are not known
         self._kept: list = []                   # (buffer, graphs) that a captured call used before the buffers moved
@@ -158,7 +159,7 @@ class CountedWorkspace(Workspace):
         """One call on the current stream, or one captured on it. An error inside poisons the workspace."""
         if self._poison is not None:
             self._check_usable()
-        stream = backend().eager_stream()
+        stream = self._eager_stream()
         if stream is None:
             self._note_capture()            # and order between streams is that of the graph's replays
         elif stream is not state().last_stream:

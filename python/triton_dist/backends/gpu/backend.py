@@ -27,7 +27,7 @@ from triton_dist.language.threads_abi import LIBRARY as THREAD_LIBRARY
 from triton_dist.language.trace_abi import LIBRARY as TRACE_LIBRARY
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
-from triton_dist.runtime.device import Arena, Stream, Transfer, copy_bytes, described, descriptors, flag_address
+from triton_dist.runtime.device import Arena, Arguments, Stream, Transfer, copy_bytes, flag_address, places
 from triton_dist.runtime.environment import aot_record, share_gpus, traced, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
@@ -39,18 +39,20 @@ class PreparedLaunch:
     """A compiled kernel with its grid and the arguments that stay, trailing constexprs among them.
 
     A call costs Triton's launcher and little more, or less: `bound` is a vendor's own launcher. It is not used while
-    Triton's launch hooks are set. `like`: the descriptors among the arguments of a call.
+    Triton's launch hooks are set.
     """
 
-    def __init__(self, compiled: Any, device: int, grid: tuple, like: dict, fixed: tuple, bound: Callable | None):
-        self._compiled, self._device, self._like, self._fixed, self._bound = compiled, device, like, fixed, bound
+    def __init__(self, compiled: Any, device: int, grid: tuple, whole: Arguments, bound: Callable | None):
+        self._compiled, self._device, self._whole = compiled, device, whole
+        self._bound = None if bound is None else bound.__call__         # a method is called in less time than an object
+        self._again = getattr(bound, "again", None)
         self._grid = (*grid, 1, 1)[:3]
         self._hooks = knobs.runtime
 
     def __call__(self, *args: Any) -> None:
         enter, leave = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
         if self._bound is None or enter.calls or leave.calls:
-            self._by_triton(enter, leave, described(self._like, args) + self._fixed)
+            self._by_triton(enter, leave, self._whole(args))
         else:
             self._bound(_raw_stream(self._device), args)
 
@@ -65,7 +67,7 @@ class PreparedLaunch:
     @property
     def again(self) -> Callable | None:
         """Launches as the last call did, in the least host time that a launch takes; None where Triton's launcher serves."""
-        return getattr(self._bound, "again", None)
+        return self._again
 
 
 class GpuBackend(Backend):
@@ -200,28 +202,31 @@ class GpuBackend(Backend):
         self.driver.write_value32(flag_address(flags, index), value, stream.cuda_stream)
 
     # -- kernels -------------------------------------------------------------------------------------------
-    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | None = None) -> Callable:
-        found = self._from_library(kernel, grid, args, kwargs, len(args) if varying is None else varying)
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | tuple | None = None) -> Callable:
+        positions = places(varying, args)
+        found = self._from_library(kernel, grid, args, kwargs, positions)
         if found is not None:
             return found
         compiled = self.compile(kernel, grid, args, kwargs)
         constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
         load(compiled)
-        varying = len(args) if varying is None else varying
-        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, descriptors(args[:varying]),
-                              args[varying:] + constants, self._bind(compiled, grid, args, varying))
+        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, Arguments(args + constants, positions),
+                              self._bind(compiled, grid, args, positions))
 
-    def _from_library(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int) -> Callable | None:
+    def _from_library(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> Callable | None:
         """A launch of a kernel that was compiled ahead of time, if this process uses some and has this one."""
         if self._prebuilt is None and self._recorder is None or self.tracer is not None:
             return None
         given = dict(self._possible(kwargs), extern_libs={**dict(kwargs.get("extern_libs") or ()), **self._libraries(kernel)})
         if self._recorder is not None:
             self._recorder.add(kernel, args, given)
-        return None if self._prebuilt is None else self._prebuilt.prepare(kernel, grid, args, given, varying)
+        return None if self._prebuilt is None else self._prebuilt.prepare(kernel, grid, args, given, positions)
 
-    def _bind(self, compiled: Any, grid: tuple, args: tuple, varying: int) -> Callable | None:
-        """A launcher (stream, the first `varying` of args) that needs less host time than Triton's; None where there is none."""
+    def _bind(self, compiled: Any, grid: tuple, args: tuple, positions: tuple) -> Callable | None:
+        """A launcher (stream, arguments) that needs less host time than Triton's; None where there is none.
+
+        positions: of the arguments that a call gives.
+        """
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, self._possible(kwargs), grid, False, self._libraries(kernel))

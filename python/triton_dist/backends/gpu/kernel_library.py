@@ -137,10 +137,11 @@ class KernelLibrary:
         )
         del kept
 
-    def prepare(self, key: str, grid: Sequence[int], args: Sequence, varying: int) -> Callable[[int, tuple], None]:
-        """A launch that is kept, of the variant `key`: call it with a stream and the first `varying` of the positional `args`.
+    def prepare(self, key: str, grid: Sequence[int], args: Sequence, positions: Sequence[int]) -> Callable[[int, tuple], None]:
+        """A launch that is kept, of the variant `key`: call it with a stream and arguments in the places of `args`.
 
-        Those may be other tensors of the same shape and alignment, and other integers; floating-point numbers stay.
+        Those at `positions` are taken. They may be other tensors of the same shape and alignment, and other integers;
+        floating-point numbers stay.
         """
         types = self._by_key[key]["types"]
         filled = [*args, *[None] * (len(types) - len(args))]
@@ -152,7 +153,7 @@ class KernelLibrary:
                 variant, _grid(grid), values, ctypes.c_size_t(len(values)), ctypes.byref(made)
             )
         )
-        return LibraryLaunch(self, self._library, made, args[:varying], (kept, args[varying:]))
+        return LibraryLaunch(self, self._library, made, args, positions, kept)
 
     def set_world(self, context: bytes) -> None:
         """Makes `context` (runtime.context.Context.pack) that of all its modules in the current driver context."""
@@ -168,24 +169,25 @@ class KernelLibrary:
 class LibraryLaunch:
     """A launch of a library's kernel with arguments of which some vary."""
 
-    def __init__(self, library: KernelLibrary, functions: Any, handle: ctypes.c_void_p, varying: Sequence, kept: Any):
-        self._library, self._handle, self._kept = library, handle.value, kept
+    def __init__(self, library: KernelLibrary, functions: Any, handle: ctypes.c_void_p, args: Sequence, positions: Sequence[int],
+                 kept: Any):
+        self._library, self._handle, self._positions = library, handle.value, positions
+        self._kept = kept, [arg for i, arg in enumerate(args) if i not in positions]
         # As addresses and integers: the types of ctypes cost more than the launch.
         self._run = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.c_size_t)(
             ctypes.cast(functions.tdist_launch_run_with, ctypes.c_void_p).value
         )
-        self._cells = (ctypes.c_int64 * max(1, len(varying)))()
-        self._where, self._count = ctypes.addressof(self._cells), len(varying)
+        # The library takes the first arguments up to the last that varies.
+        self._count = max(positions, default=-1) + 1
+        self._cells = (ctypes.c_int64 * max(1, self._count))(*map(_value, args[:self._count]))
+        self._where = ctypes.addressof(self._cells)
         weakref.finalize(self, functions.tdist_launch_destroy, ctypes.c_void_p(self._handle)).atexit = False
 
     def __call__(self, stream: int, args: tuple) -> None:
         cells = self._cells
-        for i in range(self._count):
+        for i in self._positions:
             arg = args[i]
-            if type(arg) is int:
-                cells[i] = arg
-            else:
-                cells[i] = _address(arg)
+            cells[i] = arg if type(arg) is int else _value(arg)
         code = self._run(self._handle, stream, self._where, self._count)
         if code:
             self._library.check(code)
@@ -197,7 +199,8 @@ class LibraryLaunch:
             self._library.check(code)
 
 
-def _address(arg: Any) -> int:
+def _value(arg: Any) -> int:
+    """An integer, or the address of a tensor or of what a descriptor is over."""
     data_ptr = getattr(arg, "data_ptr", None)
     if data_ptr is not None:
         return data_ptr()
@@ -226,7 +229,7 @@ def _values(types: Sequence[str], args: Sequence) -> tuple[Any, list]:
             kept.append(_tensor(arg))
             value.as_.tensor = ctypes.pointer(kept[-1])
         elif value.type & _POINTER:
-            value.as_.pointer = _address(arg)
+            value.as_.pointer = _value(arg)
         elif kind in ("fp16", "bf16", "fp32", "fp64"):
             value.as_.real = float(arg)
         elif kind != "constexpr":
@@ -247,6 +250,6 @@ def _code(kind: str) -> int:
 def _tensor(arg: Any) -> _Tensor:
     """Of a tensor, or of a descriptor over one."""
     shape, strides = (arg.shape, arg.strides) if hasattr(arg, "base") else (tuple(arg.shape), arg.stride())
-    made = _Tensor(_address(arg), len(shape), int(getattr(arg, "padding", "zero") == "nan"))
+    made = _Tensor(_value(arg), len(shape), int(getattr(arg, "padding", "zero") == "nan"))
     made.shape[: len(shape)], made.strides[: len(shape)] = list(shape), list(strides)
     return made

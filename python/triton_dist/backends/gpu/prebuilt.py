@@ -102,7 +102,7 @@ class Prebuilt:
         if self._library is not None:
             self._library.set_world(context)
 
-    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int) -> "PrebuiltLaunch | None":
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> "PrebuiltLaunch | None":
         """A launch that is kept, as Backend.prepare has it; None, with a line of log, where the library lacks the kernel.
 
         It has the very binary that would be compiled here: of the same source, types, hints, constants, options and compiler.
@@ -116,7 +116,7 @@ class Prebuilt:
                 self._lacking.add(name)
                 self._tell(f"{name} is compiled as it is used: {self._library.folder} has no variant for this call")
             return None
-        bound = self._library.prepare(key, (*grid, 1, 1)[:3], args, varying)
+        bound = self._library.prepare(key, (*grid, 1, 1)[:3], args, positions)
         return PrebuiltLaunch(kernel.fn.__name__, torch.cuda.current_device(), bound)
 
     def _key(self, kernel: Any, args: tuple, kwargs: dict) -> str | None:

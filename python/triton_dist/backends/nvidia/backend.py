@@ -50,9 +50,9 @@ class NvidiaBackend(GpuBackend):
     def no_shmem(self) -> str | None:
         return None if SHMEM_LIBRARY in self._extern_libs else "SHMEM calls need TRITON_DIST_HEAP=nvshmem"
 
-    def _bind(self, compiled: Any, grid: tuple, args: tuple, varying: int) -> Callable | None:
+    def _bind(self, compiled: Any, grid: tuple, args: tuple, positions: tuple) -> Callable | None:
         try:
-            return BoundLaunch(self.driver, compiled, grid, args, varying)
+            return BoundLaunch(self.driver, compiled, grid, args, positions)
         except UnsupportedFeature:               # Triton's own launcher serves it
             return None
 

@@ -68,19 +68,20 @@ def _waits_its_turn(compiled: Any) -> bool:
 class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
-    A call takes the first `varying` of the kernel's positional arguments. Tensors and descriptors among them may have other
-    addresses, and integers other values. All other arguments stay as they are. A call may pass the tensor in place of its
+    A call gives those of the kernel's positional arguments that are at `positions`. Tensors and descriptors among them may have
+    other addresses, and integers other values. All other arguments stay as they are. A call may pass the tensor in place of its
     descriptor. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
-    def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, varying: int):
+    def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, positions: tuple):
         meta = compiled.metadata
         if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
             raise UnsupportedFeature("clusters, dependent launches or scratch memory")
         self._driver = driver
         self._launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
         self._cells: list = []              # parameters in order: ctypes values
-        self._setters: list = []            # (position among the arguments, ctypes value, whether a pointer)
+        self._pointers: list = []           # (position among the arguments, ctypes value)
+        self._integers: list = []           # likewise
         self._maps: list = []               # (position among the arguments, position among the parameters, TensorMaps)
         metas = iter(getattr(meta, "tensordesc_meta", None) or ())
         for position, (arg, kind) in enumerate(zip(args, compiled.src.signature.values())):
@@ -94,9 +95,9 @@ class BoundLaunch:
         self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params), None
         self._stream: int | None = None
         self._set(args)
-        self._kept = args[varying:], self._maps                                # the memory of what stays
-        self._setters = [setter for setter in self._setters if setter[0] < varying]
-        self._maps = [entry for entry in self._maps if entry[0] < varying]
+        self._kept = [arg for i, arg in enumerate(args) if i not in positions], self._maps      # the memory of what stays
+        self._pointers, self._integers, self._maps = ([entry for entry in entries if entry[0] in positions]
+                                                      for entries in (self._pointers, self._integers, self._maps))
 
     def _add(self, position: int, arg: Any, kind: str, metas: Any) -> None:
         if kind == "constexpr":
@@ -109,7 +110,7 @@ class BoundLaunch:
             self._cells += [ctypes.c_uint64(0), *map(ctypes.c_int32, arg.shape), *map(ctypes.c_int64, arg.strides)]
         elif kind.startswith("*") or kind in _INTEGERS:
             cell = ctypes.c_uint64(0) if kind.startswith("*") else _INTEGERS[kind](0)
-            self._setters.append((position, cell, kind.startswith("*")))
+            (self._pointers if kind.startswith("*") else self._integers).append((position, cell))
             self._cells.append(cell)
         else:
             raise UnsupportedFeature(f"argument type {kind}")
@@ -129,8 +130,10 @@ class BoundLaunch:
             self._driver.check("cuLaunchKernelEx", code)
 
     def _set(self, args: tuple) -> None:
-        for position, cell, pointer in self._setters:
-            cell.value = args[position].data_ptr() if pointer else args[position]
+        for position, cell in self._pointers:
+            cell.value = args[position].data_ptr()
+        for position, cell in self._integers:
+            cell.value = args[position]
         for position, parameter, maps in self._maps:
             t = args[position]
             self._params[parameter] = maps[t.data_ptr() if isinstance(t, Tensor) else t.base.data_ptr()]

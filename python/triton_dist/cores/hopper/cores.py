@@ -17,6 +17,7 @@ from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
 from triton_dist.cores.hopper.grouped_gemm import GroupedGemmCore
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
+from triton_dist.runtime.device import absent
 from triton_dist.runtime.heap import peer_tensor
 
 # gemm_rs sends a tile in boxes, a row of a box as wide as the swizzle of shared memory.
@@ -81,7 +82,13 @@ class _Core:
 
 
 class _Bound:
-    """Arguments of a core's kernel for the calls of a plan."""
+    """Arguments of a core's kernel for the calls of a plan.
+
+    `described` gives all of them, with descriptors. `args` gives those that change from call to call, in their places, with
+    tensors where there are descriptors; `varying` says which these are.
+    """
+
+    varying: tuple
 
     def __init__(self, plan: Any, has_bias: bool):
         self.plan, c = plan, plan.config
@@ -112,6 +119,7 @@ class _AgGemm(_Bound):
         self.options.update(STAGING=layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
         self.out, self.out_narrow = Descriptors(1, bm, bn), Descriptors(1, bm, narrow)
         self.weight_narrow = self.weight if narrow == bn else Descriptors(narrow, bk)
+        self.varying = (0, 1, 2, 3, 4, 5, *[6] * has_bias, 8)
 
     def _gathered(self, *block: int) -> list:
         return [descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]
@@ -123,9 +131,13 @@ class _AgGemm(_Bound):
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
+        return x, self.gathered[epoch & 1], weight, weight, out, out, bias, None, epoch
+
+    def described(self, x, weight, bias, out, epoch) -> tuple:
+        bias = absent(weight) if bias is None else bias
         p, chunks = self.plan, self.chunks(out)
         return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.weight_narrow(weight), self.out(chunks),
-                self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, epoch, p.group.rank, p.group.size,
+                self.out_narrow(chunks), bias, p.space.flags, epoch, p.group.rank, p.group.size,
                 p.m, p.n, p.k, p.gather.pieces, p.gather.piece_tiles, self.wide)
 
 
@@ -135,6 +147,7 @@ class _AgGemmBySms(_AgGemm):
     def __init__(self, plan: Any, has_bias: bool):
         super().__init__(plan, has_bias)
         self.options.update(MOST=plan.gather.most)
+        self.varying = (0, 2, 3, 4, 5, *[6] * has_bias)
 
     def _gathered(self, *block: int) -> list:
         p, gather = self.plan, self.plan.gather
@@ -143,9 +156,13 @@ class _AgGemmBySms(_AgGemm):
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
+        return x, None, weight, weight, out, out, bias
+
+    def described(self, x, weight, bias, out, epoch) -> tuple:
+        bias = absent(weight) if bias is None else bias
         p, gather, chunks = self.plan, self.plan.gather, self.chunks(out)
         return (self.x(x), *self.gathered, self.weight(weight), self.weight_narrow(weight), self.out(chunks),
-                self.out_narrow(chunks), weight if bias is None else bias, p.space.flags, gather.control, gather.half_rows,
+                self.out_narrow(chunks), bias, p.space.flags, gather.control, gather.half_rows,
                 gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, gather.pieces, gather.piece_tiles, self.wide)
 
 
@@ -162,12 +179,17 @@ class _GemmRs(_Bound):
         self.next_slots = [descriptor(peer_tensor(half, successor), *box) for half in mine]
         self.next_flags = peer_tensor(plan.space.flags, successor)
         self.gap = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize)
+        self.varying = (0, 1, 2, *[7] * has_bias)
 
     def args(self, x, weight, bias, out) -> tuple:
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
+        return x, weight, out, None, None, None, None, bias
+
+    def described(self, x, weight, bias, out) -> tuple:
+        bias = absent(weight) if bias is None else bias
         p = self.plan
         return (self.x(x), self.weight(weight), self.out(out), *self.slots, *self.next_slots,
-                weight if bias is None else bias, p.space.flags, self.next_flags, p.space.control,
+                bias, p.space.flags, self.next_flags, p.space.control,
                 p.group.rank, p.group.size, p.m, p.n, p.k, self.gap)
 
 

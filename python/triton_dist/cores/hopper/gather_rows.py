@@ -30,16 +30,16 @@ class GatherRows:
 
     def __init__(self, x: torch.Tensor, sources: torch.Tensor, begins: torch.Tensor, experts: int):
         rows, k = sources.shape[0], x.shape[1]
-        self._shape, grid = (rows, k), (min(8 * backend().num_sms(), rows),)
-        args = (x, sources, begins, self.room(x), x.shape[0], rows, k, x.stride(0), experts)
+        self._room, grid = backend().maker((rows, k), x.dtype), (min(8 * backend().num_sms(), rows),)
+        args = (x, sources, begins, self.room(), x.shape[0], rows, k, x.stride(0), experts)
         self._launch = backend().prepare(gather_rows_kernel, grid, args, dict(BLOCK=1024, num_warps=4), varying=4)
 
-    def room(self, x: torch.Tensor) -> torch.Tensor:
+    def room(self) -> torch.Tensor:
         """Memory for the rows."""
-        return x.new_empty(self._shape)
+        return self._room()
 
     def __call__(self, x: torch.Tensor, sources: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
         """x[sources], up to where the last expert's rows end; what follows is not written."""
-        found = self.room(x)
+        found = self.room()
         self._launch(x, sources, begins, found)
         return found

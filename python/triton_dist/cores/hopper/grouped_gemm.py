@@ -12,6 +12,7 @@ from triton_dist.cores.hopper.grouped_gemm_ws import grouped_gemm_ws_kernel
 from triton_dist.cores.hopper.tiles_of_experts import ENTRY
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
+from triton_dist.runtime.device import absent
 
 FEW_ROWS = 320      # tiles of 64 rows up to here: measured on H200; of more, operands from L2 take the time
 
@@ -20,7 +21,7 @@ class GroupedGemmCore:
     """Rows by expert, each times the weight of its expert. `preferred`: whether `auto` takes it."""
 
     def __init__(self, tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool):
-        self.tiles, self.preferred = tiles, preferred
+        self.tiles, self.preferred, self._lists = tiles, preferred, Lists()
 
     def configs(self, dtype: torch.dtype, rows: int, gated: bool) -> list[GemmConfig]:
         """Tilings for about `rows` rows of each expert, the usual one first.
@@ -51,28 +52,47 @@ class GroupedGemmCore:
 
     def prepare(self, *call: Any, **options: Any) -> Callable[..., None]:
         """What launches calls like this one. For the arguments see Launch."""
-        return Launch(*call, **options)
+        return Launch(self._lists, *call, **options)
+
+
+class Lists:
+    """Memory for lists of tiles. Calls on one stream share it, since they run one after the other."""
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+        self._memory: Any = None
+
+    def __call__(self, words: int, like: torch.Tensor) -> torch.Tensor:
+        """int32, at least so many words, on the device of `like`, for a call on the current stream."""
+        stream = backend().eager_stream()
+        if stream is not None and stream is self._stream and self._memory.numel() >= words:
+            return self._memory
+        made = torch.empty(words, dtype=torch.int32, device=like.device)
+        if stream is not None:                      # a graph's own: its replays may run beside other calls
+            self._stream, self._memory = stream, made
+        return made
 
 
 class Launch:
-    """Launches the core for calls with tensors like those that it was made with. It allocates a list of tiles for each call.
+    """Launches the core for calls with tensors like those that it was made with.
 
     Args:
+        lists: memory for the list of tiles.
         config: the tiling.
-        tensors: those of a call: x [., k], weight [E, N, k], begins, counts, row_weights, out [rows, n], and sources or None:
-            row r by expert is row sources[r] of x. They are copied by expert first, since TMA cannot gather.
+        tensors: those of a call: x [., k], weight [E, N, k], begins, counts, row_weights or None, out [rows, n], and sources or
+            None: row r by expert is row sources[r] of x. They are copied by expert first, since TMA cannot gather.
         room, options: as for the portable kernel. programs: the most that run at a time.
     """
 
     shortest = 64           # rows of a tile: those that a wgmma has
 
-    def __init__(self, config: GemmConfig, tensors: tuple, room: int, gated: bool, programs: int, **options: Any):
+    def __init__(self, lists: Lists, config: GemmConfig, tensors: tuple, room: int, gated: bool, programs: int, **options: Any):
         x, weight, begins, counts, row_weights, out, sources = tensors
         (experts, _, k), n, c, columns = weight.shape, out.shape[1], config, _columns(weight)
-        self._gather = None
+        self._lists, self._gather = lists, None
         if sources is not None:
             self._gather = GatherRows(x, sources, begins, experts)
-            x = self._gather.room(x)
+            x = self._gather.room()
         each = weight[0].t() if columns else weight[0]
         pitch = weight.stride(0) // each.stride(0) if experts > 1 else each.shape[0]
         flat = weight.as_strided(((experts - 1) * pitch + each.shape[0], each.shape[1]), each.stride())
@@ -80,23 +100,21 @@ class Launch:
         entries = experts * options["PARTS"]
         most = min(out.shape[0], out.shape[0] // c.block_m + entries) * -(-n // width)
         programs, short = min(programs, most), c.block_m > self.shortest
-        self._entries = (most + 2 * programs) * ENTRY.value
+        self._words = (most + 2 * programs) * ENTRY.value
         block = (c.block_k, c.block_n) if columns else (width, c.block_k)
         args = (descriptor(x, c.block_m, c.block_k), descriptor(x, c.block_m // (1 + short), c.block_k),
-                descriptor(flat, *block), descriptor(out, c.block_m, width), out, begins, counts, row_weights,
-                self._tiles(out), n, k, entries, room, pitch)
+                descriptor(flat, *block), descriptor(out, c.block_m, width), out, begins, counts,
+                absent(out) if row_weights is None else row_weights, lists(self._words, out), n, k, entries, room, pitch)
         options = dict(options, GATED=gated, COLUMNS=columns, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n,
                        BLOCK_K=c.block_k, GROUP_M=c.group_m, SHORT=short, num_warps=c.num_warps)
-        self._launch = backend().prepare(grouped_gemm_ws_kernel, (programs,), args, options, varying=9)
-
-    def _tiles(self, out: torch.Tensor) -> torch.Tensor:
-        return torch.empty(self._entries, dtype=torch.int32, device=out.device)
+        varying = (0, 1, 2, 3, 4, 5, 6, *[7] * (row_weights is not None), 8)
+        self._launch = backend().prepare(grouped_gemm_ws_kernel, (programs,), args, options, varying)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor,
-                 row_weights: torch.Tensor, out: torch.Tensor, sources: torch.Tensor | None) -> None:
+                 row_weights: torch.Tensor | None, out: torch.Tensor, sources: torch.Tensor | None) -> None:
         if self._gather is not None:
             x = self._gather(x, sources, begins)
-        self._launch(x, x, weight, out, out, begins, counts, row_weights, self._tiles(out))
+        self._launch(x, x, weight, out, out, begins, counts, row_weights, self._lists(self._words, out))
 
 
 def _columns(weight: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm import gather
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.device import absent
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, team, workspace
 
@@ -88,9 +89,14 @@ class Portable(gather.Portable):
     def __init__(self, plan: Any, has_bias: bool):
         super().__init__(plan, has_bias)
         self.options.update(MOST=MOST)
+        self.varying = (0, 2, *[3] * has_bias, 4)
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
+        return x, None, weight, bias, out
+
+    def described(self, x, weight, bias, out, epoch) -> tuple:
+        bias = absent(weight) if bias is None else bias
         p, g = self.plan, self.plan.gather
-        return (x, g.data, weight, weight if bias is None else bias, out, p.space.flags, g.control, g.half, g.programs,
+        return (x, g.data, weight, bias, out, p.space.flags, g.control, g.half, g.programs,
                 p.group.rank, p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), g.pieces, g.piece_tiles)

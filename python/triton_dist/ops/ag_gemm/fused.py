@@ -50,8 +50,8 @@ class Fused(OnWorkspace):
         self.columns = weight.stride(1) != 1
         self.call = self.gather.arguments(self.core if by_core else None)(self, bias is not None)
         programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
-        self.launch = backend().prepare(self.call.kernel, (programs,), self.call.args(x, weight, bias, out, 0),
-                                        self.call.options)
+        self.launch = backend().prepare(self.call.kernel, (programs,), self.call.described(x, weight, bias, out, 0),
+                                        self.call.options, self.call.varying)
 
     def run(self, group, x, weight, bias, out, return_gathered=False):
         target = out

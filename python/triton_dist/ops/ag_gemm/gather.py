@@ -9,7 +9,7 @@ from triton_dist.ops.calls.possible import precision, switched
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.device import Transfer
+from triton_dist.runtime.device import Transfer, absent
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import peer_tensor
 from triton_dist.runtime.workspace import Workspace, workspace
@@ -96,7 +96,10 @@ class PushesByCopies(Gather):
 
 
 class Portable:
-    """Arguments of the portable kernel for the calls of a plan."""
+    """Arguments of the portable kernel for the calls of a plan.
+
+    `args` gives those that change from call to call, in their places; `varying` says which these are. `described` gives all.
+    """
 
     kernel = ag_gemm_kernel
 
@@ -104,11 +107,16 @@ class Portable:
         self.plan, self.units = plan, plan.tiles * -(-plan.n // plan.config.block_n) * plan.group.size
         self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
                             PRECISION=precision(plan.dtype))
+        self.varying = (0, 1, 2, *[3] * has_bias, 4, 6)
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
+        return x, self.plan.halves[epoch & 1], weight, bias, out, None, epoch
+
+    def described(self, x, weight, bias, out, epoch) -> tuple:
+        bias = absent(weight) if bias is None else bias
         p = self.plan
-        return (x, p.halves[epoch & 1], weight, weight if bias is None else bias, out, p.space.flags, epoch, p.group.rank,
+        return (x, p.halves[epoch & 1], weight, bias, out, p.space.flags, epoch, p.group.rank,
                 p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), p.gather.pieces, p.gather.piece_tiles)
 
 

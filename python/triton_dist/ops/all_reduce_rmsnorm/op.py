@@ -12,7 +12,7 @@ from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops
 from triton_dist.ops.all_reduce_rmsnorm.unfused import all_reduce_rmsnorm_unfused
 from triton_dist.ops.autograd import norm
 from triton_dist.ops.calls import checks
-from triton_dist.ops.calls.plans import OnWorkspace, Plan
+from triton_dist.ops.calls.plans import OnWorkspace, Plan, present
 from triton_dist.ops.exchange import sizes
 from triton_dist.ops.exchange.sizes import KIB, MIB
 from triton_dist.ops.op import Agreed, Op
@@ -139,15 +139,17 @@ class _Fused(OnWorkspace):
             self.options["ALL_FIRST"] = self.programs == m
 
     def compile(self, x, weight, bias, residual, out, residual_out):
-        args, agreed = self.args(x, weight, bias, residual, out, residual_out), self.agreed
+        given, agreed = (x, weight, bias, residual, out, residual_out), self.agreed
+        args = self.args(*given)
+        self.plain = all(arg is t for arg, t in zip(args, given))
+        varying, tensors = present(*args)
         options = dict(self.options, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-                       WHOLE=sizes.whole_vectors(agreed.n, *args))
+                       WHOLE=sizes.whole_vectors(agreed.n, *[t for t in args if t is not None]))
         rest = (self.slots, self.half, self.space.control, team(self.group), agreed.m, agreed.n)
-        self.launch = backend().prepare(self.kernel, (self.programs,), (*args, *rest), options, varying=len(args))
+        self.launch = backend().prepare(self.kernel, (self.programs,), (*tensors, *rest), options, varying)
 
     def args(self, x, weight, bias, residual, out, residual_out) -> tuple:
-        return (x.contiguous(), weight, out if bias is None else bias, out if residual is None else residual.contiguous(), out,
-                residual_out)
+        return x.contiguous(), weight, bias, None if residual is None else residual.contiguous(), out, residual_out
 
 
 ALL_REDUCE_RMSNORM = AllReduceRmsnorm()

@@ -9,6 +9,7 @@ from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.device import absent
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import Workspace
 
@@ -109,10 +110,11 @@ class Wrapped(Plan):
 class OnWorkspace(Plan):
     """Points into buffers of a workspace, as they were when it was made. A call is one launch, unless `run` is another.
 
-    launch: the prepared kernel, which takes what `args` makes of a call's tensors.
+    launch: the prepared kernel, which takes what `args` makes of a call's tensors. plain: whether it takes them as they are.
     """
 
     compiles = True
+    plain = False
     launch: Callable[..., None]
 
     def __init__(self, space: Workspace):
@@ -124,7 +126,7 @@ class OnWorkspace(Plan):
 
     def run(self, group: Group, *tensors: torch.Tensor | None) -> Any:
         try:                                # less time than `with`
-            args = self.args(*tensors)      # may copy, so it may fail
+            args = tensors if self.plain else self.args(*tensors)       # may copy, so it may fail
             self.space.call()
         except BaseException as error:
             withdraw(group, self.space.kind, error)
@@ -137,6 +139,16 @@ class OnWorkspace(Plan):
 
     def moved(self) -> bool:
         return self.generation != self.space.generation
+
+
+def present(*tensors: torch.Tensor | None) -> tuple[tuple, list]:
+    """(places of the tensors that are there, all of them for a kernel, which does not look at what stands for the others).
+
+    The last one is there.
+    """
+    like = tensors[-1]
+    return (tuple(place for place, t in enumerate(tensors) if t is not None),
+            [absent(like) if t is None else t for t in tensors])
 
 
 class Trial:

@@ -146,7 +146,7 @@ class Kernel(OnWorkspace):
     """One kernel on a workspace. Holds all that does not change from call to call. A subclass makes room and arguments of it.
 
     n: elements to each rank, of the dtype that the kernel takes. carrier: that dtype, where it is not the tensors' own: then
-    their bytes are taken for it. copies: whether x has gaps.
+    their bytes are taken for it.
     """
 
     kernel: Any
@@ -162,7 +162,8 @@ class Kernel(OnWorkspace):
         raise NotImplementedError
 
     def compile(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        self.copies, x, out = not x.is_contiguous(), flat(x, self.dtype), flat(out, self.dtype)
+        self.plain = self.carrier is None and x.is_contiguous()
+        x, out = flat(x, self.dtype), flat(out, self.dtype)
         self.launch = backend().prepare(self.kernel, (self.programs,), (x, out, *self.rest),
                                         dict(self.options, **self.whole(x, out), num_stages=1), varying=2)
 
@@ -173,7 +174,7 @@ class Kernel(OnWorkspace):
     def args(self, x: torch.Tensor, out: torch.Tensor) -> tuple:
         if self.carrier is not None:
             return flat(x, self.carrier), flat(out, self.carrier)
-        return x.contiguous() if self.copies else x, out
+        return x.contiguous(), out
 
 
 class SelfFlagged(Kernel):

@@ -7,7 +7,7 @@ import torch
 
 from triton_dist.ops.all_reduce.op import ALL_REDUCE
 from triton_dist.ops.calls import checks
-from triton_dist.ops.calls.plans import OnWorkspace
+from triton_dist.ops.calls.plans import OnWorkspace, present
 from triton_dist.ops.calls.possible import precision
 from triton_dist.ops.device.boxes import boxes, can_read
 from triton_dist.ops.exchange import sizes
@@ -53,9 +53,7 @@ def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
 
 
 class Packets(OnWorkspace):
-    """One kernel on the workspace of packets. Holds all that does not change from call to call. copies: whether it needs some."""
-
-    copies = True
+    """One kernel on the workspace of packets. Holds all that does not change from call to call."""
 
     def __init__(self, cut: Tiling, group: Group, x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None):
         self.group, self.cut, config = group, cut, cut.config
@@ -69,10 +67,10 @@ class Packets(OnWorkspace):
         super().__init__(space)
 
     def compile(self, x, weight, bias, residual, out):
-        config, group = self.cut.config, self.group
-        varying = self.args(x, weight, bias, residual, out)
-        self.copies = any(t is not None and all(t is not v for v in varying) for t in (x, weight, residual))
-        x, weight = varying[:2]
+        config, group, given = self.cut.config, self.group, (x, weight, bias, residual, out)
+        args = self.args(*given)
+        self.plain = all(arg is t for arg, t in zip(args, given))
+        x, weight = args[:2]
         by_boxes = backend().copies_boxes() and can_read(x, weight)
         used = [t.contiguous() for t in (out, bias, residual) if t is not None]
         options = dict(WORLD=group.size, RANKS=sizes.power_of_two(group.size), TWO_SHOT=self.cut.two_shot,
@@ -81,12 +79,11 @@ class Packets(OnWorkspace):
                        PRECISION=precision(x.dtype), THREADS=config.num_warps * backend().warp_size, **config.options())
         del options["GROUP_M"]
         rest = (self.slots, self.half, self.space.control, team(group), self.m, self.n, self.k, x.stride(0), weight.stride(0))
+        varying, tensors = present(*args)
         if by_boxes:
-            varying = (boxes(x, config.block_m, config.block_k), boxes(weight, config.block_n, config.block_k), *varying[2:])
-        self.launch = backend().prepare(gemm_ar_kernel, (self.programs,), varying + rest, options, varying=len(varying))
+            tensors[:2] = boxes(x, config.block_m, config.block_k), boxes(weight, config.block_n, config.block_k)
+        self.launch = backend().prepare(gemm_ar_kernel, (self.programs,), (*tensors, *rest), options, varying)
 
     def args(self, x, weight, bias, residual, out) -> tuple:
-        if self.copies:
-            x, weight = checks.rows_contiguous(x), checks.rows_contiguous(weight)
-            residual = None if residual is None else residual.contiguous()
-        return x, weight, out if bias is None else bias, out if residual is None else residual, out
+        return (checks.rows_contiguous(x), checks.rows_contiguous(weight), bias,
+                None if residual is None else residual.contiguous(), out)

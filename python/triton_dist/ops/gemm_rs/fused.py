@@ -12,6 +12,7 @@ from triton_dist.ops.gemm_rs.nodes import RingsOverNodes
 from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.device import absent
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import CountedWorkspace, team, workspace
 
@@ -50,8 +51,8 @@ class Fused(OnWorkspace):
         self.columns = weight.stride(1) != 1
         self.call = (self.core.bind if by_core else self.portable)(self, bias is not None)
         self.launch = backend().prepare(self.call.kernel, (self.programs,),
-                                        self.call.args(x, weight, bias, out),
-                                        dict(self.call.options, launch_cooperative_grid=True))
+                                        self.call.described(x, weight, bias, out),
+                                        dict(self.call.options, launch_cooperative_grid=True), self.call.varying)
 
     def run(self, group, x, weight, bias, out):
         if not self.copies:
@@ -70,7 +71,10 @@ class Fused(OnWorkspace):
 
 
 class Portable:
-    """Arguments of the portable kernel for the calls of a plan."""
+    """Arguments of the portable kernel for the calls of a plan.
+
+    `args` gives those that change from call to call, in their places; `varying` says which these are. `described` gives all.
+    """
 
     kernel, space, kind = gemm_rs_kernel, CountedWorkspace, "gemm_rs"
 
@@ -85,10 +89,16 @@ class Portable:
         self.half = plan.space.half_bytes // plan.hop_dtype.itemsize
         self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
                             PRECISION=possible.precision(plan.dtype))
+        self.varying = (0, 1, *[2] * has_bias, 3)
 
     def args(self, x, weight, bias, out) -> tuple:
+        """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
+        return x, weight, bias, out
+
+    def described(self, x, weight, bias, out) -> tuple:
+        bias = absent(weight) if bias is None else bias
         p = self.plan
-        return (x, weight, weight if bias is None else bias, out, self.slots, p.space.flags, p.space.control, self.team,
+        return (x, weight, bias, out, self.slots, p.space.flags, p.space.control, self.team,
                 self.half, p.m, p.n, p.k, p.pitch, x.stride(0), weight.stride(0))
 
 

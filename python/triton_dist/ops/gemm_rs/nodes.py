@@ -7,6 +7,7 @@ import torch
 
 from triton_dist.ops.calls.possible import precision
 from triton_dist.ops.gemm_rs.nodes_kernel import gemm_rs_nodes_kernel
+from triton_dist.runtime.device import absent
 from triton_dist.runtime.workspace import Workspace, team
 
 
@@ -33,9 +34,14 @@ class RingsOverNodes:
         self.half = plan.space.half_bytes // plan.hop_dtype.itemsize
         self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
                             PRECISION=precision(plan.dtype))
+        self.varying = (0, 1, *[2] * has_bias, 3)
 
     def args(self, x, weight, bias, out) -> tuple:
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
+        return x, weight, bias, out
+
+    def described(self, x, weight, bias, out) -> tuple:
+        bias = absent(weight) if bias is None else bias
         p = self.plan
-        return (x, weight, weight if bias is None else bias, out, self.slots, self.flags, p.space.control, self.team, self.half,
+        return (x, weight, bias, out, self.slots, self.flags, p.space.control, self.team, self.half,
                 p.group.ranks_per_node, p.m, p.n, p.k, p.pitch, x.stride(0), weight.stride(0))

@@ -6,7 +6,7 @@ from typing import Any, Callable
 import torch
 
 from triton_dist.ops.calls import checks
-from triton_dist.ops.calls.plans import Plan
+from triton_dist.ops.calls.plans import Plan, present
 from triton_dist.ops.calls.possible import precision
 from triton_dist.ops.exchange.sizes import power_of_two
 from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel
@@ -52,7 +52,7 @@ class _OneLaunch(Plan):
         return max(1, backend().num_sms() - self.spared)
 
     def args(self, x, weight, offsets, counts, sources, row_weights, out) -> tuple:
-        """What `launch` takes. `out` stands for what there is not."""
+        """What `launch` takes. None stands for what there is not."""
         raise NotImplementedError
 
     def run(self, group: Group, *tensors: Any) -> None:
@@ -69,17 +69,16 @@ class Portable(_OneLaunch):
         block_n = max(16, c.block_n // 2) if gated else c.block_n
         experts *= self.parts
         tiles = (-(-out.shape[:-1].numel() // c.block_m) + experts) * -(-n // block_n)
-        args = self.args(x, weight, offsets, counts, sources, row_weights, out)
+        varying, args = present(*self.args(x, weight, offsets, counts, sources, row_weights, out))
         fixed = n, k, args[0].stride(0), *weight.stride(), experts, room
         self.launch = backend().prepare(
             grouped_gemm_kernel, (min(self.programs(), tiles), ), (*args, *fixed),
             dict(SILU=gated, GATHER=sources is not None, WEIGHTED=row_weights is not None, EVEN_K=k % c.block_k == 0,
                  BLOCK_M=c.block_m, BLOCK_N=block_n, BLOCK_K=c.block_k, PARTS=self.parts, **launch_options(x.dtype, c),
-                 **options_of(x, counts, experts)), varying=len(args))
+                 **options_of(x, counts, experts)), varying)
 
     def args(self, x, weight, offsets, counts, sources, row_weights, out):
-        return (flat_rows(x), weight, *lists(offsets, counts), out if sources is None else sources,
-                out if row_weights is None else row_weights, out)
+        return flat_rows(x), weight, *lists(offsets, counts), sources, row_weights, out
 
 
 class ByCore(_OneLaunch):
@@ -93,4 +92,4 @@ class ByCore(_OneLaunch):
             **options_of(x, counts, weight.shape[0] * self.parts))
 
     def args(self, x, weight, offsets, counts, sources, row_weights, out):
-        return (flat_rows(x), weight, *lists(offsets, counts), out if row_weights is None else row_weights, out, sources)
+        return flat_rows(x), weight, *lists(offsets, counts), row_weights, out, sources
