@@ -8,6 +8,7 @@ from test_grouped_gemm import BF16, F16, F32, expected, given
 import triton_dist
 from triton_dist.backends.emulator import backend as emulator
 from triton_dist.backends.emulator.engine.scheduler import MODES
+from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.cores.hopper import grouped_gemm as core
 from triton_dist.ops import grouped_gemm
@@ -92,10 +93,10 @@ def test_programs_have_equally_many_tiles_of_each_height_in_one_order(programs, 
     """By the lists that the kernel has written. They keep the order of tiles in the columns of an expert."""
     counts, n, lists = [130, 300, 64, 0, 700, 10], 192, []
 
-    def kept(self, out):
-        lists.append(torch.full((self._entries,), -1, dtype=torch.int32))
+    def kept(self, words, like):
+        lists.append(torch.full((words,), -1, dtype=torch.int32))
         return lists[-1]
-    monkeypatch.setattr(core.Launch, "_tiles", kept)
+    monkeypatch.setattr(core.Lists, "__call__", kept)
     run_ranks(multiplied, 1, "by expert", counts, 32, n, BF16, None, False, num_sms=programs)
     entries = lists[-1].view(-1, 4).tolist()
     own = [[tuple(entry) for entry in entries[p::programs] if entry[1] >= 0] for p in range(programs)]
@@ -131,3 +132,23 @@ def test_what_the_core_cannot_read_is_refused_or_left_to_the_portable_kernel():
         assert_matches(out[3:], x[3:].double() @ weight[1].double().t(), k=20)
 
     run_ranks(script, 1)
+
+
+def test_calls_on_one_stream_share_the_memory_of_their_lists(monkeypatch):
+    """Not those on other streams, nor a graph's, whose replays may run beside them."""
+    lists, like = core.Lists(), torch.zeros(1)
+    stream = [object()]
+    monkeypatch.setattr(EmulatorBackend, "eager_stream", lambda self: stream[0])
+    first = lists(8, like)
+    assert first.dtype == torch.int32 and first.numel() == 8
+    assert lists(5, like) is first
+    larger = lists(16, like)
+    assert larger.numel() == 16 and lists(8, like) is larger
+    stream.append(stream[0])
+    stream[0] = None
+    captured = lists(8, like)
+    assert captured is not larger and lists(8, like) is not captured
+    stream[0] = stream[1]
+    assert lists(8, like) is larger
+    stream[0] = object()
+    assert lists(8, like) is not larger

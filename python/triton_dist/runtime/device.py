@@ -5,7 +5,6 @@
 `runtime` builds the heap, groups and workspaces on it. It knows nothing about ops: what ops ask a device for is in
 `runtime/capabilities.py`.
 """
-import copy
 import functools
 import logging
 from abc import ABC, abstractmethod
@@ -280,8 +279,8 @@ def absent(like: Any) -> Any:
 
 
 def _over(descriptor: Any, tensor: Any) -> Any:
-    made = copy.copy(descriptor)                # its shape and strides have been checked
-    made.base = tensor
+    made = object.__new__(type(descriptor))     # its shape and strides have been checked
+    vars(made).update(vars(descriptor), base=tensor)
     return made
 
 

@@ -34,7 +34,6 @@ from triton_dist.runtime.hang_table import Row
 from triton_dist.runtime.state import state
 
 
-
 class PreparedLaunch:
     """A compiled kernel with its grid and the arguments that stay, trailing constexprs among them.
 
@@ -97,8 +96,13 @@ class GpuBackend(Backend):
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
 
+    @functools.cached_property
+    def _properties(self) -> Any:
+        """Of the device: a first call of a new shape asks for them many times."""
+        return torch.cuda.get_device_properties(self.device())
+
     def device_name(self) -> str:
-        return torch.cuda.get_device_properties(self.device()).name
+        return self._properties.name
 
     def set_device(self, local_rank: int) -> None:
         count = torch.cuda.device_count()
@@ -110,6 +114,7 @@ class GpuBackend(Backend):
                                   "try a program with several ranks on one GPU, slowly")
         torch.cuda.set_device(local_rank)
         self._home = local_rank
+        vars(self).pop("_properties", None)
 
     def enter_thread(self) -> None:
         if self._home is not None:              # a new thread begins on device 0, and without a context of the driver
@@ -117,7 +122,7 @@ class GpuBackend(Backend):
             self.driver.bind_thread(self._home)
 
     def num_sms(self) -> int:
-        return torch.cuda.get_device_properties(self.device()).multi_processor_count
+        return self._properties.multi_processor_count
 
     def torch_backend(self) -> str:
         return "cpu:gloo,cuda:gloo" if share_gpus() else "cpu:gloo,cuda:nccl"      # NCCL refuses two ranks on one GPU

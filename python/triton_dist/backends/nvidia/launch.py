@@ -13,8 +13,7 @@ from torch import Tensor
 from triton_dist.backends.nvidia.driver import CudaDriver
 from triton_dist.runtime.errors import UnsupportedFeature
 
-_INTEGERS = {"i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
-             "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64}
+_INTEGERS = {f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64)} | {"i1"}
 _COOPERATIVE, _OVERLAPPING = 2, 6           # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION
 _L2_PROMOTION_128B = 2
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}           # the metadata's element types, in the order of CUtensorMapDataType
@@ -79,44 +78,50 @@ class BoundLaunch:
             raise UnsupportedFeature("clusters, dependent launches or scratch memory")
         self._driver = driver
         self._launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
-        self._cells: list = []              # parameters in order: ctypes values
-        self._pointers: list = []           # (position among the arguments, ctypes value)
-        self._integers: list = []           # likewise
-        self._maps: list = []               # (position among the arguments, position among the parameters, TensorMaps)
+        values: list = []                   # of parameters in order, eight bytes each: a kernel reads the low ones of a short one
+        pointers, integers, maps = [], [], []       # (position among the arguments, index of the parameter)
         metas = iter(getattr(meta, "tensordesc_meta", None) or ())
         for position, (arg, kind) in enumerate(zip(args, compiled.src.signature.values())):
-            self._add(position, arg, kind, metas)
-        self._cells += [ctypes.c_uint64(0), ctypes.c_uint64(0)]                # scratch pointers
-        self._params = (ctypes.c_void_p * len(self._cells))(*[ctypes.addressof(cell) for cell in self._cells])
+            if kind.startswith("tensordesc"):
+                maps.append((position, len(values), self._maps_of(arg, kind, next(metas, None))))
+                values += [0, *arg.shape, *arg.strides]
+            elif kind.startswith("*"):
+                pointers.append((position, len(values)))
+                values.append(arg.data_ptr())
+            elif kind in _INTEGERS:
+                integers.append((position, len(values)))
+                values.append(arg)
+            elif kind != "constexpr":
+                raise UnsupportedFeature(f"argument type {kind}")
+        self._cells = (ctypes.c_uint64 * (len(values) + 2))(*values)                # null scratch pointers come last
+        first = ctypes.addressof(self._cells)
+        self._params = (ctypes.c_void_p * len(self._cells))(*range(first, first + ctypes.sizeof(self._cells), 8))
+        for position, index, of_address in maps:
+            self._params[index] = of_address[_address(args[position])]
+        self._pointers, self._integers = ([(position, ctypes.c_uint64.from_buffer(self._cells, 8 * index))
+                                           for position, index in entries if position in positions]
+                                          for entries in (pointers, integers))
+        self._maps = [entry for entry in maps if entry[0] in positions]
+        self._kept = [arg for i, arg in enumerate(args) if i not in positions], maps        # the memory of what stays
         cooperative, overlapping = bool(meta.launch_cooperative_grid), _waits_its_turn(compiled)
         self._attribute = _Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,))
         self._config = _Config((*grid, 1, 1)[:3], (32 * meta.num_warps, 1, 1), meta.shared, None,
                                ctypes.pointer(self._attribute), int(cooperative or overlapping))
         self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params), None
         self._stream: int | None = None
-        self._set(args)
-        self._kept = [arg for i, arg in enumerate(args) if i not in positions], self._maps      # the memory of what stays
-        self._pointers, self._integers, self._maps = ([entry for entry in entries if entry[0] in positions]
-                                                      for entries in (self._pointers, self._integers, self._maps))
 
-    def _add(self, position: int, arg: Any, kind: str, metas: Any) -> None:
-        if kind == "constexpr":
-            return
-        if kind.startswith("tensordesc"):
-            meta = next(metas, None)
-            if meta is None or meta.get("fp4_padded") or meta.get("is_im2col"):
-                raise UnsupportedFeature(f"descriptor {kind}")
-            self._maps.append((position, len(self._cells), TensorMaps(self._driver, arg, meta)))
-            self._cells += [ctypes.c_uint64(0), *map(ctypes.c_int32, arg.shape), *map(ctypes.c_int64, arg.strides)]
-        elif kind.startswith("*") or kind in _INTEGERS:
-            cell = ctypes.c_uint64(0) if kind.startswith("*") else _INTEGERS[kind](0)
-            (self._pointers if kind.startswith("*") else self._integers).append((position, cell))
-            self._cells.append(cell)
-        else:
-            raise UnsupportedFeature(f"argument type {kind}")
+    def _maps_of(self, descriptor: Any, kind: str, meta: dict | None) -> TensorMaps:
+        if meta is None or meta.get("fp4_padded") or meta.get("is_im2col"):
+            raise UnsupportedFeature(f"descriptor {kind}")
+        return TensorMaps(self._driver, descriptor, meta)
 
     def __call__(self, stream: int, args: tuple) -> None:
-        self._set(args)
+        for position, cell in self._pointers:
+            cell.value = args[position].data_ptr()
+        for position, cell in self._integers:
+            cell.value = args[position]
+        for position, index, of_address in self._maps:
+            self._params[index] = of_address[_address(args[position])]
         if stream != self._stream:
             self._config.stream = self._stream = stream
         code = self._launch(*self._where)
@@ -129,11 +134,7 @@ class BoundLaunch:
         if code:
             self._driver.check("cuLaunchKernelEx", code)
 
-    def _set(self, args: tuple) -> None:
-        for position, cell in self._pointers:
-            cell.value = args[position].data_ptr()
-        for position, cell in self._integers:
-            cell.value = args[position]
-        for position, parameter, maps in self._maps:
-            t = args[position]
-            self._params[parameter] = maps[t.data_ptr() if isinstance(t, Tensor) else t.base.data_ptr()]
+
+def _address(arg: Any) -> int:
+    """Of a tensor, or of the one under a descriptor."""
+    return arg.data_ptr() if isinstance(arg, Tensor) else arg.base.data_ptr()

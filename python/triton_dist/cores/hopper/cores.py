@@ -4,6 +4,7 @@
 
 Ops ask the backend's registry for "ag_gemm" or "gemm_rs" and get one of these objects, or nothing.
 """
+import functools
 import math
 from dataclasses import replace
 from typing import Any, Callable
@@ -12,7 +13,7 @@ import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
-from triton_dist.cores.hopper.descriptors import Descriptors, descriptor, layout, tma_can_read
+from triton_dist.cores.hopper.descriptors import descriptor, layout, tma_can_read
 from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
 from triton_dist.cores.hopper.grouped_gemm import GroupedGemmCore
 from triton_dist.runtime.backend import backend
@@ -45,12 +46,14 @@ def _gap(plan: Any, box_bytes: int) -> int:
     return int(box_bytes * plan.programs / rate * CLOCK_GHZ)
 
 
+@functools.cache
 def _half_width(c: GemmConfig) -> GemmConfig:
     return replace(c, block_n=c.block_n // 2, num_stages=c.num_stages + 2)
 
 
-def _in_other_groups(c: GemmConfig) -> list[GemmConfig]:
-    return [replace(c, group_m=max(1, c.group_m // 2)), replace(c, group_m=2 * c.group_m)]
+@functools.cache
+def _in_other_groups(c: GemmConfig) -> tuple[GemmConfig, GemmConfig]:
+    return replace(c, group_m=max(1, c.group_m // 2)), replace(c, group_m=2 * c.group_m)
 
 
 class _Core:
@@ -91,17 +94,15 @@ class _Bound:
     varying: tuple
 
     def __init__(self, plan: Any, has_bias: bool):
-        self.plan, c = plan, plan.config
+        self.plan, self.columns, c = plan, plan.columns, plan.config
         self.blocks = c.block_m, c.block_n, c.block_k
-        self.x, self.columns = Descriptors(c.block_m, c.block_k), plan.columns
-        block = (c.block_k, c.block_n) if self.columns else (c.block_n, c.block_k)
-        self._weight = Descriptors(*block)
         self.options = dict(HAS_BIAS=has_bias, COLUMNS=self.columns, STAGES=c.num_stages, BLOCK_M=c.block_m,
                             BLOCK_N=c.block_n, BLOCK_K=c.block_k, GROUP_M=c.group_m, num_warps=c.num_warps)
 
-    def weight(self, weight: torch.Tensor) -> TensorDescriptor:
-        """Describes weight [n, k]."""
-        return self._weight(weight.t() if self.columns else weight)
+    def weight(self, weight: torch.Tensor, block_n: int) -> TensorDescriptor:
+        """Describes weight [n, k] in blocks of block_n rows."""
+        block_k = self.blocks[2]
+        return descriptor(weight.t(), block_k, block_n) if self.columns else descriptor(weight, block_n, block_k)
 
 
 class _AgGemm(_Bound):
@@ -114,20 +115,23 @@ class _AgGemm(_Bound):
         tiles = plan.pitch // bm * -(-plan.n // bn) * plan.group.size
         splits = bn >= 2 * _NARROWEST and not self.columns
         sms = max(1, backend().num_sms() - plan.gather.programs)
-        self.wide, narrow = (_wide_tiles(tiles, sms), bn // 2) if splits else (tiles, bn)
+        self.wide, self.narrow = (_wide_tiles(tiles, sms), bn // 2) if splits else (tiles, bn)
         self.units = 2 * tiles - self.wide
         self.options.update(STAGING=layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
-        self.out, self.out_narrow = Descriptors(1, bm, bn), Descriptors(1, bm, narrow)
-        self.weight_narrow = self.weight if narrow == bn else Descriptors(narrow, bk)
         self.varying = (0, 1, 2, 3, 4, 5, *[6] * has_bias, 8)
 
     def _gathered(self, *block: int) -> list:
         return [descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]
 
-    def chunks(self, out: torch.Tensor) -> torch.Tensor:
-        """out [world * m, n] as [world, m, n]. A view would give a chunk of one row a stride of n, which need not be aligned."""
-        p, row = self.plan, out.stride(0)
-        return out.as_strided((p.group.size, p.m, p.n), (p.m * row, row, 1))
+    def operands(self, x: torch.Tensor, gathered: TensorDescriptor, weight: torch.Tensor, out: torch.Tensor) -> tuple:
+        """Descriptors of x, the gather buffer, and weight and out in wide and in narrow tiles.
+
+        out [world * m, n] is taken as [world, m, n]. A view would give a chunk of one row a stride of n, which need not be aligned.
+        """
+        p, row, (bm, bn, bk) = self.plan, out.stride(0), self.blocks
+        chunks = out.as_strided((p.group.size, p.m, p.n), (p.m * row, row, 1))
+        return (descriptor(x, bm, bk), gathered, self.weight(weight, bn), self.weight(weight, self.narrow),
+                descriptor(chunks, 1, bm, bn), descriptor(chunks, 1, bm, self.narrow))
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
@@ -135,9 +139,8 @@ class _AgGemm(_Bound):
 
     def described(self, x, weight, bias, out, epoch) -> tuple:
         bias = absent(weight) if bias is None else bias
-        p, chunks = self.plan, self.chunks(out)
-        return (self.x(x), self.gathered[epoch & 1], self.weight(weight), self.weight_narrow(weight), self.out(chunks),
-                self.out_narrow(chunks), bias, p.space.flags, epoch, p.group.rank, p.group.size,
+        p = self.plan
+        return (*self.operands(x, self.gathered[epoch & 1], weight, out), bias, p.space.flags, epoch, p.group.rank, p.group.size,
                 p.m, p.n, p.k, p.gather.pieces, p.gather.piece_tiles, self.wide)
 
 
@@ -160,9 +163,8 @@ class _AgGemmBySms(_AgGemm):
 
     def described(self, x, weight, bias, out, epoch) -> tuple:
         bias = absent(weight) if bias is None else bias
-        p, gather, chunks = self.plan, self.plan.gather, self.chunks(out)
-        return (self.x(x), *self.gathered, self.weight(weight), self.weight_narrow(weight), self.out(chunks),
-                self.out_narrow(chunks), bias, p.space.flags, gather.control, gather.half_rows,
+        p, gather = self.plan, self.plan.gather
+        return (*self.operands(x, *self.gathered, weight, out), bias, p.space.flags, gather.control, gather.half_rows,
                 gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, gather.pieces, gather.piece_tiles, self.wide)
 
 
@@ -175,7 +177,7 @@ class _GemmRs(_Bound):
         rows, successor = plan.hops * plan.pitch, plan.group.world_ranks[(plan.group.rank + 1) % plan.group.size]
         mine = [half.view(plan.hop_dtype)[:rows * plan.n].view(rows, plan.n) for half in plan.space.halves()]
         box = min(bm, BOX_ROWS), min(bn, BOX_BYTES // plan.hop_dtype.itemsize)
-        self.out, self.slots = Descriptors(bm, bn), [descriptor(t, bm, bn) for t in mine]
+        self.slots = [descriptor(t, bm, bn) for t in mine]
         self.next_slots = [descriptor(peer_tensor(half, successor), *box) for half in mine]
         self.next_flags = peer_tensor(plan.space.flags, successor)
         self.gap = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize)
@@ -187,8 +189,8 @@ class _GemmRs(_Bound):
 
     def described(self, x, weight, bias, out) -> tuple:
         bias = absent(weight) if bias is None else bias
-        p = self.plan
-        return (self.x(x), self.weight(weight), self.out(out), *self.slots, *self.next_slots,
+        p, (bm, bn, bk) = self.plan, self.blocks
+        return (descriptor(x, bm, bk), self.weight(weight, bn), descriptor(out, bm, bn), *self.slots, *self.next_slots,
                 bias, p.space.flags, self.next_flags, p.space.control,
                 p.group.rank, p.group.size, p.m, p.n, p.k, self.gap)
 

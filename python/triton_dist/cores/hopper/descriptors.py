@@ -22,20 +22,6 @@ def descriptor(t: torch.Tensor, *block: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(t, list(block), layout(t.dtype, *block))
 
 
-class Descriptors:
-    """Makes descriptors for tensors of one shape and alignment: checked once, then only the base changes."""
-
-    def __init__(self, *block: int):
-        self.block, self._fields = block, {}
-
-    def __call__(self, t: torch.Tensor) -> TensorDescriptor:
-        if not self._fields:
-            self._fields = {**vars(descriptor(t, *self.block)), "base": None}
-        made = object.__new__(TensorDescriptor)
-        vars(made).update(self._fields, base=t)
-        return made
-
-
 def tma_can_read(t: torch.Tensor) -> bool:
     """TMA wants a 16-byte aligned base, contiguous rows, strides of whole 16 bytes between them, and at least one element."""
     return (t.numel() > 0 and t.stride(1) == 1 and t.data_ptr() % 16 == 0
