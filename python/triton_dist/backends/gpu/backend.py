@@ -49,9 +49,9 @@ class PreparedLaunch:
         self._hooks = knobs.runtime
 
     def __call__(self, *args: Any) -> None:
-        enter, leave = self._hooks.launch_enter_hook, self._hooks.launch_exit_hook
-        if self._bound is None or enter.calls or leave.calls:
-            self._by_triton(enter, leave, self._whole(args))
+        hooks = self._hooks
+        if self._bound is None or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            self._by_triton(hooks.launch_enter_hook, hooks.launch_exit_hook, self._whole(args))
         else:
             self._bound(_raw_stream(self._device), args)
 
@@ -131,8 +131,8 @@ class GpuBackend(Backend):
         usual = super().maker(shape, dtype)
         if not self._allocates_quickly:
             return usual
-        mine, quick = _device(), functools.partial(_empty, tuple(shape), torch.empty(shape, device="meta").stride(), dtype)
-        return lambda: quick() if _device() == mine else usual()
+        mine, size, stride = _device(), tuple(shape), torch.empty(shape, device="meta").stride()
+        return lambda: _empty(size, stride, dtype) if _device() == mine else usual()
 
     @functools.cached_property
     def _allocates_quickly(self) -> bool:
