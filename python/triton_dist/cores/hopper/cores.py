@@ -126,7 +126,8 @@ class _AgGemm(_Bound):
     def operands(self, x: torch.Tensor, gathered: TensorDescriptor, weight: torch.Tensor, out: torch.Tensor) -> tuple:
         """Descriptors of x, the gather buffer, and weight and out in wide and in narrow tiles.
 
-        out [world * m, n] is taken as [world, m, n]. A view would give a chunk of one row a stride of n, which need not be aligned.
+        out [world * m, n] is taken as [world, m, n]. A view would give a chunk of one row a stride of n, which need not be
+        aligned.
         """
         p, row, (bm, bn, bk) = self.plan, out.stride(0), self.blocks
         chunks = out.as_strided((p.group.size, p.m, p.n), (p.m * row, row, 1))
