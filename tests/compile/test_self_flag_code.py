@@ -76,10 +76,13 @@ def test_reductions_stay_in_registers(kernel, whole):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
-def test_with_bounded_waits_another_poll_may_give_up(kernel):
+def test_with_bounded_waits_only_what_comes_late_is_polled_with_a_clock(kernel):
+    """A slot is polled some thousand times, then by a function that may give up, then taken."""
     lines, usual = instructions(compiled(kernel, "sm_90", bounded=True)), instructions(compiled(kernel, "sm_90"))
-    assert count(lines, r"ld\.volatile\.global\.v4") >= sends_and_takes(kernel, 2, 1)[1] and count(lines, "trap")
-    assert not count(usual, r"ld\.volatile\.global\.v4") and not count(usual, "trap")
+    takes = sends_and_takes(kernel, 2, 1)[1]
+    assert count(lines, r"mov\.b32 polls, 4096") >= takes and count(lines, r"ld\.volatile\.global\.v4") >= takes
+    assert count(lines, TAKE) == count(lines, EMPTY) >= 2 * takes and count(lines, "trap")
+    assert not count(usual, r"ld\.volatile\.global\.v4|mov\.b32 polls") and not count(usual, "trap")
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)

@@ -108,3 +108,7 @@ def test_only_the_bounded_variant_reads_the_clock_in_waits(vendor):
     assert len(plain) == len(bounded) == 20
     assert not [text for text in plain if re.search("tdist_(expired|clock_ns|give_up)", text)]
     assert all("tdist_expired" in text and "tdist_give_up" in text for text in bounded)
+    for text in bounded:            # reading the clock takes longer than a poll, so a short wait must not do it
+        blocks = dict(re.findall(r"^([\w.]+):\n(.*?)(?=^[\w.]+:\n|\Z)", text, re.M | re.S))
+        assert [name for name, body in blocks.items() if "tdist_clock_ns" in body] == ["look"]
+        assert "and i32 %misses.next, 63" in blocks["miss"] and "label %look, label %spin" in blocks["miss"]

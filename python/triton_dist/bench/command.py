@@ -26,7 +26,7 @@ from triton_dist.bench.model import words as model
 from triton_dist.bench.any_op import loaded
 from triton_dist.bench.shapes import OPS, parse
 from triton_dist.ops import OPS as REGISTRY
-from triton_dist.runtime.environment import SHARED, share_gpus
+from triton_dist.runtime.environment import SHARED, share_gpus, wait_timeout
 
 DTYPES = ("bfloat16", "float16", "float32")
 _LATEST = 1000                              # milliseconds: later than this, and waits would be taken for hangs
@@ -141,6 +141,9 @@ def main(argv: list) -> int:
     if share_gpus():
         parser().error(SHARED)
     if "RANK" not in os.environ:
+        if wait_timeout():
+            print("triton-dist bench: TRITON_DIST_WAIT_TIMEOUT is set, so kernels whose waits are bounded are measured, which take a "
+                  "little longer", file=sys.stderr)
         return _start_ranks(argv, args.nproc_per_node)
     return _on_rank(lambda group: _bench(args, group))
 

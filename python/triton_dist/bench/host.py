@@ -39,8 +39,8 @@ def describe(world: int) -> dict:
         "python": platform.python_version(),
         "clocks": _clocks() if gpu else None,
         "link": _link() if gpu else None,
-        "environment": {name: os.environ[name] for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_NVLS_ENABLE")
-                        if name in os.environ},
+        "environment": {name: os.environ[name] for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_NVLS_ENABLE",
+                                                            "TRITON_DIST_WAIT_TIMEOUT") if name in os.environ},
         "commit": commit(),
         "comparable": gpu,              # times of the emulator say nothing about a GPU
     }

@@ -16,7 +16,8 @@ FENCE_SEMANTICS = ("acquire", "release", "acq_rel")
 SIGNAL_OPS = ("set", "add")
 BITS = (32, 64)
 DRAIN = "tdist_drain"
-TAKE = "tdist_sf_take"        # no row: inline assembly of four results that a backend may state (`_linked.Statement`)
+# No rows: inline assembly of four results that a backend may state (`_linked.Statement`). TRY_TAKE is there if waits are bounded.
+TAKE, TRY_TAKE = "tdist_sf_take", "tdist_sf_try_take"
 
 
 @dataclass(frozen=True)

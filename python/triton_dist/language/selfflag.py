@@ -14,11 +14,13 @@ no fence. The rules that make this right are in docs/protocol.md:
 import triton.language as tl
 from triton.language import core
 
+from triton_dist.compat.triton import unwrap_constexpr
 from triton_dist.language._call import assembly, helper, primitive
 from triton_dist.language._check import pointee_bits
-from triton_dist.language.abi import TAKE
+from triton_dist.language.abi import TAKE, TRY_TAKE
 from triton_dist.language.sync import _true
 
+_TRY_TAKE = tl.constexpr(TRY_TAKE)
 _EMPTY_TO = tl.constexpr(-2**31)        # -0.0 in the upper element of two fp16 or bf16, or of one fp32
 
 
@@ -29,9 +31,15 @@ def _takes_whole_slots(_semantic=None):
 
 
 @core.builtin
-def _sf_take(address, pred, _semantic=None):
+def _takes_in_time(_semantic=None):
+    """Whether waits are bounded, and so the backend's assembly may give up as well."""
+    return core.constexpr(assembly(_semantic, TRY_TAKE) is not None)
+
+
+@core.builtin
+def _sf_take(address, pred, symbol=TAKE, _semantic=None):
     """Polls a slot and empties it, in accesses of 16 bytes: four int32. A call could give only one value."""
-    text, constraints = assembly(_semantic, TAKE)
+    text, constraints = assembly(_semantic, unwrap_constexpr(symbol))
     return core.inline_asm_elementwise(text, constraints, [address, pred], dtype=(core.int32,) * 4, is_pure=False, pack=1,
                                        _semantic=_semantic)
 
@@ -133,8 +141,13 @@ def sf_take(ptr, mask):
     once = _true()
     # The compiler may repeat an operation to get its result in another layout, assembly too. Not one inside a while loop.
     while once != 0:
-        _sf_await(ptr, mask)            # nothing, unless waits are bounded
-        if _takes_whole_slots():
+        if _takes_in_time():
+            a, b, c, d = _sf_take(ptr.to(tl.int64), mask.to(tl.int32), _TRY_TAKE)
+            late = mask & (a == 0)
+            _sf_await(ptr, late)
+            e, f, g, h = _sf_take(ptr.to(tl.int64), late.to(tl.int32))
+            a, b, c, d = a | e, b | f, c | g, d | h
+        elif _takes_whole_slots():
             a, b, c, d = _sf_take(ptr.to(tl.int64), mask.to(tl.int32))
         else:
             low = _sf_take_pair(ptr, mask)

@@ -12,7 +12,7 @@ Bounded waits (protocol rule 18) are a second variant of the same symbols. The u
 import functools
 import hashlib
 import importlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from triton_dist.language import abi
@@ -30,7 +30,7 @@ class Target:
     """What a vendor's code generator needs beside the common text. Its package has one, `device_target.TARGET`.
 
     device_scope: device scope in the vendor's LLVM backend; system scope is the default and has no name.
-    states: the file's first line.
+    states: the file's first line. bounded_assembly: what it states besides where waits are bounded.
     after_release: stands between a release fence and the store that it releases; after_wait: ends each wait; rest: stands
     between two polls.
     signals_itself: whether the first thread of a program tells others by a function of ours. Else Triton's release serves.
@@ -39,6 +39,7 @@ class Target:
     """
     device_scope: str
     states: Statement
+    bounded_assembly: dict = field(default_factory=dict)
     after_release: str = ""
     after_wait: str = ""
     rest: str = ""
@@ -70,9 +71,9 @@ poll:
   %offset = mul i64 %index, {bytes}
   %address = add i64 %flags, %offset
   %flag = inttoptr i64 %address to ptr addrspace(1)
-{start}  br label %spin
+  br label %spin
 spin:
-  %seen = load atomic i{bits}, ptr addrspace(1) %flag {scope} monotonic, align {bytes}
+{counted}  %seen = load atomic i{bits}, ptr addrspace(1) %flag {scope} monotonic, align {bytes}
 {compare}
   br i1 %ok, label %reached, label %{miss}
 {bound}reached:
@@ -95,9 +96,9 @@ entry:
   br i1 %on, label %poll, label %done
 poll:
   %flag = inttoptr i64 %address to ptr addrspace(1)
-{start}  br label %spin
+  br label %spin
 spin:
-  %packet = load atomic i64, ptr addrspace(1) %flag monotonic, align 8
+{counted}  %packet = load atomic i64, ptr addrspace(1) %flag monotonic, align 8
   %high = lshr i64 %packet, 32
   %seen = trunc i64 %high to i32
   %ok = icmp eq i32 %seen, %value
@@ -118,9 +119,9 @@ entry:
   br i1 %on, label %poll, label %done
 poll:
   %flag = inttoptr i64 %address to ptr addrspace(1)
-{start}  br label %spin
+  br label %spin
 spin:
-  %pair = load volatile <4 x i32>, ptr addrspace(1) %flag, align 16
+{counted}  %pair = load volatile <4 x i32>, ptr addrspace(1) %flag, align 16
   %first = extractelement <4 x i32> %pair, i32 1
   %second = extractelement <4 x i32> %pair, i32 3
   %first.ok = icmp eq i32 %first, %value
@@ -150,9 +151,9 @@ entry:
 poll:
   %value = add i32 0, 1
   %flag = inttoptr i64 %address to ptr addrspace(1)
-{start}  br label %spin
+  br label %spin
 spin:
-  %words = load atomic i64, ptr addrspace(1) %flag monotonic, align 8
+{counted}  %words = load atomic i64, ptr addrspace(1) %flag monotonic, align 8
   %low = trunc i64 %words to i32
   %shifted = lshr i64 %words, 32
   %high = trunc i64 %shifted to i32
@@ -178,9 +179,9 @@ entry:
 poll:
   %value = add i32 0, 1
   %flag = inttoptr i64 %address to ptr addrspace(1)
-{start}  br label %spin
+  br label %spin
 spin:
-  %words = load volatile <4 x i32>, ptr addrspace(1) %flag, align 16
+{counted}  %words = load volatile <4 x i32>, ptr addrspace(1) %flag, align 16
   %seen = call i32 @llvm.vector.reduce.umin.v4i32(<4 x i32> %words)
   %ok = icmp ne i32 %seen, 0
   br i1 %ok, label %done, label %{miss}
@@ -195,10 +196,21 @@ define i32 @tdist_sf_await(i64 %address, i32 %pred) alwaysinline nounwind {
 }
 """
 
-# What a bounded wait adds to a poll that did not succeed.
-_START = "  %start = call i64 @tdist_clock_ns()\n"
+# What a bounded wait adds: polls are counted, and only every 64th that did not succeed looks at the clock, which takes longer to
+# read than a flag.
+_COUNTED = """  %misses = phi i32 [ 0, %poll ], [ %misses.next, %miss ], [ %misses.next, %look ], [ %misses.next, %expire ]
+  %began = phi i64 [ 0, %poll ], [ %began, %miss ], [ %start, %look ], [ %start, %expire ]
+"""
 _BOUND = """miss:
-{rest}  %expired = call i1 @tdist_expired(i64 %start)
+{rest}  %misses.next = add i32 %misses, 1
+  %few = and i32 %misses.next, 63
+  %due = icmp eq i32 %few, 0
+  br i1 %due, label %look, label %spin
+look:
+  %new = icmp eq i64 %began, 0
+  %now = call i64 @tdist_clock_ns()
+  %start = select i1 %new, i64 %now, i64 %began
+  %expired = call i1 @tdist_expired(i64 %start)
   br i1 %expired, label %expire, label %spin
 expire:
 {widen}  %site = call i32 @tdist_site()
@@ -268,9 +280,9 @@ def _bound(target: Target, bounded: bool, bits: int, n: str) -> dict:
     """The template fields that make a spin bounded, or leave it alone."""
     if not bounded:
         again = f"miss:\n{target.rest}  br label %spin\n" if target.rest else ""
-        return dict(start="", bound=again, miss="miss" if again else "spin")
+        return dict(counted="", bound=again, miss="miss" if again else "spin")
     wide = bits == 64
-    return dict(start=_START, miss="miss", bound=_BOUND.format(
+    return dict(counted=_COUNTED, miss="miss", bound=_BOUND.format(
         rest=target.rest, widen="" if wide else _WIDEN, n=n, wanted="%value" if wide else "%wanted.wide",
         seen="%seen" if wide else "%seen.wide"))
 
@@ -305,7 +317,8 @@ def render(vendor: str, bounded: bool = False) -> str:
     for source in sorted(_LANGUAGE.rglob("*.py")):
         language.update(source.read_bytes())
     found = target(vendor)
-    return "\n".join([found.states.line(), f"; triton_dist.language {language.hexdigest()}",
+    states = replace(found.states, assembly={**found.states.assembly, **(found.bounded_assembly if bounded else {})})
+    return "\n".join([states.line(), f"; triton_dist.language {language.hexdigest()}",
                       (_HERE.parent / vendor / "device.ll").read_text(), (_HERE / "common.ll").read_text(),
                       _families(found, bounded)])
 

@@ -3,10 +3,12 @@
 """What NVIDIA's device runtime has beside device.ll."""
 from triton_dist.backends.gpu.device_runtime import Target
 from triton_dist.backends.nvidia import nvshmem_functions
-from triton_dist.language.abi import TAKE
+from triton_dist.language.abi import TAKE, TRY_TAKE
 from triton_dist.language._linked import Statement
 
-# $0 to $3: the words; $4: address; $5: whether this element is taken.
+_POLLS = 4096           # some milliseconds: what comes later is waited for by a function that looks at the clock
+
+# $0 to $3: the words; $4: address; $5: whether this element is taken. By _TRY_WORDS, words that have not come are 0.
 _TAKE_WORDS = """{
         .reg .pred q;
         .reg .b32 t, u;
@@ -24,6 +26,18 @@ _TAKE_WORDS = """{
         st.global.v4.b32 [$4], {t, t, t, t};
         DONE:
         }"""
+_TRY_WORDS = _TAKE_WORDS.replace(".reg .b32 t, u;", f".reg .b32 t, u, polls;\n        mov.b32 polls, {_POLLS};").replace("""
+        @q bra POLL;
+""", """
+        @!q bra HERE;
+        sub.u32 polls, polls, 1;
+        setp.ne.b32 q, polls, 0;
+        @q bra POLL;
+        mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+        bra DONE;
+        HERE:
+""")
+_WORDS = "=&r,=&r,=&r,=&r,l,r"
 
 # LLVM gives every atomicrmw the same instruction for these GPUs, relaxed and of device scope, whatever it is asked for.
 _UPDATE = ('call i{bits} asm sideeffect "atom.{sem}.{scope}.global.{word} $0, [$1], $2;", '
@@ -32,4 +46,5 @@ _UPDATE = ('call i{bits} asm sideeffect "atom.{sem}.{scope}.global.{word} $0, [$
 TARGET = Target(
     device_scope='syncscope("device")', cta_scope='syncscope("block")',
     update=_UPDATE, updates={"add": "add.u{bits}", "xchg": "exch.b{bits}"},
-    states=Statement("nvidia", nvshmem_functions.not_linked(), {TAKE: (_TAKE_WORDS, "=&r,=&r,=&r,=&r,l,r")}))
+    states=Statement("nvidia", nvshmem_functions.not_linked(), {TAKE: (_TAKE_WORDS, _WORDS)}),
+    bounded_assembly={TRY_TAKE: (_TRY_WORDS, _WORDS)})

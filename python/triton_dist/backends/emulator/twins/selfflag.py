@@ -20,7 +20,7 @@ _WORD = info(core.int32)
 _NOTHING = IntScalar(0, I32)
 
 
-@twin("selfflag._takes_whole_slots")
+@twin("selfflag._takes_whole_slots", "selfflag._takes_in_time")
 def takes_whole_slots() -> bool:
     """Nothing is compiled here."""
     return False
