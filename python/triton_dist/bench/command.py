@@ -142,8 +142,7 @@ def main(argv: list) -> int:
         parser().error(SHARED)
     if "RANK" not in os.environ:
         if wait_timeout():
-            print("triton-dist bench: TRITON_DIST_WAIT_TIMEOUT is set: kernels with bounded waits are measured, which may be slower",
-                  file=sys.stderr)
+            print("triton-dist bench: TRITON_DIST_WAIT_TIMEOUT is set: kernels with bounded waits are measured", file=sys.stderr)
         return _start_ranks(argv, args.nproc_per_node)
     return _on_rank(lambda group: _bench(args, group))
 
