@@ -128,6 +128,16 @@ def test_code_of_rows_does_not_grow_with_ranks(kernel):
     assert len(moves[0]) == len(moves[1]) > 0
 
 
+@pytest.mark.parametrize("kernel, known", [(ep_dispatch_kernel, dict(INDEX=True)), (place_kernel, dict(EXPAND=False))],
+                         ids=["dispatch", "place"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_dispatch_of_ids_alone(kernel, known, target):
+    """Rows without elements: a column that is never there, and many rows at a time."""
+    made = compiled(kernel, target, world=2, ROWS=64 if kernel is ep_dispatch_kernel else 4, COLS=1, TOKENS=64, **known)
+    lines = assert_sound(made, target) if target in HIP else instructions(made)
+    position(lines, r"global_store_dword" if target in HIP else r"st\.global")
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("kernel", ["dispatch by expert", "exchange_rows", "combine"])

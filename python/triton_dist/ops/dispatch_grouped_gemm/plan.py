@@ -20,7 +20,7 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import side_streams, team
 
 PER_CHUNK = 4  # programs that store the own rows of a chunk
-# What an SM does, for the estimate of how many own tiles run while rows travel. Their number changes times, not results.
+# What an SM does: for the estimate of how many own tiles run while rows travel. It changes times, not results. Not measured.
 SENT_GBS, STORED_GBS, FLOP_NS = 11.0, 50.0, 5000.0
 
 
@@ -51,19 +51,20 @@ def estimate(agreed: Any, world: int, block_m: int, comm_sms: int, num_sms: int)
 
 
 class Fused(OnWorkspace):
-    """A dispatch of ids alone, then rows on a side stream beside own rows and their product, then the product of the others.
+    """A dispatch of ids alone; then rows on a side stream, beside own rows and their product; then the other product.
 
-    ids: the plan of the dispatch. rows_in: room for rows by expert.
+    dispatch: what ranks have agreed on in the dispatch of ids. ids: its plan. programs: of the exchange of rows. first, second:
+    the plans of the products. head: experts whose own tiles the first one has.
     """
 
     def __init__(self, choice: Choice, agreed: Any, group: Group, tensors: Sequence):
-        x, topk_ids, topk_weights = tensors[:3]
+        x = tensors[0]
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, x.shape[0], agreed.chunks
         self.local, row = agreed.experts // group.size, agreed.row
         self.tile = tile_of(self.chunks, row, agreed.dtype.itemsize)
-        self.told = agreed.ids(group)
+        self.dispatch = agreed.ids(group)
         for _ in range(2):  # the second time nothing grows, so both know where buffers are
-            self.ids = EP_DISPATCH.plan(Choice("push"), self.told, group, x)
+            self.ids = EP_DISPATCH.plan(Choice("push"), self.dispatch, group, x)
             self.room = Room(group, self.chunks, self.tile, agreed.dtype, row, 0)
         self.programs = self._shared(choice.comm_sms)
         gemm: Any = ByCore if choice.method == "ws" else Portable
@@ -101,7 +102,7 @@ class Fused(OnWorkspace):
                                           shared,
                                           varying=len(exchange))
         rest = (team(self.group), self.tokens, agreed.row, agreed.experts, self.chunks.count, self.head,
-                self.told.room.bit_length() + 1)
+                self.dispatch.room.bit_length() + 1)
         self.own = backend().prepare(own_rows_kernel, (PER_CHUNK * self.chunks.count, ), (*own, *rest),
                                      dict(shared,
                                           E_PAD=power_of_two(self.local),
@@ -114,12 +115,12 @@ class Fused(OnWorkspace):
 
     def _of_ids(self, x, topk_ids, topk_weights) -> list:
         """The tensors of the dispatch of ids: rows without elements, and results."""
-        return EP_DISPATCH.filled(self.group, self.told,
+        return EP_DISPATCH.filled(self.group, self.dispatch,
                                   [x.new_empty((x.shape[0], 0)), topk_ids, topk_weights, None, *[None] * 7])
 
     def _memory(self, x) -> tuple:
         """Room for rows by expert, and for the parts of experts' rows."""
-        return (x.new_empty((self.told.room, self.agreed.row)),
+        return (x.new_empty((self.dispatch.room, self.agreed.row)),
                 torch.empty(6 * self.local, dtype=torch.int32, device=x.device))
 
     def _lists(self, parts: torch.Tensor) -> tuple:
@@ -128,7 +129,7 @@ class Fused(OnWorkspace):
         return (begins, counts), (begins_second, counts_second)
 
     def _read(self, weight: torch.Tensor) -> torch.Tensor:
-        """`weight` as the product can read it: a core, where all ranks have agreed on it, needs whole rows at 16 bytes."""
+        """`weight`, or a copy where the core cannot read it: ranks have agreed on the core, and TMA needs aligned rows."""
         if isinstance(self.first, ByCore) and (weight.data_ptr() % 16 or weight.stride(2) != 1
                                                or any(s * weight.itemsize % 16 for s in weight.stride()[:2])
                                                or weight.stride(0) % max(1, weight.stride(1))):

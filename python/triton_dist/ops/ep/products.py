@@ -41,8 +41,9 @@ def dispatch_grouped_gemm(x: torch.Tensor,
             ranks they are from about 4,096 tokens on; TRITON_DIST_AUTOTUNE=1 measures instead.
 
     Returns:
-        (h, came). h: a row for each choice, by expert, each expert's in the order (source rank, token, choice). came: what a
-        dispatch of layout "expert" gives, with h as its x; for grouped_gemm_combine or ep_combine.
+        (h, came). h: a row for each choice, by expert, each expert's in the order (source rank, token, choice); rows after the
+        last one are not written. came: what a dispatch of layout "expert" gives, with h as its x; for grouped_gemm_combine or
+        ep_combine.
         Gradients flow through x, topk_weights and weight; then the two ops run in turn.
         In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
 
