@@ -4,6 +4,7 @@
 from unittest import mock
 
 import pytest
+import remembered
 import torch
 from experts import BF16, F32, anywhere, begins_of, rows_of, to_nobody, to_one, to_the_first
 from scenarios import F16, back_to_back, captures_by_rank, capturing, graph, near_the_wrap, overtaking, side_stream, \
@@ -300,6 +301,21 @@ def test_auto_and_explain_follow_the_shape(monkeypatch):
 
     assert run_ranks(script, 2, num_sms=132) == [(["ws", "ws", "unfused", "unfused"], True)] * 2
     assert run_ranks(script, 8, num_sms=132)[0][0] == ["unfused"] * 4
+
+
+def test_ways_are_measured_on_request(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "1")
+    monkeypatch.setattr(op, "COMM_SMS", (2, 1))
+
+    def script():
+        back_to_back([Product(20, dtype=BF16, method="auto", back=False, whole=False)])
+        found = remembered.decisions("dispatch_grouped_gemm")[0]
+        assert found.shape.dtype == "bfloat16, 2 of 4 experts, silu_mul" and (found.shape.m, found.shape.k) == (40, 16)
+        return {(way.method, way.comm_sms) for way in found.entry.ms}
+
+    ways = {("unfused", 0), ("ws", 2), ("ws", 1), ("portable", 2)}
+    assert run_ranks(script, 2) == [ways, ways]
 
 
 def test_compiled_it_is_one_operator():
