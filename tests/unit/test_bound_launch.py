@@ -273,3 +273,28 @@ def test_outputs_are_allocated_past_the_dispatcher_where_that_is_as_good(interfa
             assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
         assert taken == [(tuple(shape), like.stride(), torch.bfloat16)] * quick
         device[0] = 3
+
+
+def test_a_side_stream_keeps_an_event_for_each_direction(monkeypatch):
+    from triton_dist.backends.gpu.side_stream import SideStream
+    made, done = [], []
+
+    class Event:
+        def __init__(self):
+            made.append(self)
+
+        def record(self, stream):
+            done.append(("record", self, stream))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda.Stream, "__new__", lambda cls, priority: object.__new__(cls))
+    monkeypatch.setattr(torch.cuda.Stream, "__init__", lambda self, priority: None)
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda self, event: done.append(("wait", event, self)))
+    side, current = SideStream(priority=-1), object.__new__(torch.cuda.Stream)
+    for _ in range(2):
+        side.wait_stream(current)
+        current.wait_stream(side)
+    begin, end = made
+    assert begin is not end
+    assert [(what, event, id(stream)) for what, event, stream in done] == [
+        ("record", begin, id(current)), ("wait", begin, id(side)), ("record", end, id(side)), ("wait", end, id(current))] * 2

@@ -127,6 +127,10 @@ class Device(ABC):
     def new_stream(self, priority: int = 0) -> Stream:
         """A new stream of this rank's device; a negative priority is a higher one."""
 
+    def side_stream(self) -> Stream:
+        """A stream of high priority that ops run beside the current one. Only its `wait_stream`, and others' for it, are used."""
+        return self.new_stream(priority=-1)
+
     @abstractmethod
     def current_stream(self) -> Stream:
         """The stream that launches go to."""

@@ -275,5 +275,5 @@ def side_streams(count: int) -> list[Stream]:
     """The first `count` streams on which this rank's ops push beside a kernel. They are made once and kept."""
     streams = state().side_streams
     while len(streams) < count:
-        streams.append(backend().new_stream(priority=-1))
+        streams.append(backend().side_stream())
     return streams[:count]

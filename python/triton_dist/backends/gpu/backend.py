@@ -16,6 +16,7 @@ from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.backends.gpu.prebuilt import Prebuilt
 from triton_dist.backends.gpu.recording import Recorder
+from triton_dist.backends.gpu.side_stream import SideStream
 from triton_dist.backends.gpu.thread_functions import library as thread_library
 from triton_dist.backends.gpu.trace_library import library as trace_library
 from triton_dist.backends.gpu.tracing import TraceBuffers
@@ -145,6 +146,9 @@ class GpuBackend(Backend):
     # -- streams -------------------------------------------------------------------------------------------
     def new_stream(self, priority: int = 0) -> Stream:
         return torch.cuda.Stream(priority=priority)
+
+    def side_stream(self) -> Stream:
+        return SideStream(priority=-1)
 
     def current_stream(self) -> Stream:
         return self._stream_of(_raw_stream(_device()))
