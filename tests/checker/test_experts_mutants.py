@@ -20,9 +20,9 @@ dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_modu
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
 ROWS = 'dl.wait(arrived + peer * flags_source + t - 1, 1, "sys", "acquire", epoch)'
 SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))"
-FITTING = "there = (place < come) & (land < limit)\n                    take"
+FITTING = "there = (place < come) & (land < limit)\n                        words"
 BACK = 'dl.wait(arrived + r * flags_source + last, 1, "sys", "acquire", epoch)'
-GIVEN = "        dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))\n"
+GIVEN = "            dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))\n"
 
 DISPATCH = {  # name: (old, new)
     "it does not wait for the matrix": (MATRIX, "tl.load(inbox + cells, mask=known, other=0).to(tl.int32)"),
@@ -33,13 +33,13 @@ DISPATCH = {  # name: (old, new)
     "it does not wait for rows": (ROWS, "0"),
     "a relaxed wait": (ROWS, ROWS.replace("acquire", "relaxed")),
     "a wait of this device": (ROWS, ROWS.replace('"sys"', '"gpu"')),
-    "nothing is released": (f"        dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
+    "nothing is released": (f"            dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
     "all rounds have one flag": (f"dl.notify_each(everyone + t, epoch, {SENT}", f"dl.notify_each(everyone, epoch, {SENT}"),
     "rows lie where the first rank's do": ("at = (index * slots + pid * each + place)", "at = (pid * each + place)"),
     "it stores what does not fit": (FITTING, FITTING.replace(" & (land < limit)", "")),
 }
 COMBINE = {
-    "it does not hear of all": ("    dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))\n", ""),
+    "it does not hear of all": ("dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))\n", "pass\n"),
     "rows keep to one half": ("rows_in = data + (epoch & 1).to(tl.int64) * half", "rows_in = data"),
     "flags keep to one half": ("arrived = flags + (epoch & 1) * flags_half", "arrived = flags"),
     "it does not wait for rows": (BACK, "0"),

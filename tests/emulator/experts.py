@@ -3,7 +3,7 @@
 """Dispatch and combine as a scenario: calls with a reference that sorts, in float64, from what every rank was given."""
 import torch
 
-from triton_dist.ops import ep_combine, ep_dispatch
+from triton_dist.ops import ep_combine, ep_combine_send, ep_dispatch, ep_dispatch_send
 from triton_dist.testing import assert_matches, poisoned, random_tensor
 
 BF16, F32, F8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -31,7 +31,7 @@ def to_nobody(rank, seed, tokens, k, experts):
 class EP:
     """A dispatch of `tokens` tokens, a number or a function of the rank, and a combine of random rows by its handle.
 
-    share: experts of each rank. max_tokens: given where ranks have different numbers.
+    share: experts of each rank. max_tokens: given where ranks have different numbers. split: in two halves, one after the other.
     """
     kind = "tokens to experts"
 
@@ -53,12 +53,17 @@ class EP:
                  kept=torch.int32,
                  bias=False,
                  residual=False,
-                 combine=True):
+                 combine=True,
+                 split=False):
         self.tokens, self.row, self.k, self.share, self.layout, self.align = tokens, row, k, share, layout, align
         self.capacity, self.dtype, self.routing, self.weights, self.scales, self.quant = (capacity, dtype, routing,
                                                                                           weights, scales, quant)
         self.max_tokens, self.method, self.kept, self.bias, self.residual, self.combine = (max_tokens, method, kept,
                                                                                            bias, residual, combine)
+        self.dispatch, self.sum_back = ep_dispatch, ep_combine
+        if split:
+            self.dispatch = lambda *args, **kwargs: ep_dispatch_send(*args, **kwargs).recv()
+            self.sum_back = lambda *args, **kwargs: ep_combine_send(*args, **kwargs).recv()
 
     def given(self, index, seed, world):
         """(x, ids, weights, scales) of a rank."""
@@ -73,18 +78,18 @@ class EP:
         world, experts = group.size, self.share * group.size
         every = [self.given(index, seed, world) for index in range(world)]
         x, ids, weights, scales = every[group.rank]
-        came = ep_dispatch(x,
-                           ids,
-                           weights,
-                           scales=scales,
-                           num_experts=experts,
-                           layout=self.layout,
-                           align=self.align,
-                           capacity=self.capacity,
-                           max_tokens=self.max_tokens,
-                           quant=self.quant,
-                           group=group,
-                           method=self.method)
+        came = self.dispatch(x,
+                             ids,
+                             weights,
+                             scales=scales,
+                             num_experts=experts,
+                             layout=self.layout,
+                             align=self.align,
+                             capacity=self.capacity,
+                             max_tokens=self.max_tokens,
+                             quant=self.quant,
+                             group=group,
+                             method=self.method)
         of_rank = [
             rows_of(every, index, self.share, self.capacity if self.layout in ("compact", "indexed") else None)
             for index in range(world)
@@ -102,13 +107,13 @@ class EP:
                                      group.rank) if self.residual else None
             out = poisoned(len(x), self.row, dtype=dtype)
             y = ys[group.rank].view(came.x.shape)
-            got = ep_combine(y,
-                             came.handle,
-                             topk_weights=came.topk_weights if by_choice else None,
-                             bias=bias,
-                             residual=residual,
-                             out=out,
-                             method=self.method)
+            got = self.sum_back(y,
+                                came.handle,
+                                topk_weights=came.topk_weights if by_choice else None,
+                                bias=bias,
+                                residual=residual,
+                                out=out,
+                                method=self.method)
             assert got is out
 
         def verify():

@@ -14,6 +14,7 @@ from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
 from triton_dist.ops.ep_dispatch.op import ep_dispatch_rows
 from triton_dist.ops.ep_combine.op import ep_combine_rows
 from triton_dist.ops.ep.calls import EPDispatched, EPHandle, ep_combine, ep_dispatch
+from triton_dist.ops.ep.split_calls import EPSent, ep_combine_send, ep_dispatch_send
 from triton_dist.ops.grouped_gemm.op import grouped_gemm
 from triton_dist.ops.dispatch_grouped_gemm.op import dispatch_grouped_gemm_rows
 from triton_dist.ops.ep.products import dispatch_grouped_gemm, grouped_gemm_combine
@@ -27,10 +28,10 @@ from triton_dist.ops.registry import Gradient, Operator
 OPS: dict[str, Op] = registry.OPS
 
 __all__ = [
-    "Agreed", "Choice", "EPDispatched", "EPHandle", "Gradient", "OPS", "OnWorkspace", "Op", "Operator", "Plan", "Shape",
+    "Agreed", "Choice", "EPDispatched", "EPHandle", "EPSent", "Gradient", "OPS", "OnWorkspace", "Op", "Operator", "Plan", "Shape",
     "ag_gemm", "all_gather", "all_gather_2d", "all_reduce",
-    "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev", "dispatch_grouped_gemm", "dispatch_grouped_gemm_rows",
-    "ep_combine", "ep_combine_rows", "ep_dispatch",
-    "ep_dispatch_rows", "explain", "gemm_ar", "gemm_rs", "grouped_gemm", "grouped_gemm_combine",
+    "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev", "dispatch_grouped_gemm",
+    "dispatch_grouped_gemm_rows", "ep_combine", "ep_combine_rows", "ep_combine_send", "ep_dispatch", "ep_dispatch_rows",
+    "ep_dispatch_send", "explain", "gemm_ar", "gemm_rs", "grouped_gemm", "grouped_gemm_combine",
     "reduce_scatter", "reduce_scatter_2d",
 ]

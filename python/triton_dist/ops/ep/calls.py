@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Dispatch and combine as users call them: tensors with names, and a handle that leads the way back."""
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Sequence
 
 import torch
 
@@ -114,31 +114,38 @@ def ep_dispatch(x: torch.Tensor,
         y = experts(came.x, came.expert_offsets)
         x = ep_combine(y, came.handle, topk_weights=came.topk_weights, residual=x)
     """
-    got, scales_out, ids, weights, told, positions, sources = ep_dispatch_rows(x,
-                                                                               topk_ids,
-                                                                               topk_weights,
-                                                                               scales,
-                                                                               num_experts=num_experts,
-                                                                               layout=layout,
-                                                                               align=align,
-                                                                               capacity=capacity,
-                                                                               max_tokens=max_tokens,
-                                                                               quant=quant,
-                                                                               group=group,
-                                                                               out=out,
-                                                                               method=method)
-    local, tokens = num_experts // int(
-        name_of(group).rpartition("@")[2]), x.shape[0] if max_tokens is None else max_tokens
+    outputs = ep_dispatch_rows(x,
+                               topk_ids,
+                               topk_weights,
+                               scales,
+                               num_experts=num_experts,
+                               layout=layout,
+                               align=align,
+                               capacity=capacity,
+                               max_tokens=max_tokens,
+                               quant=quant,
+                               group=group,
+                               out=out,
+                               method=method)
+    tokens = x.shape[0] if max_tokens is None else max_tokens
+    found = brought(outputs, topk_ids, topk_weights, num_experts, layout, tokens, scales is not None or quant is not None,
+                    group)
+    if not torch.compiler.is_compiling():
+        refuse_cuts(found)
+    return found
+
+
+def brought(outputs: Sequence, topk_ids: torch.Tensor, topk_weights: torch.Tensor | None, num_experts: int, layout: str,
+            max_tokens: int, scaled: bool, group: Any) -> EPDispatched:
+    """The result of a dispatch, from the outputs of ep_dispatch_rows. scaled: whether there are scales."""
+    got, scales_out, ids, weights, told, positions, sources = outputs
+    local = num_experts // int(name_of(group).rpartition("@")[2])
     ordered, rest = layout != "compact", told[-2 * local - 1:]
     placed = positions if layout in ("expert", "masked") else None
-    found = EPDispatched(got, scales_out if scales_out.numel() or scales is not None or quant else None, ids,
-                         None if topk_weights is None else weights, told[:1], rest[:local] if ordered else None,
-                         rest[local:] if ordered else None, positions if ordered else None,
-                         sources if layout == "indexed" else None,
-                         EPHandle(topk_ids, told, placed, num_experts, tokens, layout, group))
-    if not torch.compiler.is_compiling() and state().debug and not backend().is_capturing():
-        _must_fit(found, layout)
-    return found
+    return EPDispatched(got, scales_out if scaled else None, ids, None if topk_weights is None else weights, told[:1],
+                        rest[:local] if ordered else None, rest[local:] if ordered else None,
+                        positions if ordered else None, sources if layout == "indexed" else None,
+                        EPHandle(topk_ids, told, placed, num_experts, max_tokens, layout, group))
 
 
 def ep_combine(y: torch.Tensor,
@@ -172,8 +179,7 @@ def ep_combine(y: torch.Tensor,
     Example:
         x = ep_combine(y, came.handle, topk_weights=came.topk_weights)
     """
-    if not isinstance(handle, EPHandle):
-        raise InvalidArgument(f"handle: expected what ep_dispatch gave as `handle`, found {type(handle).__name__}")
+    expect_handle(handle)
     placed = handle.positions if positions is None else positions
     return ep_combine_rows(y,
                            handle.topk_ids,
@@ -189,9 +195,18 @@ def ep_combine(y: torch.Tensor,
                            method=method)
 
 
-def _must_fit(found: EPDispatched, layout: str) -> None:
-    """Raises where rows were cut off. Waits for the device."""
+def expect_handle(handle: Any) -> None:
+    """Raises unless it is the handle of a dispatch."""
+    if not isinstance(handle, EPHandle):
+        raise InvalidArgument(f"handle: expected what ep_dispatch gave as `handle`, found {type(handle).__name__}")
+
+
+def refuse_cuts(found: EPDispatched) -> None:
+    """Under TRITON_DIST_DEBUG raises where rows were cut off, and waits for the device."""
+    if not state().debug or backend().is_capturing():
+        return
     backend().synchronize()
+    layout = found.handle.layout
     rows, room = int(found.rows), found.topk_ids.shape[0]
     if rows > room:
         raise InvalidArgument(f"capacity: expected room for all rows, found {room} for {rows} rows; pass more")

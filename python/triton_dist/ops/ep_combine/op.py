@@ -20,7 +20,7 @@ from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.workspace import team
+from triton_dist.runtime.workspace import CountedWorkspace, team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class EPCombine(ExpertsOp):
                     max_tokens=max_tokens)
 
     def plan(self, choice: Choice, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> Plan:
-        return _Push(agreed, group, tensors)
+        return Push(agreed, group, tensors, chunks.whole_calls(group))
 
     def unfused(self, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> None:
         """The group's own collective."""
@@ -132,14 +132,21 @@ class EPCombine(ExpertsOp):
         return {"y": (rows, n), "topk_ids": ids.to(device), "told": told.to(device), "num_experts": group.size}
 
 
-class _Push(OnWorkspace):
-    """One kernel. Holds all that does not change from call to call."""
-    def __init__(self, agreed: Sums, group: Group, tensors: Sequence):
+class Push(OnWorkspace):
+    """One kernel. Holds all that does not change from call to call. send, take: as in a dispatch's."""
+    def __init__(self,
+                 agreed: Sums,
+                 group: Group,
+                 tensors: Sequence,
+                 space: CountedWorkspace,
+                 send: bool = True,
+                 take: bool = True):
+        self.halves = dict(SEND=send, TAKE=take)
         y, topk_ids, _, positions = tensors[:4]
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, topk_ids.shape[0], agreed.chunks
         self.limit = y.shape[0] if positions is None else positions.shape[0]
         self.tile = tile_of(self.chunks, agreed.row, 4)  # sums are fp32
-        self.room = Room(group, self.chunks, self.tile, agreed.dtype, agreed.row, 0)
+        self.room = Room(group, self.chunks, self.tile, agreed.dtype, agreed.row, 0, space)
         super().__init__(self.room.space)
 
     def compile(self, *tensors):
@@ -161,6 +168,7 @@ class _Push(OnWorkspace):
                                              TOKENS=power_of_two(self.chunks.each),
                                              ROWS=self.tile.rows,
                                              COLS=self.tile.cols,
+                                             **self.halves,
                                              num_warps=chunks.WARPS,
                                              num_stages=1,
                                              enable_fp_fusion=False),  # else not the bits of the unfused sums

@@ -24,7 +24,7 @@ from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.workspace import team
+from triton_dist.runtime.workspace import CountedWorkspace, team
 
 LAYOUTS = ("compact", "indexed", "expert", "masked")
 QUANTS = ("fp8_1x128", )
@@ -146,7 +146,7 @@ class EPDispatch(ExpertsOp):
         return self._agreed(0, dtype, k, weighted, 0, experts, "indexed", 1, None, max_tokens, None, "push", group)
 
     def plan(self, choice: Choice, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> Plan:
-        return _Push(agreed, group, tensors[0].shape[0])
+        return Push(agreed, group, tensors, chunks.whole_calls(group))
 
     def unfused(self, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> None:
         """The group's own collective."""
@@ -208,10 +208,20 @@ class EPDispatch(ExpertsOp):
         return {"x": (rows, n), "topk_ids": ids.to(torch.int32).to(backend().device()), "num_experts": 8 * group.size}
 
 
-class _Push(OnWorkspace):
-    """The kernel that sends and takes, and where rows are wanted by expert the one that places them."""
-    def __init__(self, agreed: Tokens, group: Group, tokens: int):
-        self.agreed, self.group, self.tokens, self.chunks = agreed, group, tokens, agreed.chunks
+class Push(OnWorkspace):
+    """The kernel that sends and takes, and where rows are wanted by expert the one that places them.
+
+    send, take: False in a plan of the other half alone (ep/split.py).
+    """
+    def __init__(self,
+                 agreed: Tokens,
+                 group: Group,
+                 tensors: Sequence,
+                 space: CountedWorkspace,
+                 send: bool = True,
+                 take: bool = True):
+        self.agreed, self.group, self.tokens, self.chunks = agreed, group, tensors[0].shape[0], agreed.chunks
+        self.halves, self.places = dict(SEND=send, TAKE=take), take and agreed.ordered
         self.sent, each = (torch.int8, 1) if agreed.quant else carrier_of(agreed.dtype)
         self.carrier, self.row = carrier_of(agreed.dtype)[0], each * agreed.row
         self.local = agreed.experts // group.size
@@ -219,9 +229,9 @@ class _Push(OnWorkspace):
         if agreed.quant:  # the program holds values in fp32
             self.tile = tile_of(self.chunks, self.row, 4, 128)
         self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
-        self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta)
+        self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space)
         self.padded = power_of_two(self.local)
-        lines = group.size * self.chunks.count * self.padded if agreed.ordered else 1
+        lines = group.size * self.chunks.count * self.padded if self.places else 1
         self.hist = torch.empty(lines, dtype=torch.int32, device=backend().device())
         super().__init__(self.room.space)
 
@@ -250,9 +260,10 @@ class _Push(OnWorkspace):
                                            QUANT=agreed.quant is not None,
                                            INDEX=agreed.ordered,
                                            FIRST=0 if agreed.expanded else 1,
-                                           TOKENS=power_of_two(self.chunks.each)),
+                                           TOKENS=power_of_two(self.chunks.each),
+                                           **self.halves),
                                       varying=len(args))
-        if not agreed.ordered:
+        if not self.places:
             return
         rows = max(1, min(self.tile.rows, 32 // shared["CHOICES"]))
         rest = (*room.rows, *room.words, room.space.control, self.chunks.each, self.row, agreed.limit, agreed.room,
@@ -279,11 +290,11 @@ class _Push(OnWorkspace):
     def args(self, *tensors) -> tuple:
         """Of the kernel that sends and takes, and of the one that places; () where there is none."""
         sent = self._sending(*tensors)
-        return sent, self._placing(sent, tensors) if self.agreed.ordered else ()
+        return sent, self._placing(sent, tensors) if self.places else ()
 
     def launch(self, sent: tuple, placing: tuple) -> None:
         self.send(*sent)
-        if placing:
+        if self.places:
             self.place(*placing)
 
 
