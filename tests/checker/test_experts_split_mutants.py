@@ -37,7 +37,7 @@ DISPATCH = {  # name: (old, new)
 }
 COMBINE = {
     "it takes the call before": (EPOCH, EPOCH.replace("+ pid)", "+ pid) - 1")),
-    "it does not hear of all": ("    if TAKE:\n        dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))\n", ""),
+    "it does not hear of all": ("dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))", "pass"),
     "it does not wait for rows": (BACK, "0"),
     "a relaxed wait": (BACK, BACK.replace("acquire", "relaxed")),
     "a wait of this device": (BACK, BACK.replace('"sys"', '"gpu"')),
@@ -87,8 +87,8 @@ def send_dispatches(calls, later):
 def send_combines(calls, later):
     """Dispatches in one go, then combines in two halves, as above."""
     group = resolve()
-    came = [ep_dispatch(random_tensor(4, 24, dtype=F32, seed=group.rank), ids_of(group.rank, i), num_experts=6, layout="expert",
-                        group=group) for i in range(2)]
+    x = random_tensor(4, 24, dtype=F32, seed=group.rank)
+    came = [ep_dispatch(x, ids_of(group.rank, i), num_experts=6, layout="expert", group=group) for i in range(2)]
     triton_dist.synchronize()
     ys = [random_tensor(len(came[0].x), 24, dtype=F32, seed=10 * call + group.rank) for call in range(calls)]
     sent = []

@@ -74,7 +74,9 @@ def test_dtypes_and_scales(layout, dtype, scales, kept):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", FEW)
 def test_rows_become_fp8_on_the_way(layout, method):
-    run_ranks(lambda: back_to_back([EP(3, 256, layout=layout, quant="fp8_1x128", method=method)]), 2)
+    calls = [EP(3, 256, layout=layout, quant="fp8_1x128", method=method),
+             EP(lambda rank: 2 * rank, 256, layout=layout, quant="fp8_1x128", method=method, max_tokens=2)]
+    run_ranks(lambda: back_to_back(calls), 2)
 
 
 def test_fp8_by_integers_has_the_bits_of_torch():

@@ -150,8 +150,8 @@ class SplitOp(Calls):
                                     f"{type(stream).__name__}")
         found = self.known(asked, group, *places) if error is None else None
         if found is None:
-            error = error or InvalidArgument(f"{self.name}: expected tensors that need no gradient, outside of torch's tracing, since a call "
-                                    f"in two halves is not recorded; use {self.whole}, or torch.no_grad()")
+            error = error or InvalidArgument(f"{self.name}: expected tensors that need no gradient, outside of torch's tracing, "
+                                             f"since a call in two halves is not recorded; use {self.whole}, or torch.no_grad()")
             refuse(self.members(group), self.name, error)
             raise error
         return found

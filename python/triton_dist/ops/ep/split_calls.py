@@ -95,8 +95,8 @@ def ep_dispatch_send(x: torch.Tensor,
     if stream is not None and isinstance(x, torch.Tensor):
         x = x.contiguous()          # a copy must be memory of the current stream
     more = [None] * 5
-    known = DISPATCH_SEND.asked(stream, (num_experts, layout, align, capacity, max_tokens, quant, method), group, x, topk_ids, out,
-                                topk_weights, scales, None, *more)
+    known = DISPATCH_SEND.asked(stream, (num_experts, layout, align, capacity, max_tokens, quant, method), group, x, topk_ids,
+                                out, topk_weights, scales, None, *more)
     tensors = _filled(DISPATCH_SEND, known, [x, topk_ids, topk_weights, scales, out, None, *more])
     call = _sent(known, stream, tensors)
     tokens = x.shape[0] if max_tokens is None else max_tokens
@@ -137,8 +137,8 @@ def ep_combine_send(y: torch.Tensor,
     placed = handle.positions if positions is None else positions
     if stream is not None:
         y, residual = (t.contiguous() if isinstance(t, torch.Tensor) else t for t in (y, residual))
-    known = COMBINE_SEND.asked(stream, (handle.num_experts, handle.max_tokens, method), handle.group, y, handle.topk_ids, out, handle.told,
-                               placed, None, topk_weights, bias, residual)
+    known = COMBINE_SEND.asked(stream, (handle.num_experts, handle.max_tokens, method), handle.group, y, handle.topk_ids, out,
+                               handle.told, placed, None, topk_weights, bias, residual)
     tensors = _filled(COMBINE_SEND, known, [y, handle.topk_ids, handle.told, placed, topk_weights, bias, residual, out])
     return EPSent(_sent(known, stream, tensors), stream, tensors[-1])
 

@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What both of DeepEP's buffers make of a dispatch: counts, places and origins of rows, all on the device."""
+from typing import Any
+
+import torch
+
+from triton_dist.ops import EPDispatched
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+
+
+def unpacked(x: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(rows, their scales [T, S] as float32 or None), of rows or of (fp8 rows, scales of float32 or packed int32)."""
+    if not isinstance(x, tuple):
+        return x, None
+    if len(x) != 2:
+        raise InvalidArgument(f"x: expected rows, or (rows, scales), found a tuple of {len(x)}")
+    rows, scales = x
+    scales = (scales if scales.ndim == 2 else scales.unsqueeze(1)).contiguous()
+    return rows, scales.view(torch.float32) if scales.dtype == torch.int32 else scales
+
+
+def repacked(rows: torch.Tensor, scales: torch.Tensor | None, given: Any) -> Any:
+    """Rows, or (rows, scales) in the dtype of the given ones."""
+    if not isinstance(given, tuple) or scales is None:
+        return rows
+    return rows, scales.view(given[1].dtype)
+
+
+def number_of(tokens: torch.Tensor, width: int) -> torch.Tensor:
+    """float32 [T, width] whose bits are each token's number. They travel as scales or weights, which no kernel computes with."""
+    numbers = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
+    return numbers[:, None].expand(-1, width).contiguous().view(torch.float32)
+
+
+def rows_by_source(told: torch.Tensor, world: int, chunks: int) -> torch.Tensor:
+    """int64 [W]: rows that came from each rank."""
+    return (told[1:1 + world * chunks].view(world, chunks) & 0xFFFF).sum(1)
+
+
+def source_of_rows(by_source: torch.Tensor, rows: int) -> torch.Tensor:
+    """int64 [rows]: the rank that each row came from; W for rows that nothing came for."""
+    return torch.searchsorted(by_source.cumsum(0), torch.arange(rows, device=by_source.device), right=True)
+
+
+def counts_of(ids: torch.Tensor, experts: int) -> torch.Tensor:
+    """int32 [experts]: how often each expert is chosen in `ids`; other numbers do not count. Does not wait for the device."""
+    valid = (ids >= 0) & (ids < experts)
+    where = torch.where(valid, ids, experts).reshape(-1).long()
+    found = torch.zeros(experts + 1, dtype=torch.int32, device=ids.device)
+    return found.scatter_add_(0, where, torch.ones_like(where, dtype=torch.int32))[:experts]
+
+
+def scattered(values: torch.Tensor, positions: torch.Tensor, rows: int, fill: Any) -> torch.Tensor:
+    """[rows]: values [R, K] at positions [R, K], where they are not -1; `fill` elsewhere."""
+    found = torch.full((rows + 1,), fill, dtype=values.dtype, device=values.device)
+    where = torch.where(positions >= 0, positions, rows).reshape(-1).long()
+    return found.scatter_(0, where, values.reshape(-1))[:rows]
+
+
+def aligned(counts: torch.Tensor, align: int) -> torch.Tensor:
+    """Counts, each rounded up to a multiple."""
+    return (counts + (align - 1)) // align * align
+
+
+def weights_back(weights: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """float32 [R, K]: of weights [rows by expert] that of each choice, 0 where there is none."""
+    return torch.where(positions >= 0, weights[positions.clamp(min=0).long()], 0.0)
+
+
+def most_tokens(members: Group, tokens: int, device: Any) -> int:
+    """The most tokens of any rank, rounded up to a power of two so that few different sizes occur. The host waits."""
+    most = torch.tensor([tokens], dtype=torch.int64, device=device)
+    members.all_reduce_tensor(most, "max")
+    return 1 << max(0, int(most) - 1).bit_length()
+
+
+def added_bias(bias: Any) -> torch.Tensor | None:
+    """None, a bias, or the sum of two."""
+    if not isinstance(bias, tuple):
+        return bias
+    if len(bias) != 2:
+        raise InvalidArgument(f"bias: expected None, a tensor or two of them, found a tuple of {len(bias)}")
+    return (bias[0].float() + bias[1].float()).to(bias[0].dtype)
+
+
+def column_major(scales: torch.Tensor, align: int = 1) -> torch.Tensor:
+    """Memory for scales [..., rows, S] whose rows are neighbours, as TMA wants it; a column begins at a multiple of `align`."""
+    *rest, rows, width = scales.shape
+    padded = -(-rows // align) * align
+    return scales.new_empty((*rest, width, padded)).transpose(-1, -2)[..., :rows, :]
+
+
+def chunks_of(came: EPDispatched, world: int) -> int:
+    """Chunks of each rank's tokens."""
+    local = 0 if came.expert_rows is None else 2 * came.expert_rows.numel() + 1
+    return (came.handle.told.numel() - 1 - local) // world
+
+
+def power_of_two_scales(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x [T, H] as float8_e4m3fn, float32 scales [T, H / 128]), where scales are the next power of two of amax / 448."""
+    values = x.float().unflatten(1, (-1, 128))
+    most = values.abs().amax(-1).clamp_min(1e-4) * (1.0 / 448.0)
+    mantissa, exponent = torch.frexp(most)
+    exponent = exponent - (mantissa == 0.5).to(exponent.dtype)
+    scales = torch.ldexp(torch.ones_like(most), exponent)
+    scaled = (values / scales.unsqueeze(-1)).clamp(-448.0, 448.0)
+    return scaled.to(torch.float8_e4m3fn).view(x.shape), scales
+
+
+def exponents(scales: torch.Tensor) -> torch.Tensor:
+    """int32 [..., S / 4]: the exponents of float32 scales that are powers of two, a byte each (UE8M0)."""
+    bits = (scales.contiguous().view(torch.int32) >> 23).to(torch.uint8)
+    return bits.contiguous().view(torch.int32)
