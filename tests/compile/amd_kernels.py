@@ -19,6 +19,7 @@ import test_gemm_ar_code
 import test_internode_code
 import test_op_code
 import test_self_flag_code
+import test_vdev_2d_code
 import test_vdev_code
 import triton
 from amd_isa import resources
@@ -90,6 +91,8 @@ KERNELS = {
     "gemm_ar packets": functools.partial(test_gemm_ar_code.compiled, world=8),
     "gemm_ar two-shot packets": functools.partial(test_gemm_ar_code.compiled, world=8, split=2, two_shot=True),
     "all_to_all_vdev": functools.partial(test_vdev_code.compiled, world=8),
+    "all_to_all_vdev_2d": functools.partial(test_vdev_2d_code.compiled, world=8),
+    "all_to_all_vdev_2d_offset": functools.partial(test_vdev_2d_code.compiled, world=8, by_rank=False),
     **{f"ep_{name}": functools.partial(test_experts_code.compiled, kernel, **known)
        for name, (kernel, known) in test_experts_code.KERNELS.items()},
     **{f"grouped {name}": functools.partial(test_experts_code.compiled_gemm, kernel, **known)

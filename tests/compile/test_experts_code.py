@@ -43,8 +43,13 @@ KNOWN = dict(K=8,
              WEIGHTED=True,
              HAS_BIAS=False,
              HAS_RESIDUAL=True,
+<<<<<<< HEAD
              PER_CHUNK=4,
              BLOCK_M=128)
+=======
+             SEND=True,
+             TAKE=True)
+>>>>>>> 5de9592 (all_to_all_vdev_2d: mutants, code for every target, samples)
 
 
 def compiled(kernel, target: str, dtype: str = "bf16", world: int = 8, **known):
@@ -75,11 +80,15 @@ KERNELS = {
     "dispatch": (ep_dispatch_kernel, {}),
     "dispatch by expert": (ep_dispatch_kernel, dict(INDEX=True, FIRST=0)),
     "dispatch, fp8 on the way": (ep_dispatch_kernel, dict(QUANT=True, SCALES=56, SCALES_PAD=64, META=72)),
+    "dispatch, first half": (ep_dispatch_kernel, dict(TAKE=False)),
+    "dispatch, second half": (ep_dispatch_kernel, dict(SEND=False)),
     "place": (place_kernel, dict(ROWS=2)),
     "exchange_rows": (exchange_rows_kernel, {}),
     "own_rows": (own_rows_kernel, {}),
     "combine": (ep_combine_kernel, {}),
     "combine compact": (ep_combine_kernel, dict(PLACED=False, WEIGHTED=False)),
+    "combine, first half": (ep_combine_kernel, dict(TAKE=False)),
+    "combine, second half": (ep_combine_kernel, dict(SEND=False)),
 }
 
 

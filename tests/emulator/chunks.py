@@ -19,7 +19,8 @@ class Chunks2d:
     """One all_to_all_vdev_2d of x [m, row] with random sizes, or sizes(rank, seed, m, world, experts)."""
     kind = "chunks by rank and expert"
 
-    def __init__(self, m, row, experts=2, align=None, method="push", dtype=BF16, capacity=None, sizes=at_random, kept=torch.int64):
+    def __init__(self, m, row, experts=2, align=None, method="push", dtype=BF16, capacity=None, sizes=at_random,
+                 kept=torch.int64):
         self.m, self.row, self.experts, self.align, self.method, self.dtype = m, row, experts, align, method, dtype
         self.capacity, self.sizes, self.kept = capacity, sizes, kept
 

@@ -80,7 +80,8 @@ def test_two_groups_and_two_streams():
 @pytest.mark.parametrize("start", [pytest.param(start, marks=[FULL][:start > 0]) for start in FIVE_ON])
 def test_epochs_pass_the_wrap_and_zero(start):
     growing = [Chunks2d(64, 64 * (i + 1)) for i in range(5)]
-    run_ranks(lambda: past_the_wrap_and_zero([Chunks2d(20, 40), Offsets2d(16, 33)], growing, Chunks2d.kind, start), 2, mode="late")
+    calls = [Chunks2d(20, 40), Offsets2d(16, 33)]
+    run_ranks(lambda: past_the_wrap_and_zero(calls, growing, Chunks2d.kind, start), 2, mode="late")
 
 
 @pytest.mark.parametrize("align", [None, 8])

@@ -26,7 +26,8 @@ SIGNATURES = {
                             allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False, explicitly_destroy=False,
                             enable_shrink=False, comm=None),
     "Buffer.set_num_sms": dict(new_num_sms=...),
-    "Buffer.get_low_latency_rdma_size_hint": dict(num_max_dispatch_tokens_per_rank=..., hidden=..., num_ranks=..., num_experts=...),
+    "Buffer.get_low_latency_rdma_size_hint": dict(num_max_dispatch_tokens_per_rank=..., hidden=..., num_ranks=...,
+                                                  num_experts=...),
     "Buffer.get_dispatch_config": dict(num_ranks=...),
     "Buffer.get_combine_config": dict(num_ranks=...),
     "Buffer.get_dispatch_layout": dict(topk_idx=..., num_experts=..., previous_event=None, async_finish=False,
@@ -139,8 +140,9 @@ def test_dispatch_and_combine(is_async, with_topk, kind, world):
         more = dict(topk_idx=ids, topk_weights=weights) if with_topk else {}
         previous = buffer.capture() if is_async else None
         got, got_ids, got_weights, counts, handle, event = buffer.dispatch(
-            fp8(x) if kind == "fp8" else x, num_tokens_per_rank=per_rank, is_token_in_rank=inside, num_tokens_per_expert=per_expert,
-            expert_alignment=4, previous_event=previous, async_finish=is_async, config=deep_ep.Config(24, 8, 256), **more)
+            fp8(x) if kind == "fp8" else x, num_tokens_per_rank=per_rank, is_token_in_rank=inside,
+            num_tokens_per_expert=per_expert, expert_alignment=4, previous_event=previous, async_finish=is_async,
+            config=deep_ep.Config(24, 8, 256), **more)
         assert (event.event is not None) == is_async
         event.current_stream_wait()
         values = plain(got)
@@ -182,8 +184,8 @@ def test_a_fixed_number_of_rows_is_captured():
 
         def call():
             _, _, per_expert, inside, _ = buffer.get_dispatch_layout(ids, 4)
-            return buffer.dispatch(x, is_token_in_rank=inside, num_tokens_per_expert=per_expert, topk_idx=ids, topk_weights=weights,
-                                   num_worst_tokens=10)
+            return buffer.dispatch(x, is_token_in_rank=inside, num_tokens_per_expert=per_expert, topk_idx=ids,
+                                   topk_weights=weights, num_worst_tokens=10)
 
         got, got_ids, _, counts, handle, _ = call()
         rows, _ = coming(group.rank, 2, lambda rank: 4)

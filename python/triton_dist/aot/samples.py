@@ -12,7 +12,11 @@ from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel
 from triton_dist.ops.all_reduce.kernels import two_shot_kernel
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
+<<<<<<< HEAD
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
+=======
+from triton_dist.ops.all_to_all_vdev_2d.kernels import all_to_all_vdev_2d_kernel
+>>>>>>> 5de9592 (all_to_all_vdev_2d: mutants, code for every target, samples)
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
@@ -73,12 +77,15 @@ all_reduce_rmsnorm = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm", slots="*i32"
 all_reduce_rmsnorm_two_hops = _sample(two_hops_rmsnorm, "all_reduce_rmsnorm_two_hops", slots="*i32", **_NORM)
 all_to_all_vdev = _sample(all_to_all_vdev_kernel, "all_to_all_vdev", slots="*i64", WORLD=2, RANKS=2, BLOCK=4096, num_warps=8,
                           num_stages=1)
+all_to_all_vdev_2d = _sample(all_to_all_vdev_2d_kernel, "all_to_all_vdev_2d", BY_RANK=True, EXPERTS=32, E_PAD=32, WORLD=2,
+                             RANKS=2, ROWS=2, COLS=4096, num_warps=8, num_stages=1)
 # H = 7168, 8 choices of 64 experts, 32 of them on each of 2 ranks
 _EXPERTS = dict(K=8, CHOICES=8, SCALES=0, SCALES_PAD=1, META=16, E_LOC=32, E_PAD=32, WORLD=2, RANKS=2, PITCH=256, ROWS=2,
                 COLS=4096, num_warps=8, num_stages=1)
-ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=False, INDEX=False, FIRST=1, TOKENS=32, **_EXPERTS)
+_HALVES = dict(SEND=True, TAKE=True, TOKENS=32)
+ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=False, INDEX=False, FIRST=1, **_HALVES, **_EXPERTS)
 ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXPAND=True, LINES=16, **_EXPERTS)
-ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, TOKENS=32,
+ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, **_HALVES,
                      **_EXPERTS)
 _OF_ROWS = {name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")}
 exchange_rows = _sample(exchange_rows_kernel, "exchange_rows", TOKENS=32, **_OF_ROWS)

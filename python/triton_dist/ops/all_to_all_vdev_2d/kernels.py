@@ -131,7 +131,7 @@ def all_to_all_vdev_2d_kernel(x, in_splits, out, out_splits_offsets, packets, pa
 
 @triton.jit
 def spots(begins, counts, rank, place):
-    """int32 [len(place)]: where rows `place` of a rank's list lie, whose chunks [RANKS, E_PAD] have `counts` rows from `begins`."""
+    """int32 [len(place)]: where rows `place` of a rank's list lie. Its chunks [RANKS, E_PAD] have `counts` rows from `begins`."""
     line = (tl.arange(0, counts.shape[0]) == rank)[:, None]
     count, begin = tl.sum(tl.where(line, counts, 0), 0), tl.sum(tl.where(line, begins, 0), 0)
     end = tl.cumsum(count, 0)

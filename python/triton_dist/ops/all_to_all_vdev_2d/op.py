@@ -92,8 +92,8 @@ class AllToAllVdev2d(Op):
         width = splits.shape[-1] if isinstance(splits, torch.Tensor) and splits.ndim else 0
         if not width or width % group.size:
             found = list(splits.shape) if isinstance(splits, torch.Tensor) else type(splits).__name__
-            raise InvalidArgument(f"{self.given}: expected {'' if self.by_rank else '2 rows of '}a number for each rank and expert, a "
-                                  f"multiple of the {group.size} ranks, found shape {found}")
+            raise InvalidArgument(f"{self.given}: expected {'' if self.by_rank else '2 rows of '}a number for each rank and "
+                                  f"expert, a multiple of the {group.size} ranks, found shape {found}")
         return width
 
     def agreed(self, m: int, row: int, experts: int, align: int, capacity: int | None, dtype: torch.dtype, method: str,
@@ -235,18 +235,20 @@ def all_to_all_vdev_2d(x: torch.Tensor, in_splits: torch.Tensor, *, major_align:
         in_splits: int32 or int64 [W * E] on the device, contiguous: rows for each expert of rank 0, then of rank 1 and so on, one
             chunk after the other in x. E is the number of experts of a rank. Values below 0 count as 0, and what goes beyond x is
             cut off.
-        major_align: each expert's rows begin at a multiple of this; None for 1. An expert without rows takes this many, as in torch.
-        capacity: rows of out where it is allocated; None: W * rows + E * major_align, for which everything fits. Equal on all ranks.
+        major_align: each expert's rows begin at a multiple of this; None for 1. An expert without rows takes this many, as in
+            torch.
+        capacity: rows of out where it is allocated; None: W * rows + E * major_align, for which everything fits. Equal on all
+            ranks.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous [capacity, ...] of x's dtype, or None to allocate. Must not overlap x.
         out_splits_offsets: contiguous [2, W * E] of the dtype of in_splits, or None to allocate.
         method: "push" (one kernel), "unfused" (the group's own collective, for which the host waits) or "auto".
 
     Returns:
-        (out, out_splits_offsets). Row 0 of the latter has the rows of each chunk in the order of (expert, source rank), row 1 where
-        they begin in out. What does not fit is not written: under TRITON_DIST_DEBUG=1 the call then raises. Rows between chunks are
-        left as they were. The gradient (without `out`) of a row goes back to where it came from; that of a row that was cut off is
-        zero. In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
+        (out, out_splits_offsets). Row 0 of the latter has the rows of each chunk in the order of (expert, source rank), row 1
+        where they begin in out. What does not fit is not written: under TRITON_DIST_DEBUG=1 the call then raises. Rows between
+        chunks are left as they were. The gradient (without `out`) of a row goes back to where it came from; that of a row that
+        was cut off is zero. In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
 
     Example:
         rows, told = all_to_all_vdev_2d(tokens_by_expert, splits, major_align=128)
@@ -269,8 +271,8 @@ def all_to_all_vdev_2d_offset(x: torch.Tensor, in_splits_offsets: torch.Tensor, 
 
     Args:
         x: as in all_to_all_vdev_2d.
-        in_splits_offsets: int32 or int64 [2, E * W] on the device, contiguous: rows for (expert, rank), and where they begin in x.
-            There may be gaps between chunks. They must not overlap. What goes beyond x is cut off.
+        in_splits_offsets: int32 or int64 [2, E * W] on the device, contiguous: rows for (expert, rank), and where they begin in
+            x. There may be gaps between chunks. They must not overlap. What goes beyond x is cut off.
         capacity: rows of out where it is allocated; None: W * rows, for which everything fits. Equal on all ranks.
         group, out, method: as in all_to_all_vdev_2d.
         out_splits_offsets: contiguous [2, W * E] of the dtype of in_splits_offsets, or None to allocate.
