@@ -43,13 +43,10 @@ KNOWN = dict(K=8,
              WEIGHTED=True,
              HAS_BIAS=False,
              HAS_RESIDUAL=True,
-<<<<<<< HEAD
              PER_CHUNK=4,
-             BLOCK_M=128)
-=======
+             BLOCK_M=128,
              SEND=True,
              TAKE=True)
->>>>>>> 5de9592 (all_to_all_vdev_2d: mutants, code for every target, samples)
 
 
 def compiled(kernel, target: str, dtype: str = "bf16", world: int = 8, **known):

@@ -65,6 +65,17 @@ def _by_splits(seed: int, rank: int, world: int, extra: int) -> Case:
     return Case(lambda x: ops.all_to_all_vdev(x, splits)[0][:world * (ROWS - 1)], drawn(seed, rank, *shape), want)
 
 
+def _by_experts(seed: int, rank: int, world: int, extra: int) -> Case:
+    """There and back: each row comes back to its place."""
+    x = drawn(seed, rank, world * ROWS, COLUMNS)
+    splits = torch.full((world,), ROWS, dtype=torch.int32)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        there, told = ops.all_to_all_vdev_2d(x, splits)
+        return ops.all_to_all_vdev_2d_offset(there, told, capacity=world * ROWS)[0]
+    return Case(run, x, x.double())
+
+
 def _grouped(method: str) -> Callable:
     def make(seed: int, rank: int, world: int, extra: int) -> Case:
         n, first = 8, rank % 3                      # ranks need not have equally many rows of an expert
@@ -110,6 +121,7 @@ CASES: dict[str, Callable] = {
         [x.chunk(world)[rank] for x in every])),
     "all_gather_2d": _collective(ops.all_gather_2d, lambda every, rank, world: every.flatten(0, 1)),
     "all_to_all_vdev": _by_splits,
+    "all_to_all_vdev_2d": _by_experts,
     "all_reduce_rmsnorm": _norm,
     "ag_gemm": _gemm(ops.ag_gemm, _PRODUCTS["ag_gemm"]),
     "ag_gemm by SMs": _gemm(ops.ag_gemm, _PRODUCTS["ag_gemm"], comm_sms=2),

@@ -98,7 +98,9 @@ OTHERS = [("gemm_ar", "packets", {"mma", "push", "wait", "store"}), ("all_reduce
           ("all_reduce", "two_shot", {"push", "wait", "store"}), ("all_reduce", "push", {"push", "wait", "store"}),
           ("all_gather", "push", {"push", "wait", "store"}), ("reduce_scatter", "push", {"push", "wait", "store"}),
           ("all_to_all_single", "push", {"push", "wait", "store"}), ("ep_dispatch", "push", {"push", "wait", "store"}),
-          ("ep_combine", "push", {"push", "wait", "store"}), ("all_to_all_vdev", "push", {"push", "wait", "store"}),
+          ("ep_combine", "push", {"push", "wait", "store"}),
+          *[(name, "push", {"push", "wait", "store"}) for name in ("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset")],
+          ("all_to_all_vdev", "push", {"push", "wait", "store"}),
           ("all_reduce_rmsnorm", "one_shot", {"push", "wait", "store"}),
           ("all_reduce_rmsnorm", "two_shot", {"push", "wait", "store"}), ("grouped_gemm", "portable", {"mma", "store"})]
 

@@ -12,11 +12,8 @@ from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel
 from triton_dist.ops.all_reduce.kernels import two_shot_kernel
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
-<<<<<<< HEAD
-from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
-=======
 from triton_dist.ops.all_to_all_vdev_2d.kernels import all_to_all_vdev_2d_kernel
->>>>>>> 5de9592 (all_to_all_vdev_2d: mutants, code for every target, samples)
+from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernel import place_kernel

@@ -31,10 +31,8 @@ OPS: dict[str, Op] = registry.OPS
 __all__ = [
     "Agreed", "Choice", "EPDispatched", "EPHandle", "EPSent", "Gradient", "OPS", "OnWorkspace", "Op", "Operator", "Plan", "Shape",
     "ag_gemm", "all_gather", "all_gather_2d", "all_reduce",
-    "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev", "all_to_all_vdev_2d",
-    "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev", "all_to_all_vdev_2d",
-    "all_to_all_vdev_2d_offset", "dispatch_grouped_gemm",
-    "dispatch_grouped_gemm_rows", "ep_combine", "ep_combine_rows", "ep_combine_send", "ep_dispatch", "ep_dispatch_rows",
-    "ep_dispatch_send", "explain", "gemm_ar", "gemm_rs", "grouped_gemm", "grouped_gemm_combine",
+    "all_reduce_rmsnorm", "all_to_all_single", "all_to_all_vdev", "all_to_all_vdev_2d", "all_to_all_vdev_2d_offset",
+    "dispatch_grouped_gemm", "dispatch_grouped_gemm_rows", "ep_combine", "ep_combine_rows", "ep_combine_send", "ep_dispatch",
+    "ep_dispatch_rows", "ep_dispatch_send", "explain", "gemm_ar", "gemm_rs", "grouped_gemm", "grouped_gemm_combine",
     "reduce_scatter", "reduce_scatter_2d",
 ]

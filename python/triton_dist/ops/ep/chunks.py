@@ -67,16 +67,16 @@ def whole_calls(group: Group) -> CountedWorkspace:
 
 
 class Room:
-    """Room in the workspace `space` for rows of `row` elements of `dtype`, and `meta` words of int32 beside each.
+    """Room in the workspace `space`, by default that of whole calls, for rows of `row` elements of `dtype`, and `meta` words of int32 beside each.
 
     A half holds packets, int64 [RANKS][PITCH], whose place is the same for all calls; then rows [source][slot], then words
     [source][slot]. Flags: [source][2 halves][chunk][round].
     """
-    def __init__(self, group: Group, chunks: Chunks, tile: Tile, dtype: torch.dtype, row: int, meta: int, space: Any):
+    def __init__(self, group: Group, chunks: Chunks, tile: Tile, dtype: torch.dtype, row: int, meta: int, space: Any = None):
         self.ranks, self.pitch = power_of_two(group.size), power_of_two(most_chunks())
         size, head = dtype.itemsize, -(-_PACKET * self.ranks * self.pitch // _ALIGNED) * _ALIGNED
         rows = -(-group.size * chunks.slots * row * size // _ALIGNED) * _ALIGNED
-        self.space = space
+        self.space = space = whole_calls(group) if space is None else space
         size_of_group = group.size
 
         def writer(flag: int) -> int:
