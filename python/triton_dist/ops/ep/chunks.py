@@ -67,8 +67,9 @@ def whole_calls(group: Group) -> CountedWorkspace:
 
 
 class Room:
-    """Room in the workspace `space`, by default that of whole calls, for rows of `row` elements of `dtype`, and `meta` words of int32 beside each.
+    """Room in a workspace for rows of `row` elements of `dtype`, and `meta` words of int32 beside each.
 
+    space: the workspace; None for that of whole calls.
     A half holds packets, int64 [RANKS][PITCH], whose place is the same for all calls; then rows [source][slot], then words
     [source][slot]. Flags: [source][2 halves][chunk][round].
     """
