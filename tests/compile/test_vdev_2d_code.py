@@ -46,7 +46,8 @@ def test_rows_are_released_behind_a_barrier(target):
 
 
 def test_code_of_rows_does_not_grow_with_ranks():
-    moves = [[line for line in instructions(compiled("sm_90", world=world, experts=4)) if re.search(r"st\.global\S*\.v4\.b32", line)]
+    stores = r"st\.global\S*\.v4\.b32"
+    moves = [[line for line in instructions(compiled("sm_90", world=world, experts=4)) if re.search(stores, line)]
              for world in (8, 64)]
     assert len(moves[0]) == len(moves[1]) > 0
 
