@@ -60,10 +60,10 @@ class ElasticBuffer:
         num_max_tokens_per_rank: the most tokens of a rank, where a dispatch is not given it.
         allow_multiple_reduction: False is refused by a combine of rows by expert: each rank sums and rounds its own ones first.
         num_cpu_bytes: must be 0: there is no memory of the host in the heap.
-        num_bytes, hidden, num_topk, use_fp8_dispatch, deterministic, allow_hybrid_mode, prefer_overlap_with_compute, sl_idx,
-            num_allocated_qps, num_cpu_timeout_secs, num_gpu_timeout_secs: have no meaning here. Calls reserve what they need in
-            the symmetric heap; TRITON_DIST_WAIT_TIMEOUT bounds waits.
         explicitly_destroy: whether destroy() will be called.
+
+    The other arguments have no meaning here: calls reserve what they need in the symmetric heap, and TRITON_DIST_WAIT_TIMEOUT
+    bounds waits.
     """
 
     def __init__(self, group: Any, num_bytes: int | None = None, num_cpu_bytes: int = 0, num_max_tokens_per_rank: int = 0,
