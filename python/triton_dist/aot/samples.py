@@ -74,8 +74,9 @@ all_reduce_rmsnorm = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm", slots="*i32"
 all_reduce_rmsnorm_two_hops = _sample(two_hops_rmsnorm, "all_reduce_rmsnorm_two_hops", slots="*i32", **_NORM)
 all_to_all_vdev = _sample(all_to_all_vdev_kernel, "all_to_all_vdev", slots="*i64", WORLD=2, RANKS=2, BLOCK=4096, num_warps=8,
                           num_stages=1)
-all_to_all_vdev_2d = _sample(all_to_all_vdev_2d_kernel, "all_to_all_vdev_2d", BY_RANK=True, EXPERTS=32, E_PAD=32, WORLD=2,
-                             RANKS=2, ROWS=2, COLS=4096, num_warps=8, num_stages=1)
+_CHUNKS = dict(EXPERTS=32, E_PAD=32, WORLD=2, RANKS=2, ROWS=2, COLS=4096, num_warps=8, num_stages=1)
+all_to_all_vdev_2d = _sample(all_to_all_vdev_2d_kernel, "all_to_all_vdev_2d", BY_RANK=True, **_CHUNKS)
+all_to_all_vdev_2d_offset = _sample(all_to_all_vdev_2d_kernel, "all_to_all_vdev_2d_offset", BY_RANK=False, **_CHUNKS)
 # H = 7168, 8 choices of 64 experts, 32 of them on each of 2 ranks
 _EXPERTS = dict(K=8, CHOICES=8, SCALES=0, SCALES_PAD=1, META=16, E_LOC=32, E_PAD=32, WORLD=2, RANKS=2, PITCH=256, ROWS=2,
                 COLS=4096, num_warps=8, num_stages=1)
