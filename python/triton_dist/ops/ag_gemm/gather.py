@@ -72,26 +72,31 @@ class PushesByCopies(Gather):
 
     def prepare(self, x: torch.Tensor) -> None:
         """Collects the pushes to both halves."""
-        self.transfers = [self._transfers(half) for half in self.plan.halves]
+        group, flags = self.plan.group, self.plan.space.flags
+        peers = [group.world_ranks[(group.rank - hop) % group.size] for hop in range(1, group.size)]
+        # A peer's heap is as far away for the halves as for the flags.
+        distances = [peer_tensor(flags, peer).data_ptr() - flags.data_ptr() for peer in peers]
+        self.transfers = [self._transfers(half.data_ptr(), distances) for half in self.plan.halves]
 
     def start(self, x: torch.Tensor, epoch: int, *streams: Any) -> None:
         for transfers, stream in zip(self.transfers[epoch & 1], streams):
             backend().push(x, transfers, epoch, stream)
 
-    def _transfers(self, half: torch.Tensor) -> list[list[Transfer]]:
-        """What is pushed on each stream: to each peer, in a rotation of this rank's own, or all in turn."""
+    def _transfers(self, half: int, distances: list[int]) -> list[list[Transfer]]:
+        """What is pushed on each stream: to each peer, in a rotation of this rank's own, or all in turn.
+
+        half: its address. distances: bytes to each peer's heap, in the order in which they are served.
+        """
         plan, group = self.plan, self.plan.group
-        row, piece_rows = plan.k * half.element_size(), self.piece_tiles * plan.config.block_m
+        row, piece_rows = plan.k * plan.dtype.itemsize, self.piece_tiles * plan.config.block_m
+        to, flags = half + group.rank * plan.pitch * row, plan.space.flags.data_ptr()
         found: list[list[Transfer]] = [[] for _ in range(self.streams)]
-        for hop in range(1, group.size):
-            peer = group.world_ranks[(group.rank - hop) % group.size]
-            to = peer_tensor(half, peer).data_ptr() + group.rank * plan.pitch * row
-            flags = peer_tensor(plan.space.flags, peer).data_ptr()
-            on_stream = found[(hop - 1) % self.streams]
+        for turn, distance in enumerate(distances):
+            on_stream = found[turn % self.streams]
             for piece in range(self.pieces):
                 start = piece * piece_rows
                 nbytes, flag = (min(plan.m, start + piece_rows) - start) * row, piece * group.size + group.rank
-                on_stream.append(Transfer(to + start * row, start * row, nbytes, flags + 4 * flag))
+                on_stream.append(Transfer(to + distance + start * row, start * row, nbytes, flags + distance + 4 * flag))
         return found
 
 

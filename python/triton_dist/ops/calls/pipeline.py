@@ -81,8 +81,8 @@ class Calls:
             if second is not None:
                 key, given = (*key, "second", second.data_ptr()), given if second is residual else (*given, second)
             if more:
-                key = (*key, "more", *(None if t is None else t.data_ptr() for t in more))
-                given = (*given, *(t for t in more if t is not None))
+                key = (*key, "more", *[None if t is None else t.data_ptr() for t in more])
+                given = (*given, *[t for t in more if t is not None])
             record = me.records[self][group]
             found = record.known.get(key)
             if found is None or not found.same(*given):
