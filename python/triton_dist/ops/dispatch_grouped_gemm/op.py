@@ -159,7 +159,7 @@ class DispatchGroupedGemm(ExpertsOp):
 
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
         found = EP_DISPATCH.inputs(m, k, 1, group)
-        return {**found, "weight": (EXPERTS, n, k)}
+        return {**found, "topk_weights": None, "weight": (EXPERTS, n, k)}
 
 
 def _no_core(dtype: torch.dtype, row: int, columns: int) -> str | None:
