@@ -32,8 +32,15 @@ EXCHANGE = {  # name: [(old, new)]
     "rows lie where the first rank's do": [("at = (index * slots + chunk * each + place)", "at = (chunk * each + place)")],
 }
 OWN = {
-    "rows of earlier ranks are taken for own ones": [("tl.sum(tl.where(rank < index, rows, 0), 0)", "0")],
-    "rows of later ranks are taken for own ones": [("own + of(rows, index), steps", "own + tl.sum(rows, 0), steps")],
+    "rows of earlier ranks are taken for own ones": [("tl.sum(tl.where(rank // near < group, rows, 0), 0)", "0")],
+    "rows of later ranks are taken for own ones": [("tl.where(rank // near == group", "tl.where(rank // near >= group")],
+}
+STEPS = {
+    "halves are sent in the other order": ("exchange_rows_kernel", [("!= index // near) == FAR, of(going",
+                                                                     "== index // near) == FAR, of(going")]),
+    "halves are taken in the other order": ("exchange_rows_kernel", [("!= index // near) == FAR, of(coming",
+                                                                      "== index // near) == FAR, of(coming")]),
+    "rows of the other half are multiplied first": ("own_rows_kernel", OWN["rows of later ranks are taken for own ones"]),
 }
 STREAMS = {
     "rows travel before it is known where they go": [("            side.wait_stream(current)\n", "")],
@@ -86,6 +93,30 @@ def test_tiles_of_the_core_that_are_not_whole_are_reported(tmp_path):
         ("high = (high - begin) // BLOCK_M * BLOCK_M", "high = high - begin")]), tmp_path)
     with mock.patch.object(plan, "own_rows_kernel", changed.own_rows_kernel):
         assert not check_kernel(by_core, 2, 8, modes=MODES, num_sms=3).clean
+
+
+@pytest.fixture
+def two_steps(monkeypatch):
+    monkeypatch.setattr(plan, "near_of", lambda choice, world: world // 2)
+
+
+def in_two_steps():
+    alone = dict(back=False, whole=False)
+    given = [Product(40, 8, 4, **alone), EP(3, 8, combine=False), Product(33, 16, 4, **alone)]
+    return overtaking(given, slow=1, repeat=1)
+
+
+def test_in_two_steps_it_is_clean(two_steps):
+    report = check_kernel(in_two_steps, 4, 4, modes=MODES, num_sms=3)
+    assert report.clean and report.accesses, str(report)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_mutant_of_two_steps_is_reported(name, two_steps, tmp_path):
+    kernel, edits = STEPS[name]
+    changed = load(kernel, edited(source_of(getattr(plan, kernel).__module__), edits), tmp_path)
+    with mock.patch.object(plan, kernel, getattr(changed, kernel)):
+        assert not check_kernel(in_two_steps, 4, 8, modes=MODES, num_sms=3).clean
 
 
 @pytest.mark.parametrize("name", EXCHANGE)

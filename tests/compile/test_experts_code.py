@@ -44,6 +44,7 @@ KNOWN = dict(K=8,
              HAS_BIAS=False,
              HAS_RESIDUAL=True,
              PER_CHUNK=4,
+             FAR=True,
              BLOCK_M=128,
              SEND=True,
              TAKE=True)

@@ -15,6 +15,7 @@ from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops import dispatch_grouped_gemm, explain, grouped_gemm_combine
 from triton_dist.ops.dispatch_grouped_gemm import op, plan
 from triton_dist.ops.ep import chunks
+from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -135,6 +136,14 @@ def test_own_whole_tiles_are_multiplied_first(method, tokens):
 def test_own_tiles_of_some_experts_go_first(head, monkeypatch):
     monkeypatch.setattr(plan.Estimate, "head", lambda self, experts: head)
     assert first_of_tiles([Product(60, k=4, share=3)], repeat=1) > 0
+
+
+@pytest.mark.parametrize("method, tokens, world", [("portable", 30, 4), ("portable", 20, 2), ("ws", 80, 4),
+                                                   pytest.param("portable", 12, 6, marks=FULL)])
+def test_rows_travel_in_two_steps(method, tokens, world, monkeypatch):
+    monkeypatch.setattr(plan, "near_of", lambda choice, world: world // 2)
+    calls = [Product(tokens, 32, 16, 4, 2, dtype=BF16, method=method), Product(9, 24, 8, method="portable")]
+    assert first_of_tiles(calls, world, repeat=1) > 0
 
 
 @pytest.mark.parametrize("routing", [to_one, to_the_first, to_nobody])
@@ -291,7 +300,7 @@ def test_auto_and_explain_follow_the_shape(monkeypatch):
             ways = op_.candidates(agreed, group)
             return op_.rule(agreed, group, ways)[0].method
 
-        kept = triton_dist.runtime.backend.backend().core("grouped_gemm")
+        kept = backend().core("grouped_gemm")
         kept.preferred = True
         with mock.patch("triton_dist.backends.emulator.backend.EmulatorBackend.core", lambda self, name: kept):
             found = [method(*shape) for shape in ((8192, 256, 8, 7168, 4096), (8192, 128, 8, 2048, 1536),
@@ -300,7 +309,20 @@ def test_auto_and_explain_follow_the_shape(monkeypatch):
         return found, "unfused" in text
 
     assert run_ranks(script, 2, num_sms=132) == [(["ws", "ws", "unfused", "unfused"], True)] * 2
-    assert run_ranks(script, 8, num_sms=132)[0][0] == ["unfused"] * 4
+    assert run_ranks(script, 8, num_sms=132)[0][0] == ["ws", "ws", "unfused", "unfused"]
+
+
+def test_with_more_ranks_auto_takes_two_steps():
+    """Where a rank's own rows make no whole tiles, but those of half of the ranks do."""
+    def script(tokens, row, n, experts):
+        kept = backend().core("grouped_gemm")
+        kept.preferred = True
+        with mock.patch("triton_dist.backends.emulator.backend.EmulatorBackend.core", lambda self, name: kept):
+            agreed = op.DISPATCH_GROUPED_GEMM._agreed(row, n, BF16, 8, True, experts, None, tokens, "auto", resolve())
+            return op.DISPATCH_GROUPED_GEMM.candidates(agreed, resolve())[0].pieces
+
+    assert run_ranks(script, 8, 4096, 7168, 4096, 256, num_sms=132) == [2] * 8
+    assert run_ranks(script, 2, 4096, 7168, 4096, 256, num_sms=132) == [1] * 2
 
 
 def test_ways_are_measured_on_request(tmp_path, monkeypatch):

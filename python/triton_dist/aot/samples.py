@@ -28,7 +28,7 @@ _POINTERS = {"in_splits": "*i64", "out_splits_offsets": "*i64", "packets": "*i64
                               "experts_told", "begins", "counts", "parts"), "*i32"),
              **dict.fromkeys(("weights", "weights_out", "scales", "scales_out", "row_weights"), "*fp32")}
 _ODD = ("world", "index", "call", "pieces", "piece_tiles", "words", "blocks", "rounds", "capacity", "pushers", "most", "limit",
-        "experts", "room", "align", "m", "chunks", "head", "steps")                                            # no hint
+        "experts", "room", "align", "m", "chunks", "near", "head", "steps")                                            # no hint
 _LANES = {"cuda": 32, "hip": 64}
 
 
@@ -86,8 +86,9 @@ ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXP
 ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, **_HALVES,
                      **_EXPERTS)
 _OF_ROWS = {name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")}
-exchange_rows = _sample(exchange_rows_kernel, "exchange_rows", TOKENS=32, **_OF_ROWS)
-own_rows = _sample(own_rows_kernel, "own_rows", TOKENS=32, PER_CHUNK=4, BLOCK_M=128, E_PAD=32, **_OF_ROWS)
+dispatch_grouped_gemm = _sample(exchange_rows_kernel, "dispatch_grouped_gemm", TOKENS=32, FAR=True, **_OF_ROWS)
+dispatch_grouped_gemm_own_rows = _sample(own_rows_kernel, "dispatch_grouped_gemm_own_rows", TOKENS=32, PER_CHUNK=4, BLOCK_M=128,
+                                         E_PAD=32, **_OF_ROWS)
 grouped_gemm = _sample(grouped_gemm_kernel, "grouped_gemm", EXPERTS=32, MASKED=False, COUNTED=True, GATHER=False, WEIGHTED=False,
                        SILU=False, PARTS=1,
                        **{name: value for name, value in _GEMM.items() if name not in ("HAS_BIAS", "GROUP_M")})

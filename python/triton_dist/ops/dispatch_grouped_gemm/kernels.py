@@ -10,12 +10,14 @@ from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, tokens_i
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["m", "most", "experts", "chunks"])
+@jit(do_not_specialize=["m", "most", "experts", "chunks", "near"])
 def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_source, flags_half, control, team, m,
-                         most, row, experts, chunks, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr,
+                         most, row, experts, chunks, near, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr,
                          WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr,
-                         ROWS: tl.constexpr, COLS: tl.constexpr):
+                         ROWS: tl.constexpr, COLS: tl.constexpr, FAR: tl.constexpr):
     """Sends rows of x [m, row] to the ranks of their choices, and stores what comes from others in out [., row] by expert.
+
+    Ranks are in groups of `near`. FAR: rows go to other groups; else within the own one. Flags go to all ranks in any case.
 
     ids [m, K]: the choices. told, positions: of the dispatch of these ids. A row is sent once to each rank that needs it,
     into the slot that a dispatch would use. From there it is stored at the place of each of its choices. Own rows are left
@@ -42,7 +44,7 @@ def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_
         going = counts_of(to, WORLD, RANKS)
         for i in range(1, WORLD):  # not unrolled: the code would grow with the ranks
             peer = (index + i) % WORLD
-            go = of(going, peer)
+            go = tl.where((peer // near != index // near) == FAR, of(going, peer), 0)
             dl.trace_start("push", chunk * WORLD + i, peer)
             outbox = dl.symm_at(rows_in, dl.team_world_rank(team, peer))
             for first in range(0, go, ROWS):
@@ -69,7 +71,7 @@ def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_
             dl.trace_stop("wait", chunk * WORLD + i)
             dl.trace_start("store", chunk * WORLD + i, peer)
             source = dl.consume_token(rows_in, arrival)
-            come = of(coming, peer)
+            come = tl.where((peer // near != index // near) == FAR, of(coming, peer), 0)
             for first in range(0, come, ROWS):
                 place = first + line
                 at = (peer * slots + of(slot, peer) + place).to(tl.int64)
@@ -78,8 +80,8 @@ def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_
             dl.trace_stop("store", chunk * WORLD + i)
 
 
-@jit(do_not_specialize=["m", "experts", "chunks", "head", "steps"])
-def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, experts, chunks, head, steps,
+@jit(do_not_specialize=["m", "experts", "chunks", "near", "head", "steps"])
+def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, experts, chunks, near, head, steps,
                     K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr, E_PAD: tl.constexpr,
                     WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr,
                     ROWS: tl.constexpr, COLS: tl.constexpr, PER_CHUNK: tl.constexpr, BLOCK_M: tl.constexpr):
@@ -87,8 +89,8 @@ def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, 
 
     PER_CHUNK programs share a chunk. Arguments are as for exchange_rows_kernel. parts, int32 [6 * E_LOC], is for two grouped
     GEMMs: first rows [E_LOC] and numbers of rows [E_LOC] of the first one, then both [E_LOC, 2] of the second one. The first
-    one has the tiles that consist of BLOCK_M own rows, of experts below `head`. The second one has the rows before them and
-    the rows after them. So both together have the tiles of one GEMM. steps: more than the binary digits of the number of
+    one has the tiles that consist of BLOCK_M rows of the own group of `near` ranks, of experts below `head`. The second one
+    has the rows before them and the rows after them. So both together have the tiles of one GEMM. steps: more than the binary digits of the number of
     rows.
     """
     index = dl.team_rank(team)
@@ -109,14 +111,16 @@ def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, 
     dl.trace_stop("store", 0)
     if tl.program_id(0) == tl.num_programs(0) - 1:
         rows = tl.sum(matrix & 0xFFFF, 1)
-        own = tl.sum(tl.where(rank < index, rows, 0), 0)
+        group = index // near
+        own = tl.sum(tl.where(rank // near < group, rows, 0), 0)
+        end = own + tl.sum(tl.where(rank // near == group, rows, 0), 0)
         expert = tl.arange(0, E_PAD)
         inside = expert < E_LOC
         of_experts = told + 1 + WORLD * chunks
         count = tl.load(of_experts + expert, mask=inside, other=0)
         begin = tl.load(of_experts + E_LOC + expert, mask=inside, other=0)
         low = first_from(sources, begin, count, own, steps)
-        high = first_from(sources, begin, count, own + of(rows, index), steps)
+        high = first_from(sources, begin, count, end, steps)
         low = tl.cdiv(low - begin, BLOCK_M) * BLOCK_M
         high = (high - begin) // BLOCK_M * BLOCK_M
         there = (high > low) & (expert < head)

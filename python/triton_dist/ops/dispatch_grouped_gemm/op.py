@@ -93,26 +93,29 @@ class DispatchGroupedGemm(ExpertsOp):
         if group.size == 1 or not agreed.max_tokens * agreed.row * agreed.n:
             return [unfused]
         core, ways = backend().core("grouped_gemm"), []
+        steps = (1, 2) if group.size % 2 == 0 and group.size > 2 else (1, )
         if agreed.no_core is None:
             tilings = core.configs(agreed.dtype, agreed.each * group.size, agreed.act is not None)
-            ways = [Choice("ws", config, comm_sms=sms) for config in tilings for sms in COMM_SMS]
-        portable = Choice("portable", backend().gemm_config(agreed.dtype, agreed.each * group.size), comm_sms=COMM_SMS[0])
+            ways = [Choice("ws", config, pieces, sms) for pieces in steps for config in tilings for sms in COMM_SMS]
+        config = backend().gemm_config(agreed.dtype, agreed.each * group.size)
+        portable = [Choice("portable", config, pieces, COMM_SMS[0]) for pieces in steps]
         if agreed.method != "auto":
-            return [way for way in (*ways, portable, unfused) if way.method == agreed.method]
-        if ways and core.preferred and self._hides(agreed, group, ways[0]):
-            return [*ways, unfused]
-        return [unfused, *ways, portable]
+            return [way for way in (*ways, *portable, unfused) if way.method == agreed.method]
+        hiding = [way for way in ways if core.preferred and self._hides(agreed, group, way)]
+        if hiding:
+            return [*hiding, *(way for way in ways if way not in hiding), unfused]
+        return [unfused, *ways, *portable]
 
     def _hides(self, agreed: Rows, group: Group, way: Choice) -> bool:
-        found = estimate(agreed, group.size, way.config.block_m, way.comm_sms, backend().num_sms())
+        found = estimate(agreed, group.size, way, way.comm_sms, backend().num_sms())
         return found.hidden(agreed.experts // group.size) >= PAYS
 
     def rule(self, agreed: Rows, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:
         if agreed.method != "auto":
             return ways[0], agreed.why or "it was asked for"
         if ways[0].method == "unfused":
-            return ways[0], agreed.no_core or "own rows would not hide the exchange"
-        return ways[0], "the product of own rows hides the exchange"
+            return ways[0], agreed.no_core or "no product of rows that are there would hide the exchange"
+        return ways[0], "the product of rows that are there already hides the exchange"
 
     def plan(self, choice: Choice, agreed: Rows, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return Fused(choice, agreed, group, tensors)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The fused plan of dispatch_grouped_gemm: other ranks' rows travel while the product of own rows runs."""
+"""The fused plan of dispatch_grouped_gemm: rows travel while the product of those that are there already runs."""
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
@@ -26,35 +26,43 @@ SENT_GBS, STORED_GBS, FLOP_NS = 11.0, 50.0, 5000.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """Nanoseconds: of the exchange of rows, and of the product of whole own tiles of one expert beside it."""
+    """Nanoseconds: of the exchange beside the first product, and of the tiles that this has of one expert."""
     exchange: float
     expert: float
 
     def head(self, experts: int) -> int:
-        """Experts, of so many, whose own tiles run first. The weights of these are read twice, so no more than it takes."""
+        """Experts, of so many, that have tiles in the first product. The weights of these are read twice, so no more than it takes."""
         return max(1, min(experts, round(experts if not self.expert else self.exchange / self.expert)))
 
     def hidden(self, experts: int) -> float:
-        """The part of the exchange that own tiles of so many experts hide."""
+        """The part of the exchange that the first product of so many experts hides."""
         return min(1.0, experts * self.expert / self.exchange) if self.exchange else 1.0
 
 
-def estimate(agreed: Any, world: int, block_m: int, comm_sms: int, num_sms: int) -> Estimate:
+def near_of(choice: Choice, world: int) -> int:
+    """Ranks whose rows the first product has: this one, or half of them where rows travel in two steps."""
+    return world // 2 if choice.pieces == 2 else 1
+
+
+def estimate(agreed: Any, world: int, choice: Choice, comm_sms: int, num_sms: int) -> Estimate:
     """If all experts are chosen equally often."""
-    local, row = agreed.experts // world, agreed.row * agreed.dtype.itemsize
+    local, row, near = agreed.experts // world, agreed.row * agreed.dtype.itemsize, near_of(choice, world)
     choices = agreed.max_tokens * agreed.k / world  # of a rank's tokens on another rank
-    sent = (world - 1) * min(agreed.max_tokens, choices) * row
-    stored = (world - 1) * (choices + min(agreed.max_tokens, choices)) * row
+    sent = (world - near) * min(agreed.max_tokens, choices) * row
+    stored = (world - near) * (choices + min(agreed.max_tokens, choices)) * row
     exchange = (sent / SENT_GBS + stored / STORED_GBS) / comm_sms
-    whole = max(0.0, choices / local - block_m)  # own rows in whole tiles: about a tile of them is not
+    # Rows in whole tiles: about a tile of an expert's is not.
+    whole = max(0.0, near * choices / local - choice.config.block_m)  # pyright: ignore[reportOptionalMemberAccess]
     return Estimate(exchange, 2 * whole * agreed.row * agreed.n / (FLOP_NS * max(1, num_sms - comm_sms)))
 
 
 class Fused(OnWorkspace):
     """A dispatch of ids alone; then rows on a side stream, beside own rows and their product; then the other product.
 
+    In two steps, rows travel between the ranks of each half first, and the first product has those as well.
+
     dispatch: what ranks have agreed on in the dispatch of ids. ids: its plan. programs: of the exchange of rows. first, second:
-    the plans of the products. head: experts whose own tiles the first one has.
+    the plans of the products. head: experts whose tiles the first one has.
     """
 
     def __init__(self, choice: Choice, agreed: Any, group: Group, tensors: Sequence):
@@ -70,7 +78,8 @@ class Fused(OnWorkspace):
         gemm: Any = ByCore if choice.method == "ws" else Portable
         self.first = gemm(choice.config, spared=self.programs)
         self.second = gemm(choice.config, parts=2)
-        found = estimate(agreed, group.size, choice.config.block_m, self.programs, backend().num_sms())
+        self.near = near_of(choice, group.size)
+        found = estimate(agreed, group.size, choice, self.programs, backend().num_sms())
         self.head, self.block_m = found.head(self.local), choice.config.block_m
         super().__init__(self.room.space)
 
@@ -97,11 +106,15 @@ class Fused(OnWorkspace):
                       num_warps=chunks.WARPS,
                       num_stages=1)
         rest = (*room.rows, *room.flags, room.space.control, team(self.group), self.tokens, self.chunks.each, agreed.row,
-                agreed.experts, self.chunks.count)
+                agreed.experts, self.chunks.count, self.near)
         self.exchange = backend().prepare(exchange_rows_kernel, (self.programs, ), (*exchange, *rest),
-                                          shared,
+                                          dict(shared, FAR=True),
                                           varying=len(exchange))
-        rest = (team(self.group), self.tokens, agreed.row, agreed.experts, self.chunks.count, self.head,
+        if self.near > 1:
+            self.exchange_near = backend().prepare(exchange_rows_kernel, (self.chunks.count, ), (*exchange, *rest),
+                                                   dict(shared, FAR=False),
+                                                   varying=len(exchange))
+        rest = (team(self.group), self.tokens, agreed.row, agreed.experts, self.chunks.count, self.near, self.head,
                 self.dispatch.room.bit_length() + 1)
         self.own = backend().prepare(own_rows_kernel, (PER_CHUNK * self.chunks.count, ), (*own, *rest),
                                      dict(shared,
@@ -154,6 +167,9 @@ class Fused(OnWorkspace):
         self.ids.run(group, *sent)
         self.space.call()
         try:
+            if self.near > 1:
+                self.exchange_near(*exchange)
+                self.space.call()
             current = backend().current_stream()
             side.wait_stream(current)
             with backend().use_stream(side):
@@ -169,4 +185,5 @@ class Fused(OnWorkspace):
         return h, sent[6], sent[7], sent[8], sent[9]
 
     exchange: Callable[..., None]
+    exchange_near: Callable[..., None]
     own: Callable[..., None]
