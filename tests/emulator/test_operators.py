@@ -38,7 +38,8 @@ def tensor(*shape, seed=0, dtype=F32):
 def test_every_op_that_users_call_has_an_operator():
     own = {name: op for name, op in OPS.items() if op.function.__module__.startswith("triton_dist.")}      # and not other tests'
     functions = {op.function for op in own.values()}
-    over = {ops.ep_dispatch, ops.ep_combine, ops.dispatch_grouped_gemm, ops.grouped_gemm_combine}   # which name what ops give
+    over = {ops.ep_dispatch, ops.ep_combine, ops.ep_dispatch_send, ops.ep_combine_send, ops.dispatch_grouped_gemm,
+            ops.grouped_gemm_combine}           # which name what ops give, or complete a call later
     exported = [getattr(ops, name) for name in ops.__all__ if name != "explain"]
     assert functions | over == {value for value in exported if inspect.isfunction(value)} and len(functions) > 10
     assert all(op.operator.name() == f"triton_dist::{name}" and op.function.__name__ in (name, f"{name}_rows")

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from triton_dist.ops.dispatch_grouped_gemm.op import dispatch_grouped_gemm_rows
-from triton_dist.ops.ep.calls import EPDispatched, EPHandle, ep_combine, ep_dispatch
+from triton_dist.ops.ep.calls import EPDispatched, brought, ep_combine, ep_dispatch
 from triton_dist.ops.grouped_gemm.op import grouped_gemm
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import name_of
 
 
 def dispatch_grouped_gemm(x: torch.Tensor,
@@ -62,11 +61,9 @@ def dispatch_grouped_gemm(x: torch.Tensor,
                                                                   max_tokens=max_tokens,
                                                                   group=group,
                                                                   method=method)
-    local = num_experts // int(name_of(group).rpartition("@")[2])
     tokens = x.shape[0] if max_tokens is None else max_tokens
-    return h, EPDispatched(h, None, ids, None if topk_weights is None else weights, told[:1], told[-2 * local - 1:-local - 1],
-                           told[-local - 1:], positions, None,
-                           EPHandle(topk_ids, told, positions, num_experts, tokens, "expert", group))
+    outputs = h, None, ids, weights, told, positions, None
+    return h, brought(outputs, topk_ids, topk_weights, num_experts, "expert", tokens, False, group)
 
 
 def grouped_gemm_combine(h: torch.Tensor,
