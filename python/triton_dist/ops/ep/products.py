@@ -37,7 +37,7 @@ def dispatch_grouped_gemm(x: torch.Tensor,
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         method: "ws" (fused, with the Hopper core), "portable" (fused, with the Triton kernel), "unfused" (the two ops in turn) or
             "auto". "auto" is fused where the core can serve the call and own tokens are enough to hide the exchange, which for 2
-            ranks they are from about 4,096 tokens on; TRITON_DIST_AUTOTUNE=1 measures instead.
+            ranks they are from about 4,096 or 8,192 tokens on; TRITON_DIST_AUTOTUNE=1 measures instead.
 
     Returns:
         (h, came). h: a row for each choice, by expert, each expert's in the order (source rank, token, choice); rows after the
