@@ -90,8 +90,8 @@ def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, 
     PER_CHUNK programs share a chunk. Arguments are as for exchange_rows_kernel. parts, int32 [6 * E_LOC], is for two grouped
     GEMMs: first rows [E_LOC] and numbers of rows [E_LOC] of the first one, then both [E_LOC, 2] of the second one. The first
     one has the tiles that consist of BLOCK_M rows of the own group of `near` ranks, of experts below `head`. The second one
-    has the rows before them and the rows after them. So both together have the tiles of one GEMM. steps: more than the binary digits of the number of
-    rows.
+    has the rows before them and the rows after them. So both together have the tiles of one GEMM. steps: more than the binary
+    digits of the number of rows.
     """
     index = dl.team_rank(team)
     chunk, share = tl.program_id(0) // PER_CHUNK, tl.program_id(0) % PER_CHUNK

@@ -31,7 +31,10 @@ class Estimate:
     expert: float
 
     def head(self, experts: int) -> int:
-        """Experts, of so many, that have tiles in the first product. The weights of these are read twice, so no more than it takes."""
+        """Experts, of so many, that have tiles in the first product.
+
+        The weights of these are read twice, so they are as few as hide the exchange.
+        """
         return max(1, min(experts, round(experts if not self.expert else self.exchange / self.expert)))
 
     def hidden(self, experts: int) -> float:
