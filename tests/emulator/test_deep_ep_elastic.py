@@ -16,7 +16,7 @@ from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import random_tensor
 
-MOST = 7
+MOST = 8
 
 # Arguments and defaults of deepseek-ai/DeepEP, deep_ep/buffers/elastic.py at commit 0297fc8.
 SIGNATURES = {
