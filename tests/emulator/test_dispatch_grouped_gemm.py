@@ -309,20 +309,21 @@ def test_auto_and_explain_follow_the_shape(monkeypatch):
         return found, "unfused" in text
 
     assert run_ranks(script, 2, num_sms=132) == [(["ws", "ws", "unfused", "unfused"], True)] * 2
-    assert run_ranks(script, 8, num_sms=132)[0][0] == ["ws", "ws", "unfused", "unfused"]
+    assert run_ranks(script, 8, num_sms=132)[0][0] == ["unfused"] * 4       # an eighth of the rows cannot hide seven
 
 
-def test_with_more_ranks_auto_takes_two_steps():
-    """Where a rank's own rows make no whole tiles, but those of half of the ranks do."""
+def test_with_more_ranks_two_steps_are_only_measured():
+    """A rank's own rows make few whole tiles there. Two steps have not run on GPUs, so auto takes them only where it measures."""
     def script(tokens, row, n, experts):
         kept = backend().core("grouped_gemm")
         kept.preferred = True
         with mock.patch("triton_dist.backends.emulator.backend.EmulatorBackend.core", lambda self, name: kept):
             agreed = op.DISPATCH_GROUPED_GEMM._agreed(row, n, BF16, 8, True, experts, None, tokens, "auto", resolve())
-            return op.DISPATCH_GROUPED_GEMM.candidates(agreed, resolve())[0].pieces
+            ways = op.DISPATCH_GROUPED_GEMM.candidates(agreed, resolve())
+            return op.DISPATCH_GROUPED_GEMM.rule(agreed, resolve(), ways)[0].method, {way.pieces for way in ways}
 
-    assert run_ranks(script, 8, 4096, 7168, 4096, 256, num_sms=132) == [2] * 8
-    assert run_ranks(script, 2, 4096, 7168, 4096, 256, num_sms=132) == [1] * 2
+    assert run_ranks(script, 8, 4096, 7168, 4096, 256, num_sms=132) == [("unfused", {0, 1, 2})] * 8
+    assert run_ranks(script, 2, 4096, 7168, 4096, 256, num_sms=132) == [("ws", {0, 1})] * 2
 
 
 def test_ways_are_measured_on_request(tmp_path, monkeypatch):

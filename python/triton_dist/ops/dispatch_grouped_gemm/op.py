@@ -107,6 +107,8 @@ class DispatchGroupedGemm(ExpertsOp):
         return [unfused, *ways, *portable]
 
     def _hides(self, agreed: Rows, group: Group, way: Choice) -> bool:
+        if way.pieces != 1:         # two steps have not run on GPUs: they are only measured, on request
+            return False
         found = estimate(agreed, group.size, way, way.comm_sms, backend().num_sms())
         return found.hidden(agreed.experts // group.size) >= PAYS
 
