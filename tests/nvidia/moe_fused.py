@@ -33,7 +33,7 @@ def fused(bench: Any, models: dict, routed: Callable) -> None:
             for skew in (False, True):
                 ids = routed(bench, tokens, k, experts, skew)
                 bench.attempt(f"fused {where}, skew {skew}",
-                              lambda ids=ids, x=x, weights=weights: same_products(x, ids, weights, gate_up, experts))
+                              lambda ids=ids, x=x, weights=weights, w=gate_up: same_products(x, ids, weights, w, experts))
             fused_times(bench, where, x, routed(bench, tokens, k, experts), weights, gate_up, down, experts)
         del gate_up, down
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from triton_dist.integrations.deep_ep import rows
-from triton_dist.integrations.deep_ep.events import EventHandle, EventOverlap, run
+from triton_dist.integrations.deep_ep.events import EventHandle, run
 from triton_dist.ops import EPDispatched, EPHandle as Way, ep_combine, ep_dispatch
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature

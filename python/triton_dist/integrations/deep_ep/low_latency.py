@@ -8,7 +8,7 @@ from typing import Any, Callable
 import torch
 
 from triton_dist.integrations.deep_ep import rows
-from triton_dist.integrations.deep_ep.events import EventOverlap, run
+from triton_dist.integrations.deep_ep.events import run
 from triton_dist.ops import EPDispatched, ep_combine, ep_combine_send, ep_dispatch, ep_dispatch_send
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
