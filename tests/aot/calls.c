@@ -4,6 +4,7 @@
    Calls the functions of the test library from several threads and on two devices, as a program in C does. Compiled with
    sanitizers: what it looks at beside statuses is what they find. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,9 +12,11 @@
 #include "copy_box.h"
 #include "copy_by_made_descriptor.h"
 #include "fill.h"
+#include "tdist_internal.h"
 #include "who_am_i.h"
 
 #define THREADS 8
+#define UNLOADS 500
 #define EXPECT(call, status) do { int got_ = (call); if (got_ != (status)) { \
     printf("line %d: expected %s, found %s: %s\n", __LINE__, tdist_status_name(status), tdist_status_name(got_), tdist_last_error()); \
     exit(1); } } while (0)
@@ -38,6 +41,50 @@ static void *work(void *number) {
         EXPECT(fill(NULL, address(0x4000), 1000), TDIST_OK);
     }
     return NULL;
+}
+
+static atomic_int started, finished;
+static const tdist_variant *shared;
+
+/* One thread unloads and loads on its device, while another one looks up the same kernel for its own device. */
+static void *unload_and_load(void *unused) {
+    (void)unused;
+    use_device(0);
+    while (!started)
+        continue;
+    for (int i = 0; i < UNLOADS; i++) {
+        EXPECT(tdist_unload(), TDIST_OK);
+        EXPECT(tdist_load(shared, NULL, NULL), TDIST_OK);
+    }
+    finished = 1;
+    return NULL;
+}
+
+static void *look_up(void *unused) {
+    (void)unused;
+    use_device(1);
+    for (started = 1; !finished;)
+        EXPECT(tdist_load(shared, NULL, NULL), TDIST_OK);
+    return NULL;
+}
+
+static void unload_on_one_device(void) {
+    tdist_value values[3] = {{.type = TDIST_POINTER | TDIST_I32, .as.pointer = address(0x4000)}, {.type = TDIST_I32, .as.integer = 7},
+                             {.type = TDIST_CONSTEXPR}};
+    pthread_t threads[2];
+    size_t entries = 0;
+    use_device(0);
+    EXPECT(tdist_select(&fill_kernel, values, 3, NULL, 0, &shared), TDIST_OK);
+    if (pthread_create(&threads[0], NULL, look_up, NULL) || pthread_create(&threads[1], NULL, unload_and_load, NULL))
+        exit(2);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    for (tdist_loaded *entry = shared->state->loaded; entry != NULL; entry = entry->next)
+        entries++;
+    if (entries != 2) {
+        printf("%zu entries for two devices\n", entries);
+        exit(1);
+    }
 }
 
 static void kept_launches(void) {
@@ -76,7 +123,7 @@ int main(void) {
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     EXPECT(add_fp32(NULL, address(0x1000), address(0x2000), address(0x3000), 4096), TDIST_ERR_ARGUMENT);     /* no context here */
-    use_device(0);
+    unload_on_one_device();
     add_fp32_options asked = {.BLOCK = 256, .num_warps = 2};
     EXPECT(add_fp32_ex(NULL, address(0x1000), address(0x2000), address(0x3000), 77, &asked), TDIST_OK);
     asked.BLOCK = 512;

@@ -23,13 +23,13 @@ typedef struct world {
     unsigned char bytes[TDIST_CONTEXT_BYTES];
 } world;
 
-static const char nobody;               /* the owner of what has been unloaded */
+static const char nobody;               /* the owner of entries whose module has been unloaded; `load` uses them again */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        /* of all that follows, and of changes to the lists of loaded */
 static world *worlds;
 
 static tdist_loaded *find(const tdist_variant *variant, const void *context, const void *owner) {
     tdist_loaded *entry = atomic_load_explicit(&variant->state->loaded, memory_order_acquire);
-    while (entry != NULL && (entry->context != context || atomic_load_explicit(&entry->owner, memory_order_relaxed) != owner))
+    while (entry != NULL && (entry->context != context || atomic_load_explicit(&entry->owner, memory_order_acquire) != owner))
         entry = entry->next;
     return entry;
 }
@@ -52,13 +52,13 @@ static int tell_nvshmem(const char *function, void *module) {
     return code ? tdist_fail(TDIST_ERR_NO_NVSHMEM, "%s failed with %d", function, code) : TDIST_OK;
 }
 
-static int complete(const tdist_driver *driver, const tdist_variant *variant, tdist_loaded *entry) {
+static int complete(const tdist_driver *driver, const tdist_variant *variant, const void *owner, tdist_loaded *entry) {
     size_t size = 0;
     int status = driver->module_global(entry->module, TDIST_CONTEXT_SYMBOL, &entry->world, &size);
     if (status == TDIST_OK && entry->world != 0 && size != TDIST_CONTEXT_BYTES)
         return tdist_fail(TDIST_ERR_VERSION, "%s: its context has %zu bytes, this runtime's %d; build the library again",
                           variant->name, size, TDIST_CONTEXT_BYTES);
-    world *known = world_of(entry->context, atomic_load(&entry->owner));
+    world *known = world_of(entry->context, owner);
     if (status == TDIST_OK && entry->world != 0 && known != NULL && known->set) {
         status = driver->to_device(entry->world, known->bytes, sizeof known->bytes);
         atomic_store(&entry->filled, status == TDIST_OK);
@@ -77,24 +77,33 @@ static int load(const tdist_driver *driver, const tdist_variant *variant, tdist_
     if (yes)
         return tdist_fail(TDIST_ERR_CAPTURE, "%s: its first launch loads it, which cannot be captured; call tdist_load or "
                           "tdist_launch_create before the capture", variant->name);
-    tdist_loaded *entry = calloc(1, sizeof *entry);
+    tdist_loaded *used = find(variant, context, &nobody), *entry = used != NULL ? used : calloc(1, sizeof *entry);
     if (entry == NULL)
         return tdist_fail(TDIST_ERR_MEMORY, "no memory for a module");
-    entry->context = context;
-    atomic_init(&entry->owner, owner);
+    if (used == NULL) {
+        entry->context = context;
+        atomic_init(&entry->owner, &nobody);
+    }
     entry->device = device;
+    entry->world = 0;
+    atomic_store(&entry->filled, 0);
     status = driver->module_load(variant->image, variant->symbol, variant->shared, device, &entry->module, &entry->function);
     if (status == TDIST_OK) {
-        status = complete(driver, variant, entry);
+        status = complete(driver, variant, owner, entry);
         if (status != TDIST_OK)
             driver->module_unload(entry->module);
     }
     if (status != TDIST_OK) {
-        free(entry);
+        entry->module = NULL;
+        if (used == NULL)
+            free(entry);
         return status;
     }
-    entry->next = atomic_load_explicit(&variant->state->loaded, memory_order_relaxed);
-    atomic_store_explicit(&variant->state->loaded, entry, memory_order_release);
+    atomic_store_explicit(&entry->owner, owner, memory_order_release);
+    if (used == NULL) {
+        entry->next = atomic_load_explicit(&variant->state->loaded, memory_order_relaxed);
+        atomic_store_explicit(&variant->state->loaded, entry, memory_order_release);
+    }
     *out = entry;
     return TDIST_OK;
 }
@@ -131,32 +140,28 @@ int tdist_load(const tdist_variant *variant, void **module, void **function) {
     return status;
 }
 
-/* Under the lock. */
-static int unload(const tdist_driver *driver, const tdist_variant *variant, tdist_loaded *entry) {
-    if (entry->module == NULL)
+/* Under the lock: unloads the owner's module, if there is one. Its entry stays, because threads of other devices or owners may be
+   reading the list. */
+static int unload(const tdist_driver *driver, const tdist_variant *variant, const void *context, const void *owner) {
+    tdist_loaded *entry = find(variant, context, owner);
+    if (entry == NULL)
         return TDIST_OK;
     if (variant->uses_nvshmem)
         tell_nvshmem("nvshmemx_cumodule_finalize", entry->module);
     int status = driver->module_unload(entry->module);
     entry->module = NULL;
+    atomic_store(&entry->owner, &nobody);
     return status;
 }
 
-static int unload_variant(const tdist_driver *driver, const tdist_variant *variant, const void *context) {
-    tdist_loaded *kept = NULL, *next = NULL;
+/* Under the lock: unloads all modules of the owner. Returns the first error. */
+static int unload_all(const tdist_driver *driver, const void *context, const void *owner) {
     int status = TDIST_OK;
-    for (tdist_loaded *entry = atomic_exchange(&variant->state->loaded, NULL); entry != NULL; entry = next) {
-        next = entry->next;
-        if (entry->context != context) {
-            entry->next = kept;
-            kept = entry;
-            continue;
+    for (size_t k = 0; k < tdist_kernels_count; k++)
+        for (size_t v = 0; v < tdist_kernels[k]->variant_count; v++) {
+            int one = unload(driver, tdist_kernels[k]->variants[v], context, owner);
+            status = status == TDIST_OK ? one : status;
         }
-        int one = unload(driver, variant, entry);
-        status = status == TDIST_OK ? one : status;
-        free(entry);
-    }
-    atomic_store(&variant->state->loaded, kept);
     return status;
 }
 
@@ -169,11 +174,7 @@ int tdist_unload(void) {
     if (status != TDIST_OK)
         return status;
     pthread_mutex_lock(&lock);
-    for (size_t k = 0; k < tdist_kernels_count; k++)
-        for (size_t v = 0; v < tdist_kernels[k]->variant_count; v++) {
-            int one = unload_variant(driver, tdist_kernels[k]->variants[v], context);
-            status = status == TDIST_OK ? one : status;
-        }
+    status = unload_all(driver, context, NULL);
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -260,14 +261,7 @@ void tdist_disown_world(const void *owner) {
         fill(driver, common, NULL);
         common->lender = NULL;
     }
-    for (size_t k = 0; k < tdist_kernels_count; k++)
-        for (size_t v = 0; v < tdist_kernels[k]->variant_count; v++) {
-            tdist_loaded *entry = find(tdist_kernels[k]->variants[v], context, owner);
-            if (entry == NULL)
-                continue;
-            unload(driver, tdist_kernels[k]->variants[v], entry);
-            atomic_store(&entry->owner, &nobody);           /* not freed: another owner's thread may be passing it */
-        }
+    unload_all(driver, context, owner);
     for (world **at = &worlds; *at != NULL; at = &(*at)->next)
         if ((*at)->context == context && (*at)->owner == owner) {
             world *gone = *at;

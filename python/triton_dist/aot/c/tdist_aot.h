@@ -141,7 +141,8 @@ TDIST_API void tdist_launch_destroy(tdist_launch *launch);
 /* Loads a variant into the current context, unless it is there. module, function: the driver's handles, or NULL. Loading is no
    work for a moment at which another rank's kernel waits: do it before the first call. */
 TDIST_API int tdist_load(const tdist_variant *variant, void **module, void **function);
-/* Unloads all modules of the current context. No kernel may run, and launches made before must not run any more. */
+/* Unloads the modules of the current context. None of their kernels may run, and launches made before must not run any more. The
+   kernels of a tdist_world stay loaded until it is destroyed. */
 TDIST_API int tdist_unload(void);
 /* The context global (`tdist_ctx`) of kernels in the current driver context: of those loaded so far and of those to come. The
    host waits for the copies. Set it when the world changes; NULL: there is none. The ops of a tdist_world have kernels of their

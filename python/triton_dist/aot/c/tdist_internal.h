@@ -37,7 +37,8 @@ typedef struct tdist_map {
     uint32_t box[TDIST_MAX_RANK]; /* outermost dimension first */
 } tdist_map;
 
-/* A variant in one driver context, for one owner (module.c). Entries are never changed once they can be seen, and are freed by tdist_unload. */
+/* A variant in one driver context, for one owner (module.c). Entries are never freed. Once an entry can be seen, it is changed only
+   while its module is unloaded. */
 typedef struct tdist_loaded {
     struct tdist_loaded *next;
     void *context, *module, *function;
