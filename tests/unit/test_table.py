@@ -153,8 +153,10 @@ def test_figures_hold_for_the_files_that_an_ops_kernels_import(op, monkeypatch):
     op, name_of_op = OPS[op], op
     first, read = version(op), Path.read_bytes
     assert first == version(op) and len(first) == 12
-    sends = () if op.local else ("ops/device/gemm.py", "ops/device/packets.py", "ops/exchange/kernels.py", "language/memory.py")
-    for name in (f"ops/{name_of_op}/op.py", f"ops/{name_of_op}/kernels.py", *sends, "language/sync.py", "language/abi.py",
+    of_gemms = "ops/device/gemm.py", "ops/device/packets.py", "ops/exchange/kernels.py", "language/memory.py"
+    of_experts = "ops/grouped_gemm/kernels.py", "cores/hopper/grouped_gemm_ws.py"
+    others = {"grouped_gemm": of_experts, "dispatch_grouped_gemm": ("ops/ep/device.py", "language/memory.py", *of_experts)}
+    for name in (f"ops/{name_of_op}/op.py", f"ops/{name_of_op}/kernels.py", *others.get(name_of_op, of_gemms), "language/sync.py", "language/abi.py",
                  "cores/hopper/hopper_prims.py"):
         monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * str(path).endswith(name))
         assert version(op) != first, name

@@ -47,6 +47,7 @@ class Op(Calls):
         timed: whether its ways may be timed where TRITON_DIST_AUTOTUNE asks for it.
         local_axis: "n" or "k" where that one of M, N and K may differ over the ranks, which have `local_size` of it.
         unfused_in_graphs: whether the unfused way can be captured.
+        core: the op whose core of the device it runs, where that is not its own: measured times hold for the core's sources.
         function: what users call.
         recorder: the Operator of torch that a graph holds.
 
@@ -64,6 +65,7 @@ class Op(Calls):
     timed = False
     local_axis = ""
     unfused_in_graphs = True
+    core = ""
     function: Callable
     recorder: Operator
 

@@ -59,6 +59,7 @@ class DispatchGroupedGemm(ExpertsOp):
     schema = ("(Tensor x, Tensor topk_ids, Tensor? topk_weights, Tensor weight, SymInt num_experts, str? act, "
               "SymInt? max_tokens, str group, str method) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
     timed = True
+    core = "grouped_gemm"
     unfused_in_graphs = True
 
     def check(self, group: Group, x: Any, topk_ids: Any, topk_weights: Any, weight: Any, *rest: Any) -> Rows:

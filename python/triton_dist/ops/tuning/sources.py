@@ -30,7 +30,7 @@ def sources(op: Any) -> set[Path]:
     import, and the device functions."""
     own = Path(inspect.getfile(type(op)))
     starts = set(own.parent.glob("*.py")) if own.is_relative_to(ROOT) else {own}
-    core = backend().core(op.name)
+    core = backend().core(op.core or op.name)
     if core is not None:
         starts.add(Path(inspect.getfile(type(core))))
     found = starts | device_code(starts)
