@@ -156,7 +156,8 @@ def test_figures_hold_for_the_files_that_an_ops_kernels_import(op, monkeypatch):
     of_gemms = "ops/device/gemm.py", "ops/device/packets.py", "ops/exchange/kernels.py", "language/memory.py"
     of_experts = "ops/grouped_gemm/kernels.py", "cores/hopper/grouped_gemm_ws.py"
     others = {"grouped_gemm": of_experts, "dispatch_grouped_gemm": ("ops/ep/device.py", "language/memory.py", *of_experts)}
-    for name in (f"ops/{name_of_op}/op.py", f"ops/{name_of_op}/kernels.py", *others.get(name_of_op, of_gemms), "language/sync.py", "language/abi.py",
+    used = others.get(name_of_op, of_gemms)
+    for name in (f"ops/{name_of_op}/op.py", f"ops/{name_of_op}/kernels.py", *used, "language/sync.py", "language/abi.py",
                  "cores/hopper/hopper_prims.py"):
         monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * str(path).endswith(name))
         assert version(op) != first, name
