@@ -25,7 +25,7 @@ SOURCES = [path for folder in FOLDERS if (ROOT / folder).is_dir() for path in so
 short = {path: str(path.relative_to(ROOT)) for path in SOURCES}
 
 BACKENDS = ("backends.nvidia", "backends.amd", "backends.emulator")
-TOOLS = ("bench", "checker", "cli", "doctor", "testing", "tiles", "trace", "tune", "profile", "aot")
+TOOLS = ("tools", "bench", "checker", "cli", "doctor", "testing", "tiles", "trace", "tune", "profile", "aot")
 # room: what of the package it may import beside itself. The package's own face, triton_dist, may import layers and below.
 MAY_IMPORT = {
     "compat": (),

@@ -76,7 +76,7 @@ triton_dist.tools.profiler:
 Profiler alloc_profiler_buffer reset_profiler_buffer ProfilerBuffer ! dl.trace_start in kernels, and triton-dist trace
 export_to_perfetto_trace parse_to_tracks ! dl.trace_start in kernels, and triton-dist trace
 triton_dist.tools:
-aot_compile_spaces ! triton-dist aot takes a file of variants (docs/aot.md)
+aot_compile_spaces = triton_dist.aot.aot_compile_spaces
 """)
 
 DEVICE = _table("""
