@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: MIT
 """What is declared: signatures, hints, variants, grids, targets, and the words for what makes no sense."""
 
+from types import SimpleNamespace
+
 import pytest
 import triton
 import triton.language as tl
+from aot_mock import HERE
+from few_kernels import NAMES
 
 from triton_dist.aot import aot_compile_spaces, spaces_of
 from triton_dist.aot.grid import to_c
@@ -158,3 +162,14 @@ def test_every_kernel_of_the_list_is_there():
     assert len({name_of(kernel) for kernel in kernels}) == len(kernels) >= 10
     for target in ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942"):
         assert any(variants_of(kernel, space, target) for kernel in kernels for space in spaces_of(kernel))
+
+
+def test_a_long_build_tells_how_far_it_is(monkeypatch):
+    from triton_dist.aot import kernels
+
+    said: list = []
+    monkeypatch.setattr(kernels, "TOLD_EVERY", 2)
+    monkeypatch.setattr(kernels, "_run", lambda tasks, jobs: (SimpleNamespace(binary=b"") for _ in tasks))
+    made = kernels.compile_all([f"{HERE / 'few_kernels.py'}:{name}" for name in NAMES], parse_targets("cuda:90"), 1, said.append)
+    total = sum(len(variants) for _, variants in made.values())
+    assert said[: total // 2] == [f"{n} of {total} variants are compiled" for n in range(2, total + 1, 2)] and total > 4

@@ -21,6 +21,7 @@ from triton_dist.compat.triton import JITFunction
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError
 
 
+TOLD_EVERY = 50  # variants, of which a line tells while they are compiled
 _FIELDS = ("types", "hints", "constexprs", "options")  # of a recorded launch
 
 
@@ -116,7 +117,7 @@ def _module(place: str, word: str) -> Any:
 
 
 def compile_all(words: Sequence[str], targets: Sequence[Target], jobs: int, tell: Callable[[str], None]) -> dict:
-    """(kernel, its variants) by C name, of all kernels for all targets. `tell` gets a line for each kernel.
+    """(kernel, its variants) by C name, of all kernels for all targets. `tell` gets lines on the way, and one for each kernel.
 
     Raises InvalidArgument where nothing is to be built for a target, and TritonDistError where a variant does not compile.
     """
@@ -142,8 +143,10 @@ def compile_all(words: Sequence[str], targets: Sequence[Target], jobs: int, tell
             raise InvalidArgument(f"{target}: none of these kernels has a variant for it")
     made: dict = {name: [] for name in kernels}
     by_word = {word: name for name, (_, word) in kernels.items()}
-    for task, one in zip(tasks, _run(tasks, jobs)):
+    for number, (task, one) in enumerate(zip(tasks, _run(tasks, jobs)), 1):
         made[by_word[task[0]]].append(one)
+        if number % TOLD_EVERY == 0:
+            tell(f"{number} of {len(tasks)} variants are compiled")
     for name, variants in made.items():
         tell(f"{name}: {len(variants)} variants, {sum(len(one.binary) for one in variants) / 1e6:.2f} MB")
     return {name: (kernels[name][0], variants) for name, variants in made.items() if variants}
@@ -159,9 +162,10 @@ def _refuse_common_names(kernels: dict) -> None:
 
 def _run(tasks: Sequence[tuple], jobs: int) -> Iterable[Built]:
     if jobs <= 1 or len(tasks) < 4:
-        return [_one(*task) for task in tasks]
+        yield from (_one(*task) for task in tasks)
+        return
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_one, *zip(*tasks), chunksize=2))
+        yield from pool.map(_one, *zip(*tasks), chunksize=2)
 
 
 def _one(word: str, space: int, variant: int, target: Target) -> Built:
