@@ -7,24 +7,20 @@ import torch
 
 
 class SideStream(torch.cuda.Stream):
-    """torch makes and destroys an event for each wait between two streams. This stream keeps one for each direction.
+    """torch makes and destroys an event for each wait between two streams. This stream keeps the one that it waits for.
 
-    An event may be recorded again at once: a wait is for the record before it.
+    The event may be recorded again at once: a wait is for the record before it. Events of this stream are torch's own, since
+    others may hold them.
     """
 
     _begin: Any
-    _end: Any
 
     def __new__(cls, priority: int = 0) -> "SideStream":
         made = super().__new__(cls, priority=priority)
-        made._begin, made._end = torch.cuda.Event(), torch.cuda.Event()
+        made._begin = torch.cuda.Event()
         return made
 
     def wait_stream(self, stream: Any) -> None:
         """What is put on this stream from now on runs after what is on `stream` now."""
         self._begin.record(stream)
         self.wait_event(self._begin)
-
-    def record_event(self, event: Any = None) -> Any:
-        """An event after what is on this stream now: other streams' `wait_stream` asks for it."""
-        return super().record_event(self._end if event is None else event)
