@@ -165,12 +165,16 @@ static int unload_all(const tdist_driver *driver, const void *context, const voi
     return status;
 }
 
+/* The driver, and the context that is current. */
+static int current(const tdist_driver **driver, void **context) {
+    int device = 0, status = tdist_get_driver(driver);
+    return status == TDIST_OK ? (*driver)->context(context, &device) : status;
+}
+
 int tdist_unload(void) {
     const tdist_driver *driver = NULL;
     void *context = NULL;
-    int device = 0, status = tdist_get_driver(&driver);
-    if (status == TDIST_OK)
-        status = driver->context(&context, &device);
+    int status = current(&driver, &context);
     if (status != TDIST_OK)
         return status;
     pthread_mutex_lock(&lock);
@@ -233,9 +237,7 @@ int tdist_set_world(const void *bytes, size_t size) {
 int tdist_own_world(const void *owner, const void *bytes) {
     const tdist_driver *driver = NULL;
     void *context = NULL;
-    int device = 0, status = tdist_get_driver(&driver);
-    if (status == TDIST_OK)
-        status = driver->context(&context, &device);
+    int status = current(&driver, &context);
     if (status != TDIST_OK)
         return status;
     pthread_mutex_lock(&lock);
@@ -252,8 +254,7 @@ int tdist_own_world(const void *owner, const void *bytes) {
 void tdist_disown_world(const void *owner) {
     const tdist_driver *driver = NULL;
     void *context = NULL;
-    int device = 0;
-    if (tdist_get_driver(&driver) != TDIST_OK || driver->context(&context, &device) != TDIST_OK)
+    if (current(&driver, &context) != TDIST_OK)
         return;
     pthread_mutex_lock(&lock);
     world *common = world_of(context, NULL);

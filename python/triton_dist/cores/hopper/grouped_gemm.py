@@ -65,7 +65,7 @@ class Lists:
         self._memory: Any = None
 
     def __call__(self, words: int, like: torch.Tensor) -> torch.Tensor:
-        """int32, at least so many words, on the device of `like`, for a call on the current stream."""
+        """Returns int32 memory of at least `words` elements on the device of `like`, for a call on the current stream."""
         stream = backend().eager_stream()
         if stream is not None and stream is self._stream and self._memory.numel() >= words:
             return self._memory

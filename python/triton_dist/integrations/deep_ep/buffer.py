@@ -21,7 +21,7 @@ from triton_dist.runtime.workspace import side_streams
 class DispatchHandle(tuple):
     """What dispatch returns for combine: six items, as DeepEP's.
 
-    Item 0 is int32 [W, W], of which this rank's column has the number of rows that came from rank 0 to i. Item 4 is
+    Item 0 is int32 [W, W]. In this rank's column, row i has the number of rows that came from ranks 0 to i. Item 4 is
     is_token_in_rank. The others are None, since nothing here needs them.
     """
 

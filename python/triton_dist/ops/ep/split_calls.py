@@ -63,7 +63,7 @@ def ep_dispatch_send(x: torch.Tensor,
                      out: torch.Tensor | None = None,
                      method: str = "auto",
                      stream: Stream | None = None) -> EPSent:
-    """The first half of ep_dispatch: sends rows and waits for nobody. Collective over `group`, in the order of all other calls.
+    """The first half of ep_dispatch: sends rows and does not wait. Collective over `group`, in the order of all other calls.
 
     The half that sends is one launch. It ends when the rows have been stored to the peers, and no SM waits for theirs. Work that
     is launched before `recv()` overlaps with the peers' sends. Give a `stream` to overlap it with this rank's own send, too: the
