@@ -300,7 +300,7 @@ def side_stream(calls):
 
 
 class Graph:
-    """Launches and waits of streams that were captured, to be done by each replay, on the stream that is current then."""
+    """Launches, pushes and waits of streams that were captured, to be done by each replay, on the stream that is current then."""
 
     def __init__(self):
         self._origin, self._steps = triton_dist.current_stream(), []
@@ -322,7 +322,7 @@ class Graph:
 @pytest.fixture
 def captures_by_rank():
     """Each rank tells by `capturing` or `graph` whether it captures."""
-    launch, wait = EmulatorBackend.launch, Stream.wait_stream
+    launch, push, wait = EmulatorBackend.launch, EmulatorBackend.push, Stream.wait_stream
 
     def launch_or_note(self, *args):
         if isinstance(made := getattr(state(), "captures", None), Graph):
@@ -330,13 +330,20 @@ def captures_by_rank():
         else:
             launch(self, *args)
 
+    def push_or_note(self, source, transfers, value, stream):
+        if isinstance(made := getattr(state(), "captures", None), Graph):
+            made.add(stream, lambda at: push(self, source, transfers, value, at(stream)))
+        else:
+            push(self, source, transfers, value, stream)
+
     def wait_or_note(self, other):
         if isinstance(made := getattr(state(), "captures", None), Graph):
             made.add(self, lambda at: wait(at(self), at(other)))
         else:
             wait(self, other)
     with mock.patch.object(EmulatorBackend, "is_capturing", lambda self: hasattr(state(), "captures")), \
-            mock.patch.object(EmulatorBackend, "launch", launch_or_note), mock.patch.object(Stream, "wait_stream", wait_or_note):
+            mock.patch.object(EmulatorBackend, "launch", launch_or_note), \
+            mock.patch.object(EmulatorBackend, "push", push_or_note), mock.patch.object(Stream, "wait_stream", wait_or_note):
         yield
 
 
@@ -350,7 +357,7 @@ def capturing():
 
 @contextmanager
 def graph():
-    """Captures the kernels of fused ops into a Graph: none runs before its replay. With captures_by_rank."""
+    """Captures the kernels and copies of fused ops into a Graph: none runs before its replay. With captures_by_rank."""
     state().captures = made = Graph()
     yield made
     del state().captures

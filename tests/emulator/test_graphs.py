@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: MIT
 """ag_gemm and gemm_rs in graphs, and ag_gemm whose x SMs push, in graphs and outside, on virtual worlds."""
 from contextlib import contextmanager
-from importlib import import_module
 from unittest import mock
 
 import pytest
 import torch
 from gluon_core import small_tiles
-from scenarios import AG, BF16, F16, F32, RS, back_to_back, captures_by_rank, capturing, dawdle, graph, near_the_wrap, overtaking
+from graph_calls import Static, captured, finish, replayed, statics, warm_up
+from scenarios import AG, BF16, F16, F32, RS, back_to_back, captures_by_rank, capturing, dawdle, near_the_wrap, overtaking
 from scenarios import side_stream, two_groups
 
 import triton_dist
@@ -18,7 +18,6 @@ from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.backends.nvidia.backend import H100
 from triton_dist.layers import AGGemm
 from triton_dist import prepare_graphs
-from triton_dist.ops import ag_gemm, gemm_rs
 from triton_dist.ops.ag_gemm import by_sms
 from triton_dist.ops.calls import possible
 from triton_dist.runtime.errors import InvalidArgument
@@ -26,78 +25,11 @@ from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.heap import heap
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import MAX_PROGRAMS, workspace
-from triton_dist.testing import ag_gemm_float64, assert_matches, gemm_rs_float64, random_tensor
+from triton_dist.testing import ag_gemm_float64, assert_matches
 
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
-op = import_module("triton_dist.ops.ag_gemm.op")           # triton_dist.ops.ag_gemm is the function
 KINDS = {"ag_gemm": "ag_gemm by SMs", "gemm_rs": "gemm_rs"}
 WAYS = [("ag_gemm", None), ("ag_gemm", 1), ("ag_gemm", 3), ("gemm_rs", None)]
-
-
-class Static:
-    """A call on tensors that stay. m rows a rank; n of ag_gemm and k of gemm_rs may be functions of the rank's index."""
-
-    def __init__(self, name, m, n, k, seed, group, method="portable", comm_sms=None, dtype=F16):
-        n, k = (size(group.rank) if callable(size) else size for size in (n, k))
-        gather = name == "ag_gemm"
-        self.group, self.method, self.roundings, self.k = group, method, 1 if gather else group.size, k
-        self.x = random_tensor(m if gather else m * group.size, k, dtype=dtype, seed=1000 * seed + group.rank)
-        self.weight = random_tensor(n, k, dtype=dtype, seed=1000 * seed + 100 + group.rank)
-        self.out = torch.full((m * group.size if gather else m, n), float("nan"), dtype=dtype)
-        self.op, self.reference = (ag_gemm, ag_gemm_float64) if gather else (gemm_rs, gemm_rs_float64)
-        self.options = dict(method=method, group=group, out=self.out, **({"comm_sms": comm_sms} if gather else {}))
-
-    def __call__(self):
-        self.op(self.x, self.weight, **self.options)
-
-    def verify(self):
-        expected = self.reference(self.x, self.weight, self.group, None)
-        assert_matches(self.out, expected, k=max(1, self.k) * self.group.size, roundings=self.roundings)
-
-
-def statics(name, comm_sms, method, group, shapes=((40, 24, 64), (9, 40, 64), (40, 24, 64), (70, 40, 96))):
-    """Calls of these shapes, two of which are the same, with other content."""
-    return [Static(name, *shape, seed, group, method, comm_sms) for seed, shape in enumerate(shapes)]
-
-
-def captured(calls):
-    """A graph of calls that have run before."""
-    with graph() as made:
-        for call in calls:
-            call()
-    return made
-
-
-def warm_up(calls):
-    """Runs each call once, and makes it ready for graphs."""
-    with prepare_graphs():
-        for call in calls:
-            call()
-
-
-def finish(calls):
-    triton_dist.synchronize()
-    for call in calls:
-        call.verify()
-
-
-def replayed(name, comm_sms, method, slow=None):
-    """Replays of graphs of three calls and of one, eager calls between, nothing else between; twice with other content."""
-    group = resolve()
-    a, b, c, d = calls = statics(name, comm_sms, method, group)
-    warm_up(calls)
-    finish(calls)
-    odd, single = captured([a, b, c]), captured([c])
-    for content in range(2):
-        for call in calls:
-            call.x.mul_(-1 - content)
-            call.out.fill_(float("nan"))
-        group.barrier()
-        for step in (odd, odd, d, single, a, odd, c, odd):
-            if group.rank == slow:
-                dawdle()
-            step() if isinstance(step, Static) else step.replay()
-        finish(calls)
 
 
 @pytest.mark.parametrize("world, method", [(1, "portable"), (2, "ws"), (3, "portable"), (4, "portable")])
@@ -227,26 +159,6 @@ def test_a_larger_call_between_does_not_keep_one_from_being_captured(call):
         with capturing():
             back_to_back([small, large, small])
         assert set(heap()._live) == live
-    run_ranks(script, 2)
-
-
-def test_large_gathers_are_captured_with_comm_sms_only(monkeypatch):
-    monkeypatch.setattr(op, "_MOST_IN_GRAPHS", 1 << 20)
-
-    def script():
-        call, by_three = AG(2048, 8, 256), AG(2048, 8, 256, comm_sms=3)
-        with prepare_graphs():
-            back_to_back([call])
-        assert (resolve().key, "ag_gemm by SMs") not in state().workspaces
-        back_to_back([by_three])
-        with capturing():
-            back_to_back([by_three])
-            with pytest.raises(InvalidArgument, match="not possible here: to capture a gather of more than 1 MiB takes comm_sms"):
-                call(0, resolve())
-        back_to_back([AG(4096, 8, 256)])                    # the buffers move
-        with capturing(), pytest.raises(InvalidArgument, match="takes comm_sms"):
-            call(0, resolve())
-        back_to_back([call])
     run_ranks(script, 2)
 
 

@@ -18,7 +18,7 @@ import torch
 import triton
 
 from triton_dist.backends.nvidia import launch
-from triton_dist.backends.nvidia.driver import CudaDriver
+from triton_dist.backends.nvidia.driver import _RELAXED, CudaDriver
 
 INCLUDE = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
 COMPILER = os.environ.get("CC") or next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
@@ -35,6 +35,7 @@ NUMBERS = {
     "CU_TENSOR_MAP_L2_PROMOTION_L2_128B": launch._L2_PROMOTION_128B,
     "CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA": 1,
     "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS": CudaDriver.stream_memory_ops,
+    "CU_STREAM_CAPTURE_MODE_RELAXED": _RELAXED,
     "CUDA_ERROR_INVALID_CONTEXT": 201,
     "CUDA_ERROR_NOT_FOUND": 500,
 }
@@ -68,11 +69,13 @@ class Function:
     """Remembers the types it was called with."""
 
     def __init__(self):
-        self.argtypes = self.restype = self.types = None
+        self.argtypes = self.restype = self.types = self.gives = None
 
     def __call__(self, *args):
         self.types = list(self.argtypes or (type(arg) for arg in args))
         assert len(self.types) == len(args)
+        if self.gives is not None:
+            args[-1]._obj.value = self.gives
         return 0
 
 
@@ -87,12 +90,14 @@ def called():
     """{function: types of its arguments} after everything that the driver and a bound launch do."""
     driver, library = CudaDriver(), Library()
     driver.__dict__["library"] = library
+    library.cuStreamEndCapture.gives = 1        # a graph, which is destroyed
     driver.module_global(1, "tdist_ctx")
     driver.copy_to_device(1, b"abc", 0)
     driver.attribute(0, CudaDriver.stream_memory_ops)
     driver.copy(1, 2, 3, 0)
     driver.write_value32(1, 2, 0)
     driver.bind_thread(0)
+    driver.can_capture_flags(1, 0)
     driver.error_text(1)
     meta = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[16, 16], fp4_padded=False)
     facts = dict(num_ctas=1, launch_pdl=False, global_scratch_size=0, profile_scratch_size=0, num_warps=4, shared=0,
@@ -113,7 +118,7 @@ def passed(ty: type) -> int:
 
 def test_every_call_has_the_arguments_that_are_declared(called, tmp_path):
     header = re.sub(r"\s+", " ", (INCLUDE / "cuda.h").read_text())
-    assert len(called) == 12, sorted(called)
+    assert len(called) == 15, sorted(called)
     lines = []
     for name, types in called.items():
         found = re.search(rf"CUresult CUDAAPI {name.removesuffix('_v2')}\(([^;]*?)\);", header)

@@ -11,6 +11,7 @@ from triton_dist.backends.amd.driver import HipDriver
 from triton_dist.backends.gpu import backend as gpu_backend
 from triton_dist.backends.gpu import driver as gpu_driver
 from triton_dist.backends.gpu.backend import GpuBackend
+from triton_dist.backends.nvidia.backend import NvidiaBackend
 from triton_dist.backends.nvidia.driver import CudaDriver
 from triton_dist.runtime.device import Transfer
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
@@ -147,6 +148,45 @@ def test_streams_can_write_flags_where_the_device_says_so(driver, attribute):
         assert driver.can_write_flags(0) == bool(says)
     with_library(driver, SimpleNamespace())
     assert not driver.can_write_flags(0), "an old library"
+
+
+@pytest.mark.parametrize("write, end, found", [(0, 0, True), (900, 901, False), (0, 901, False)])
+def test_whether_graphs_hold_flags_is_tried_and_leaves_no_graph(write, end, found):
+    """900: not supported in capture; then there is no graph."""
+    def ended(stream, graph):
+        graph._obj.value = None if end else 0x60
+        return end
+
+    library = Library(cuStreamWriteValue32_v2=lambda *_: write, cuStreamEndCapture=ended)
+    assert with_library(CudaDriver(), library).can_capture_flags(2**40, 9) is found
+    assert [name for name, _ in library.calls[:3]] == ["cuStreamBeginCapture_v2", "cuStreamWriteValue32_v2", "cuStreamEndCapture"]
+    assert library.calls[1][1] == (9, 2**40, 0, 0)
+    assert library.calls[3:] == ([("cuGraphDestroy", (0x60,))] if not end else [])
+
+
+def test_whether_graphs_hold_pushes_is_asked_once_and_not_inside_a_capture(monkeypatch):
+    """Until somebody has asked outside, nothing speaks against it."""
+    class Bare(NvidiaBackend):
+        def __init__(self):
+            self._captures_pushes, self.tried = None, []
+            self.driver = SimpleNamespace(can_capture_flags=lambda address, stream: bool(self.tried.append(stream)))
+
+        def device(self):
+            return torch.device("cpu")
+
+        def has_stream_memory_ops(self):
+            return True
+
+        def is_capturing(self):
+            return capturing
+
+    monkeypatch.setattr(gpu_backend.torch, "cuda", SimpleNamespace(Stream=lambda: SimpleNamespace(cuda_stream=9)))
+    here, capturing = Bare(), True
+    assert here.captures_pushes() and not here.tried
+    capturing = False
+    assert not here.captures_pushes() and not here.captures_pushes() and here.tried == [9]
+    capturing = True
+    assert not here.captures_pushes()
 
 
 def test_a_missing_driver_library_is_a_clear_error(monkeypatch):

@@ -179,6 +179,10 @@ class Device(ABC):
     def push(self, source: Any, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
         """On `stream`, for each transfer: its bytes of the contiguous `source` to a peer, then int32 `value` to its flag."""
 
+    def captures_pushes(self) -> bool:
+        """Whether a graph can hold `push`. Inside graph capture, if nobody has asked before: True."""
+        return False
+
     @abstractmethod
     def copy(self, dst: Any, src: Any, stream: Stream) -> None:
         """Contiguous copy of equal bytes on `stream`, by a copy engine, peers included."""

@@ -35,16 +35,20 @@ def to_int32(value: int) -> int:
 
 
 class Workspace:
-    """State of one (group, op kind). `epoch` is the number of calls begun, as the device counts it (int32, wraps)."""
+    """State of one (group, op kind). `epoch` is the number of calls begun, as the device counts it (int32, wraps).
+
+    num_halves: 2, or 1 where calls use the same buffer each time.
+    """
 
     control_words = 2
+    num_halves = 2
 
     def __init__(self, group: Group, kind: str):
         self.group, self.kind = group, kind
         self.epoch = 0
         self.half_bytes = 0
         self.control = torch.zeros(self.control_words, dtype=torch.int32, device=backend().device())
-        self.data: Any = None                       # uint8 [2 * half_bytes], symmetric
+        self.data: Any = None                       # uint8 [num_halves * half_bytes], symmetric
         self.flags: Any = None                      # int32 [num_flags], symmetric
         self.generation = 0                         # changes whenever data or flags move
         self._calls = 0
@@ -60,7 +64,7 @@ class Workspace:
         if self.data is None or half_bytes > self.half_bytes:
             old, self.data = self.data, None            # where the heap has no room, the next call starts afresh
             self.half_bytes = -(-half_bytes // _GRAIN) * _GRAIN
-            self.data = self._renew(old, (2 * self.half_bytes,), torch.uint8, "halves")
+            self.data = self._renew(old, (self.num_halves * self.half_bytes,), torch.uint8, "halves")
         if num_flags and (self.flags is None or num_flags > self.flags.numel()):
             old, self.flags = self.flags, None
             self.flags = self._renew(old, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
@@ -70,8 +74,8 @@ class Workspace:
             self.flags.tdist_allocation.writer = lambda offset: _written_by(here(), offset // 4)
 
     def halves(self) -> list[torch.Tensor]:
-        """Both halves as uint8 [half_bytes], that of even epochs first."""
-        return [self.data[:self.half_bytes], self.data[self.half_bytes:]]
+        """The halves as uint8 [half_bytes], that of even epochs first."""
+        return list(self.data.view(self.num_halves, self.half_bytes))
 
     def set_epoch(self, epoch: int) -> None:
         """Collective: restarts the count at `epoch`, with every flag as old as that. No call may be in flight."""

@@ -89,6 +89,9 @@ class EmulatorBackend(Backend):
     def has_stream_memory_ops(self) -> bool:
         return True
 
+    def captures_pushes(self) -> bool:
+        return True
+
     def push(self, source: torch.Tensor, transfers: Sequence[Transfer], value: int, stream: Stream) -> None:
         base = _address_of(source, "push source")
         for to, offset, nbytes, flag in transfers:

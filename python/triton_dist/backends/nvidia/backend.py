@@ -38,6 +38,7 @@ class NvidiaBackend(GpuBackend):
     def __init__(self):
         super().__init__(CudaDriver())
         self._cores: dict | None = None
+        self._captures_pushes: bool | None = None           # None: it has not been tried
         self._shmem = NvshmemModules()
 
     def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:
@@ -55,6 +56,13 @@ class NvidiaBackend(GpuBackend):
             return BoundLaunch(self.driver, compiled, grid, args, positions)
         except UnsupportedFeature:               # Triton's own launcher serves it
             return None
+
+    def captures_pushes(self) -> bool:
+        if self._captures_pushes is None and not self.is_capturing():
+            word = torch.zeros(1, dtype=torch.int32, device=self.device())
+            self._captures_pushes = self.has_stream_memory_ops() and self.driver.can_capture_flags(
+                word.data_ptr(), torch.cuda.Stream().cuda_stream)
+        return self._captures_pushes is not False
 
     def core(self, op: str) -> Any:
         if self._cores is None:

@@ -8,6 +8,9 @@ from typing import Callable
 from triton_dist.backends.gpu.driver import GpuDriver
 
 
+_RELAXED = 2                        # CU_STREAM_CAPTURE_MODE_RELAXED: other calls of this thread stay possible
+
+
 class CudaDriver(GpuDriver):
     """The CUDA driver API."""
 
@@ -43,6 +46,19 @@ class CudaDriver(GpuDriver):
         self.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
         return context
+
+    def can_capture_flags(self, address: int, stream: int) -> bool:
+        """Whether graphs can hold `write_value32`: tries it on `stream`, which is idle, with the word at `address`.
+
+        The graph is not run, so nothing is written.
+        """
+        graph = ctypes.c_void_p()
+        self.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), ctypes.c_int(_RELAXED))
+        written = self._write(stream, address, 0, 0)
+        ended = self.library.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph))
+        if graph:
+            self.call("cuGraphDestroy", graph)
+        return not written and not ended
 
     @functools.cached_property
     def _copy(self) -> Callable[[int, int, int, int], int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops.ag_gemm import by_sms, gather
+from triton_dist.ops.ag_gemm import by_sms, gather, in_graphs
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
 from triton_dist.ops.calls import aligned, possible
 from triton_dist.ops.calls.agree import withdraw
@@ -32,8 +32,10 @@ class Fused(OnWorkspace):
         self.pitch = self.tiles * self.config.block_m
         if possible.across_nodes(group):
             kind: type[gather.Gather] = GatherOverNodes
+        elif choice.comm_sms:
+            kind = by_sms.PushesBySms
         else:
-            kind = by_sms.PushesBySms if choice.comm_sms else gather.PushesByCopies
+            kind = in_graphs.PushesInGraphs if choice.in_graphs else gather.PushesByCopies
         self.space = space = kind.workspace(group)
         self.gather, self.captured = kind(self, choice), kind.captured
         super().__init__(space)

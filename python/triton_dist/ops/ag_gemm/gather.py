@@ -61,17 +61,20 @@ class PushesByCopies(Gather):
     """The copy engine pushes x to every peer, the epoch behind each piece.
 
     One peer after another; to all at once where there is no switch, since each then has a link of its own.
+    more_flags: for each rank, beside those of its pieces.
     """
+
+    more_flags = 0
 
     def __init__(self, plan: Any, choice: Choice):
         super().__init__(plan, choice)
         size, row = plan.group.size, plan.k * plan.dtype.itemsize
         self.pieces, self.piece_tiles = cut(plan.tiles, plan.m * row, PIECE_BYTES, choice.pieces)
         self.streams = 1 if switched() else max(1, size - 1)
-        plan.space.reserve(size * plan.pitch * row, size * MAX_PIECES, writer=lambda flag: flag % size)
+        plan.space.reserve(size * plan.pitch * row, size * (MAX_PIECES + self.more_flags), writer=lambda flag: flag % size)
 
     def prepare(self, x: torch.Tensor) -> None:
-        """Collects the pushes to both halves."""
+        """Collects the pushes to each half."""
         group, flags = self.plan.group, self.plan.space.flags
         peers = [group.world_ranks[(group.rank - hop) % group.size] for hop in range(1, group.size)]
         # A peer's heap is as far away for the halves as for the flags.

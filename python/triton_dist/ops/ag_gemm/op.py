@@ -25,8 +25,9 @@ from triton_dist.runtime.groups import Group
 _MOST_BY_SMS = 4 << 20
 # Numbers of programs that send over nodes, which are tried beside the usual one.
 _OVER_NODES = (1, 2, 4, 16)
-# Inside graph capture SMs push, of a gather of up to so many bytes without being asked: it takes room of its own.
-_MOST_IN_GRAPHS = 64 << 20
+# Inside graph capture, where graphs cannot hold pushes by the copy engine, SMs push gathers of up to so many bytes without being
+# asked: it takes as much room again as eager calls have.
+_MOST_BY_SMS_IN_GRAPHS = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,7 @@ class AgGemm(Op):
         apart = possible.across_nodes(group)
         found = Rows(op=self.name, dtype=dtype, method=method, m=m, k=k, comm_sms=comm_sms,
                      sms=backend().num_sms() if apart else None)
-        uncaptured = possible.BEFORE_CAPTURE
-        if comm_sms is None:
-            uncaptured += ", under triton_dist.prepare_graphs() or on another stream than the default one"
-        if comm_sms is None and found.shard * group.size > _MOST_IN_GRAPHS:
-            uncaptured = f"to capture a gather of more than {_MOST_IN_GRAPHS >> 20} MiB takes comm_sms"
+        uncaptured = _why_uncaptured(found, group) if backend().is_capturing() else ""
         return products.resolved(self, found, group, comm_sms is None and not apart, uncaptured, _core(k, dtype))
 
     def candidates(self, agreed: Rows, group: Group) -> Sequence[Choice]:
@@ -110,8 +107,15 @@ class AgGemm(Op):
         return Fused(self, choice, agreed, group, *tensors)
 
     def choice_in_graphs(self, agreed: Rows, group: Group, choice: Choice) -> Choice | None:
-        """A copy engine's pushes carry the epoch as an argument, which a replay would repeat: SMs push in their place."""
-        if choice.comm_sms or agreed.shard * group.size > _MOST_IN_GRAPHS or possible.across_nodes(group):
+        """A copy engine's pushes carry the epoch as an argument, which a replay would repeat.
+
+        In their place SMs push a small shard. A large one is pushed by copies, before which all ranks meet (in_graphs.py).
+        """
+        if choice.comm_sms or possible.across_nodes(group):
+            return None
+        if _by_copies_in_graphs(agreed):
+            return replace(choice, in_graphs=True)
+        if agreed.shard * group.size > _MOST_BY_SMS_IN_GRAPHS:
             return None
         return replace(choice, pieces=0, comm_sms=by_sms.usual_sms(agreed.shard))
 
@@ -179,6 +183,22 @@ def _ways_to_send(tiles: int, agreed: Rows, group: Group) -> list[tuple[int, int
     return found
 
 
+def _by_copies_in_graphs(agreed: Rows) -> bool:
+    """Whether captured calls push by the copy engine: a shard so large that SMs are missed more than the ranks' meeting takes."""
+    return agreed.shard > _MOST_BY_SMS and backend().captures_pushes()
+
+
+def _why_uncaptured(agreed: Rows, group: Group) -> str:
+    """Why a call without a plan cannot be captured."""
+    if agreed.comm_sms is not None:
+        return possible.BEFORE_CAPTURE
+    if agreed.shard * group.size > _MOST_BY_SMS_IN_GRAPHS and not _by_copies_in_graphs(agreed):
+        return ("graphs cannot hold this device's copies, so to capture a gather of more than "
+                f"{_MOST_BY_SMS_IN_GRAPHS >> 20} MiB takes comm_sms")
+    return (f"{possible.BEFORE_CAPTURE}, under triton_dist.prepare_graphs() or on another stream than the default one; or the "
+            "symmetric heap had no room for it then")
+
+
 def _core(k: int, dtype: torch.dtype) -> Any:
     core = backend().core("ag_gemm")
     return core if core is not None and core.serves(dtype, k) else None
@@ -211,9 +231,10 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Gradients (without `out`): that of x by gemm_rs, that of weight from the gathered x. The same tensors must require them on
     all ranks.
     In graphs: run the same call once before capture, under `triton_dist.prepare_graphs()` or on another stream than the default
-    one as torch's warm-ups do, else auto captures "unfused" and other methods refuse. SMs push there,
-    4 where comm_sms does not say, 16 for shards of up to 512 KiB; calls that gather more than 64 MiB are captured fused only with
-    comm_sms. Replays and eager calls may follow each other in any order, all on one stream or on ones that wait for each other.
+    one as torch's warm-ups do, else auto captures "unfused" and other methods refuse. Shards of more than 4 MiB are pushed by the
+    copy engine there too, into a buffer of their own of the size of the gathered x. Smaller ones, and all where graphs cannot
+    hold a device's copies, are pushed by SMs: by comm_sms, else by 4, or 16 for shards of up to 512 KiB. Replays and eager calls
+    may follow each other in any order, all on one stream or on ones that wait for each other.
     Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
 
     Returns out [M, N_local], rows in group order, or (out, gathered).

@@ -215,7 +215,8 @@ class Calls:
             return
         try:
             found = self._made(record, group, plan.agreed, tensors, choice, graphs=True)
-        except OutOfHeap:                               # on all ranks; the call itself has what it needs
+        except OutOfHeap as error:                      # on all ranks; the call itself has what it needs
+            log.plans.info("triton_dist.%s will not be captured fused: %s", self.name, error)
             return
         log.decided(self.name, group, plan.agreed, choice, "a graph cannot hold the eager way")
         record.keep((signature, True), found)
