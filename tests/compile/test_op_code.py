@@ -8,6 +8,7 @@ import pytest
 from compile_util import PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel
+from triton_dist.ops.ag_gemm.enter_kernel import enter_kernel
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
@@ -98,3 +99,15 @@ def test_a_push_moves_16_bytes_at_a_time_and_signals_after_a_barrier_and_a_relea
         amd_isa.release_before(lines, at, target, "sys")
     elif PLAIN_RELEASE:
         position(before, r"fence\.(release|acq_rel)\.sys")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_ranks_enter_a_captured_call_by_a_release_and_an_acquire(target):
+    """Flags are cleared before peers are told."""
+    types = {name: "constexpr" if name.isupper() else "i32" if name == "count" else "*i32" for name in enter_kernel.arg_names}
+    lines = instructions(compile_kernel(enter_kernel, types, dict(BLOCK=256), target, num_warps=1))
+    clear = position(lines, r"st\.global\S*\.b32")
+    barrier = position(lines, r"bar\.(warp\.)?sync", clear)
+    release = position(lines, r"fence\.(release|acq_rel)\.sys" if PLAIN_RELEASE else r"atom\.global\.sys\.release\.exch", barrier)
+    position(lines, r"ld\.(relaxed|acquire)\.sys", release)
+    position(lines, r"fence\.acq|ld\.acquire\.sys", release)      # code of a loop may lie anywhere
