@@ -71,8 +71,30 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
     assert row["best_other"] == "NCCL" and "best" not in row and "relative error" in rows.text([row])
 
 
+def test_some_ways_alone_and_each_row_is_kept_at_once(monkeypatch):
+    """The second row fails: the first has been handed over before."""
+    args, kept = command.parser().parse_args(["model", "--rows", "8", "12", "--ways", "nccl,ours", "--rounds", "1"]), []
+    usual = measure.measure
+
+    def breaks(case, *more):
+        if case.rows == 12:
+            raise RuntimeError("cut off")
+        return usual(case, *more)
+    monkeypatch.setattr(model_command, "measure", breaks)
+
+    def script():
+        with pytest.raises(RuntimeError, match="cut off"):
+            model_command.run(args, resolve(), lambda row, host: kept.append((row, host)))
+    run_ranks(script, 2)
+    row, host = kept[0]
+    assert len(kept) == 2 and set(row["ms"]) == set(row["errors"]) == {"NCCL", "ours"} and not row["skipped"]
+    assert row["rows"] == 8 and host["commit"] == row["commit"]
+    assert variants.chosen("decode", "ours-fused-norm-compiled, nccl") == ["ours, fused norm, compiled", "NCCL"]
+
+
 @pytest.mark.parametrize("words, ranks, said", [(["--graph"], 2, "--graph"), (["--rows", "7"], 2, "--rows 7"),
-                                                (["--arch", "llama3-8b"], 3, "key heads")])
+                                                (["--arch", "llama3-8b"], 3, "key heads"),
+                                                (["--ways", "ours,their"], 2, "ours-compiled, .*found 'ours,their'")])
 def test_options_that_do_not_fit_are_refused(words, ranks, said):
     args = command.parser().parse_args(["model", *words])
 

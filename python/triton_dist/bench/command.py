@@ -167,18 +167,21 @@ def _on_rank(work: Callable[[Any], int]) -> int:
 
 def _bench(args: argparse.Namespace, group: Any) -> int:
     from triton_dist.bench import results
-    work, shown = _tools(args.command)
+    (work, shown), written = _tools(args.command), []
+
+    def keep(row: dict, host: dict) -> None:
+        """Writes a row as soon as it is there, so that a run which is cut off loses none."""
+        if group.rank == 0 and args.out is not None:
+            folder = args.out / f"{date.today().isoformat()}-{host['kind']}"
+            written[:] = [results.save(folder, args.command, [row], host)]
     try:
-        status, rows, host = work(args, group)
+        status, rows = work(args, group, keep)
     except ValueError as error:
-        status, rows, host = 2, [], {}
+        status, rows = 2, []
         if group.rank == 0:
             print(f"triton-dist bench: {error}", file=sys.stderr)
     if group.rank == 0 and rows:
-        print(shown(rows), flush=True)
-        if args.out is not None:
-            folder = args.out / f"{date.today().isoformat()}-{host['kind']}"
-            print(f"written: {results.save(folder, args.command, rows, host)}", flush=True)
+        print("\n".join([shown(rows), *(f"written: {path}" for path in written)]), flush=True)
     return status
 
 

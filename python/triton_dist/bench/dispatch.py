@@ -27,16 +27,21 @@ _BLOCK, _ROUNDS, _SIZE, _BYTES, _K = 100, 60, 32, 8192, 512
 _EMULATED = dict(block=2, rounds=3)
 
 
-def run(args: argparse.Namespace, group: Group) -> tuple[int, list, dict]:
-    """(exit status, rows, host.json) for a parsed command line. Collective over `group`, the world; equal on all ranks."""
+def run(args: argparse.Namespace, group: Group, keep: Callable = lambda row, host: None) -> tuple[int, list]:
+    """(exit status, rows) for a parsed command line. Collective over `group`, the world; equal on all ranks.
+
+    keep(row, host.json) is called for each row as soon as it is there.
+    """
     facts = group.broadcast_object(host.describe(group.size) if group.rank == 0 else {})
     about = {"op": COMMAND, "dtype": "bfloat16", "world": group.size, "device": host.device_name(), "commit": facts["commit"],
              "date": facts["date"], "graph": False, "ours": {"auto": {}}}
     found = []
     for name in args.calls or CALLS:
         measured = (_baseline if name in BASELINES else _kernel)(name, group, args.rounds)
-        found += [{**about, "call": name, **measured}] if measured else []
-    return 0, found, facts
+        if measured:
+            found.append({**about, "call": name, **measured})
+            keep(found[-1], facts)
+    return 0, found
 
 
 def _baseline(name: str, group: Group, rounds: int | None) -> dict:

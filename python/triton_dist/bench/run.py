@@ -4,6 +4,7 @@
 import argparse
 import sys
 import time
+from typing import Callable
 
 import torch
 
@@ -15,9 +16,10 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
 
 
-def run(args: argparse.Namespace, group: Group) -> tuple[int, list, dict]:
-    """(exit status, rows, host.json) for a parsed command line. Collective; the same on all ranks.
+def run(args: argparse.Namespace, group: Group, keep: Callable = lambda row, host: None) -> tuple[int, list]:
+    """(exit status, rows) for a parsed command line. Collective; the same on all ranks.
 
+    keep(row, host.json) is called for each row as soon as it is there.
     Raises ValueError for problems or options that do not suit the world or the machine.
     """
     kind = jobs if args.command in OPS else peer_jobs
@@ -32,6 +34,7 @@ def run(args: argparse.Namespace, group: Group) -> tuple[int, list, dict]:
             row, measured = job(about)
             figure, wrong = kind.figure(row), [f"{failed}: {measured.skipped[failed]}" for failed in measured.failed]
             found.append(row)
+            keep(row, facts)
         except NoResult as error:
             figure, wrong = "no figure", [str(error)]
         if device().type == "cuda":
@@ -40,4 +43,4 @@ def run(args: argparse.Namespace, group: Group) -> tuple[int, list, dict]:
         if group.rank == 0:
             complaint = f"; WRONG: {'; '.join(wrong)}" if wrong else ""
             print(f"{name}: {figure}, {time.perf_counter() - start:.1f} s{complaint}", file=sys.stderr, flush=True)
-    return status, found, facts
+    return status, found

@@ -6,7 +6,7 @@ A time is that of back-to-back passes over all layers, or of replays of a CUDA g
 """
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Container
 
 import torch
 
@@ -41,11 +41,12 @@ class Measurement:
     failed: list = field(default_factory=list)          # of the skipped, what gave wrong results
 
 
-def measure(case: Case, group: Group, rounds: int, iterations: int | None, graph: bool) -> Measurement:
-    """Checks and times every variant. Collective."""
+def measure(case: Case, group: Group, rounds: int, iterations: int | None, graph: bool,
+            chosen: Container[str] | None = None) -> Measurement:
+    """Checks and times every variant, or those that are chosen. Collective."""
     arch, train = ARCHS[case.arch], case.phase == "train"
     shards, h, upstream, want = _reference(case, group)
-    variants, missing = possible(case.phase, emulated=device().type != "cuda")
+    variants, missing = possible(case.phase, chosen, emulated=device().type != "cuda")
     found, steps = Measurement(skipped=missing), {}
     for name, variant in variants.items():
         made: dict = {}

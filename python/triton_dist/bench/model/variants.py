@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """What is timed in each phase of a model, by name."""
 from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Container, NamedTuple
 
 import torch
 
@@ -61,8 +61,23 @@ def compiled(forward: Callable, options: dict | None) -> Callable:
     return torch.compile(forward, dynamic=False, **options)
 
 
-def possible(phase: str, emulated: bool) -> tuple[dict[str, Variant], dict[str, Any]]:
-    """(the variants that this machine can run, {name: why not})."""
-    every = VARIANTS[phase]
+def word(name: str) -> str:
+    """What a variant is called on the command line: "ours-compiled" for "ours, compiled"."""
+    return name.lower().replace(",", "").replace(" ", "-")
+
+
+def chosen(phase: str, words: str | None) -> list[str]:
+    """The variants of a phase that `words`, separated by commas, name; None: all. Raises ValueError for what there is not."""
+    known = {word(name): name for name in VARIANTS[phase]}
+    asked = list(known) if words is None else [each.strip() for each in words.split(",") if each.strip()]
+    wrong = [each for each in asked if each not in known]
+    if wrong or not asked:
+        raise ValueError(f"--ways: for {phase} expected some of {', '.join(known)}, found {words!r}")
+    return [known[each] for each in asked]
+
+
+def possible(phase: str, chosen: Container[str] | None, emulated: bool) -> tuple[dict[str, Variant], dict[str, Any]]:
+    """(the variants among those chosen, None: all, that this machine can run; {name: why not})."""
+    every = {name: variant for name, variant in VARIANTS[phase].items() if chosen is None or name in chosen}
     missing = {name: "torch's symmetric memory needs GPUs" for name in every if emulated and name in SYMMETRIC}
     return {name: variant for name, variant in every.items() if name not in missing}, missing

@@ -35,5 +35,8 @@ def options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--phase", choices=PHASES, default="prefill")
     sub.add_argument("--rows", nargs="+", type=int, default=[], metavar="N",
                      help="of a sequence, or sequences that decode (default: 2048 and 8192; 1, 16, 64 and 256; 4096)")
+    sub.add_argument("--ways", metavar="A,B",
+                     help="of ours, ours-compiled, nccl, nccl-compiled, torch-async-tp and so on (default: all of the phase); a "
+                          "name that there is not prints them")
     sub.add_argument("--cached", type=int, metavar="N", help="decode: positions in each cache (default: 1024)")
     sub.add_argument("--layers", type=int, metavar="N", help="how many (default: 4)")
