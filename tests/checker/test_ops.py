@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from chunks import Chunks2d, Offsets2d
+from quant_scenarios import QARN
 from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, V, back_to_back, overtaking, side_stream, two_groups
 
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
@@ -46,6 +47,8 @@ CALLS = {
                 GAR(40, 72, 64, dtype=F32, residual="apart")],
     "all_reduce_rmsnorm": [ARN(m, n, method, bias=True, residual=residual) for method in ("one_shot", "two_shot")
                            for m, n, residual in ((5, 70, "in place"), (2, 600, "apart"))],
+    "all_reduce_rmsnorm_quant": [QARN(5, 200, "one_shot", "fp8_1x128", bias=True, residual="in place"),
+                                 QARN(2, 600, "two_shot", "fp8_row", residual="apart"), QARN(3, 40, "two_shot", "fp8_tensor")],
     "all_to_all_vdev": [V(20, 70), V(16, 33, capacity=13), V(3, 24, splits=lambda rank, seed, world: [0] * world), V(64, 300)],
     "all_to_all_vdev_2d": [Chunks2d(20, 70), Chunks2d(16, 33, 3, align=4, capacity=13), Offsets2d(20, 40),
                            Offsets2d(16, 24, capacity=5)],

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from checking import MODES, check_edited
+from quant_scenarios import QARN
 from scenarios import AR, ARN, Moves, overtaking
 
 from triton_dist.backends.emulator.memory import memory
@@ -15,7 +16,7 @@ from triton_dist.checker import check_kernel
 from triton_dist.ops.exchange import collective
 
 all_reduce_op = import_module("triton_dist.ops.all_reduce.op")        # triton_dist.ops.all_reduce is the function
-norm_op = import_module("triton_dist.ops.all_reduce_rmsnorm.op")
+norm_op = import_module("triton_dist.ops.all_reduce_rmsnorm.base")    # which has the plan of both
 
 
 def one_hop():
@@ -36,6 +37,17 @@ def norm_one_hop():
 def norm_two_hops():
     return overtaking([ARN(5, 40, "two_shot", residual="in place"), ARN(2, 130, "two_shot", bias=True),
                        ARN(9, 24, "two_shot")], slow=1, repeat=3)
+
+
+def quantised_one_hop():
+    """Rows of two groups, more programs than rows and fewer."""
+    return overtaking([QARN(3, 136, "one_shot", "fp8_1x128", residual="in place"), QARN(2, 40, "one_shot", "fp8_row", bias=True),
+                       QARN(5, 24, "one_shot", "fp8_tensor")], slow=1, repeat=2)
+
+
+def quantised_two_hops():
+    return overtaking([QARN(4, 136, "two_shot", "fp8_row", residual="in place"), QARN(2, 40, "two_shot", "fp8_1x128", bias=True),
+                       QARN(5, 24, "two_shot", "fp8_tensor")], slow=1, repeat=2)
 
 
 def loaded(take: str) -> str:
@@ -74,6 +86,10 @@ MUTANTS = {
         "total = dl.sf_filled(finished_words(terms, dtype, WORLD, OP))", "total = finished_words(terms, dtype, WORLD, OP)")),
     "the norm does not wait for a row": (norm_one_hop, norm_op, "one_hop_rmsnorm", (ROW, loaded(ROW))),
     "the norm does not wait for a sum": (norm_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
+    "the quantised norm does not wait for a row": (quantised_one_hop, norm_op, "one_hop_rmsnorm", (ROW, loaded(ROW))),
+    "the quantised norm does not wait for a sum": (quantised_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
+    "the quantised norm keeps to one buffer": (quantised_one_hop, norm_op, "one_hop_rmsnorm", (
+        "inbox = slots + (epoch & 1) * half\n    pid, programs", "inbox = slots\n    pid, programs")),
     "the norm has two owners of a place": (norm_two_hops, norm_op, "two_hops_rmsnorm", (
         "place = inbox + 4 * ((index * owned + row // WORLD) * vectors + at)",
         "place = inbox + 4 * ((row // WORLD) * vectors + at)")),
@@ -88,7 +104,7 @@ def test_a_mutant_is_reported(name, tmp_path):
     assert not check_edited(user, kernel, [edit], calls, tmp_path, 12).clean, f"survived: {name}"
 
 
-@pytest.mark.parametrize("calls", [one_hop, two_hops, norm_one_hop, norm_two_hops])
+@pytest.mark.parametrize("calls", [one_hop, two_hops, norm_one_hop, norm_two_hops, quantised_one_hop, quantised_two_hops])
 def test_the_kernels_themselves_are_clean(calls):
     report = check_kernel(calls, 3, 6, modes=MODES)
     assert report.clean and report.accesses, str(report)

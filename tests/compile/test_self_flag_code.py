@@ -11,22 +11,24 @@ from triton_dist.ops.exchange.kernels import one_hop_self_flagged
 from triton_dist.ops.all_reduce.kernels import two_hops_self_flagged
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 
-POINTERS = {"slots": "*i32", "control": "*i32", "team": "*i32"}
-OPERANDS = ("x", "weight", "bias", "residual", "out", "residual_out")
+POINTERS = {"slots": "*i32", "control": "*i32", "team": "*i32", "scale": "*fp32", "scales": "*fp32", "quantised": "*i8"}
+OPERANDS = ("x", "weight", "bias", "residual", "shift", "out", "residual_out")
 KERNELS = [one_hop_self_flagged, two_hops_self_flagged, one_hop_rmsnorm, two_hops_rmsnorm]
 TAKE, EMPTY = r"ld\.relaxed\.sys\.global\.v4\.b32", r"st\.global\.v4\.b32 \[%\w+\], \{t, t, t, t\}"
 SEND = r"st\.volatile\.global\.v4\.b32"
 
 
-def compiled(kernel, target: str, dtype: str = "bf16", world: int = 2, whole: bool = True, each: int = 1, **options):
-    """`kernel` with operands of `dtype`, as its op launches it."""
+def compiled(kernel, target: str, dtype: str = "bf16", world: int = 2, whole: bool = True, each: int = 1, warps: int = 8,
+             quant: str = "", keep: bool = True, center: bool = False, **options):
+    """`kernel` with operands of `dtype`, as its op launches it. keep: the norm is stored in `dtype`, beside a quantised one."""
     types = {name: "constexpr" if name.isupper() else POINTERS.get(name, "i32") for name in kernel.arg_names}
     types.update({name: f"*{dtype}" for name in OPERANDS if name in types})
-    known = dict(SCATTER=False, OP="sum", WORLD=world, THREADS=8 * (64 if target in HIP else 32), EACH=each, WHOLE=whole,
-                 EPS=1e-6, HAS_BIAS=True, HAS_RESIDUAL=True, ALL_FIRST=True)
+    known = dict(SCATTER=False, OP="sum", WORLD=world, THREADS=warps * (64 if target in HIP else 32), EACH=each, WHOLE=whole,
+                 EPS=1e-6, HAS_BIAS=True, HAS_RESIDUAL=True, ALL_FIRST=True, HAS_OUT=keep, QUANT=quant, CENTER=center,
+                 HAS_SHIFT=center)
     aligned = (*(OPERANDS if whole else ()), *POINTERS, "half", *(("n",) if "weight" in types and whole else ()))
     return compile_kernel(kernel, types, {name: value for name, value in known.items() if name in types}, target,
-                          divisible=aligned, num_warps=8, num_stages=1, **options)
+                          divisible=aligned, num_warps=warps, num_stages=1, **options)
 
 
 def count(lines: list, pattern: str) -> int:

@@ -166,7 +166,8 @@ class ARN:
     def __init__(self, m, n, method, dtype=F16, bias=False, residual=None, skip=0):
         self.m, self.n, self.method, self.dtype, self.bias, self.residual, self.skip = m, n, method, dtype, bias, residual, skip
 
-    def __call__(self, seed, group):
+    def tensors(self, seed, group):
+        """x, weight, bias, residual, the residual before the call, and where the sum goes."""
         def of(*shape, salt):
             flat = random_tensor(self.skip + torch.Size(shape).numel(), dtype=self.dtype, seed=1000 * seed + salt)
             return flat[self.skip:].view(shape)
@@ -176,8 +177,11 @@ class ARN:
         if self.residual == "strided":
             r = r.t().contiguous().t()
         before = None if r is None else r.clone()
-        out, total = (poisoned(self.m, self.n, dtype=self.dtype) for _ in range(2))
-        total = r if self.residual == "in place" else total
+        return x, w, b, r, before, r if self.residual == "in place" else poisoned(self.m, self.n, dtype=self.dtype)
+
+    def __call__(self, seed, group):
+        x, w, b, r, before, total = self.tensors(seed, group)
+        out = poisoned(self.m, self.n, dtype=self.dtype)
         got = all_reduce_rmsnorm(x, w, bias=b, residual=r, eps=self.eps, group=group, out=out, residual_out=total,
                                  method=self.method)
         assert got[0] is out and got[1] is total

@@ -81,7 +81,7 @@ def test_rows_become_fp8_on_the_way(layout, method):
 
 def test_fp8_by_integers_has_the_bits_of_torch():
     """All halves of the range, ties among them, and what is beyond it."""
-    from triton_dist.ops.ep.device import e4m3
+    from triton_dist.ops.device.float8 import e4m3
     import triton
     import triton.language as tl
 

@@ -22,13 +22,13 @@ from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel
 
-_DATA = ("x", "y", "gathered", "weight", "bias", "residual", "out", "residual_out", "data")
-_POINTERS = {"in_splits": "*i64", "out_splits_offsets": "*i64", "packets": "*i64",
+_DATA = ("x", "y", "gathered", "weight", "bias", "residual", "shift", "out", "residual_out", "data")
+_POINTERS = {"in_splits": "*i64", "out_splits_offsets": "*i64", "packets": "*i64", "quantised": "*i8",
              **dict.fromkeys(("flags", "control", "team", "ids", "ids_out", "told", "hist", "meta", "positions", "sources",
                               "experts_told", "begins", "counts", "parts"), "*i32"),
-             **dict.fromkeys(("weights", "weights_out", "scales", "scales_out", "row_weights"), "*fp32")}
+             **dict.fromkeys(("weights", "weights_out", "scale", "scales", "scales_out", "row_weights"), "*fp32")}
 _ODD = ("world", "index", "call", "pieces", "piece_tiles", "words", "blocks", "rounds", "capacity", "pushers", "most", "limit",
-        "experts", "room", "align", "m", "chunks", "near", "head", "steps")                                            # no hint
+        "experts", "room", "align", "m", "chunks", "near", "head", "steps", "row_step", "group_step")       # no hint
 _LANES = {"cuda": 32, "hip": 64}
 
 
@@ -57,7 +57,9 @@ def _sample(kernel: Any, name: str, slots: str = "*bf16", **constants: Any) -> A
 _GEMM = dict(HAS_BIAS=False, EVEN_K=True, PRECISION="ieee", BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8,
              num_stages=2)
 _EXCHANGE = dict(OP="sum", WORLD=2, RANKS=2, num_warps=8, num_stages=1)
-_NORM = dict(EPS=1e-6, HAS_BIAS=False, HAS_RESIDUAL=True, WORLD=2, EACH=1, WHOLE=True, num_warps=8, num_stages=1)
+_NORM = dict(EPS=1e-6, CENTER=False, HAS_BIAS=False, HAS_RESIDUAL=True, HAS_SHIFT=False, HAS_OUT=True, QUANT="", WORLD=2, EACH=1,
+             WHOLE=True, num_warps=8, num_stages=1)
+_QUANTISED = dict(_NORM, HAS_OUT=False, QUANT="row")
 
 ag_gemm_by_sms_portable = _sample(ag_gemm_by_sms_kernel, "ag_gemm_by_sms", MOST=32, **_GEMM)
 gemm_rs_scatter = _sample(gemm_rs_scatter_kernel, "gemm_rs_scatter", **_GEMM)
@@ -72,6 +74,8 @@ reduce_scatter_packets = _sample(one_hop_packets, "reduce_scatter_packets", slot
 all_reduce_packets = _sample(two_shot_kernel, "all_reduce_packets", slots="*i64", WHOLE=True, **_EXCHANGE)
 all_reduce_rmsnorm = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm", slots="*i32", ALL_FIRST=True, **_NORM)
 all_reduce_rmsnorm_two_hops = _sample(two_hops_rmsnorm, "all_reduce_rmsnorm_two_hops", slots="*i32", **_NORM)
+all_reduce_rmsnorm_quant = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm_quant", slots="*i32", ALL_FIRST=True, **_QUANTISED)
+all_reduce_rmsnorm_quant_two_hops = _sample(two_hops_rmsnorm, "all_reduce_rmsnorm_quant_two_hops", slots="*i32", **_QUANTISED)
 all_to_all_vdev = _sample(all_to_all_vdev_kernel, "all_to_all_vdev", slots="*i64", WORLD=2, RANKS=2, BLOCK=4096, num_warps=8,
                           num_stages=1)
 _CHUNKS = dict(EXPERTS=32, E_PAD=32, WORLD=2, RANKS=2, ROWS=2, COLS=4096, num_warps=8, num_stages=1)

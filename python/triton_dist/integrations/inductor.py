@@ -19,7 +19,7 @@ from triton_dist.integrations import graphs, norms
 from triton_dist.integrations.graphs import (DTYPES, Product, group_name, item, make, merge_equal, only_user, product_before,
                                              rows_of)
 from triton_dist.ops.ag_gemm.op import AG_GEMM_GATHERED
-from triton_dist.ops.all_reduce_rmsnorm import op as norm_op
+from triton_dist.ops.all_reduce_rmsnorm import base as norm_op
 from triton_dist.ops.registry import OPS
 from triton_dist.runtime.errors import InvalidArgument
 

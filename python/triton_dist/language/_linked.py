@@ -21,7 +21,7 @@ class Statement:
 
     backend: its name, for errors. lacks: symbols of device functions that kernels linked with this file cannot call, by the
     reason. assembly: (text, constraints) of inline assembly, by symbol, for functions that give more than one value, which
-    a call cannot.
+    a call cannot, and for instructions that only some targets of the backend have.
     """
     backend: str = ""
     lacks: dict = field(default_factory=dict)

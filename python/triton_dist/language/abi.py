@@ -16,8 +16,10 @@ FENCE_SEMANTICS = ("acquire", "release", "acq_rel")
 SIGNAL_OPS = ("set", "add")
 BITS = (32, 64)
 DRAIN = "tdist_drain"
-# No rows: inline assembly of four results that a backend may state (`_linked.Statement`). TRY_TAKE is there if waits are bounded.
+# No rows: inline assembly that a backend may state (`_linked.Statement`). TAKE and TRY_TAKE give four words; TRY_TAKE is there
+# if waits are bounded. E4M3_WORD is for targets whose compiler knows float8_e4m3fn.
 TAKE, TRY_TAKE = "tdist_sf_take", "tdist_sf_try_take"
+E4M3_WORD = "tdist_e4m3_word"
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,10 @@ class Op(Calls):
         found = tuple([inputs[0].new_empty(shape) for _ in self.outputs])
         return found[0] if len(found) == 1 else found
 
+    def bare(self, result: Any, given: dict) -> Any:
+        """What the operator gives, tensors alone, of what the function gave for these arguments by name."""
+        return result
+
     def recorded(self, given: dict) -> Any:
         """What a graph holds of a call with these arguments, by the function's names. torch.compile traces this."""
         if self.autocasts:

@@ -110,7 +110,8 @@ def _operator_of(name: str) -> Operator:
     """The operator that calls the op's function, and its `fake`, with arguments by name."""
     def call(*args: Any) -> Any:
         op = OPS[name]
-        return op.function(**dict(zip(op.recorder.arguments, args)))
+        given = dict(zip(op.recorder.arguments, args))
+        return op.bare(op.function(**given), given)
 
     def fake(*args: Any) -> Any:
         op = OPS[name]

@@ -3,7 +3,7 @@
 """What NVIDIA's device runtime has beside device.ll."""
 from triton_dist.backends.gpu.device_runtime import Target
 from triton_dist.backends.nvidia import nvshmem_functions
-from triton_dist.language.abi import TAKE, TRY_TAKE
+from triton_dist.language.abi import E4M3_WORD, TAKE, TRY_TAKE
 from triton_dist.language._linked import Statement
 
 _POLLS = 4096           # some milliseconds: what comes later is waited for by a function that looks at the clock
@@ -39,6 +39,14 @@ _TRY_WORDS = _TAKE_WORDS.replace(".reg .b32 t, u;", f".reg .b32 t, u, polls;\n  
 """)
 _WORDS = "=&r,=&r,=&r,=&r,l,r"
 
+# The second operand of a conversion gives the lower half. From sm_89 on.
+_E4M3_WORD = """{
+        .reg .b16 low, high;
+        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+        mov.b32 $0, {low, high};
+        }"""
+
 # LLVM gives every atomicrmw the same instruction for these GPUs, relaxed and of device scope, whatever it is asked for.
 _UPDATE = ('call i{bits} asm sideeffect "atom.{sem}.{scope}.global.{word} $0, [$1], $2;", '
            '"={register},l,{register},~{{memory}}"(ptr addrspace(1) {pointer}, i{bits} %value)\n')
@@ -46,5 +54,6 @@ _UPDATE = ('call i{bits} asm sideeffect "atom.{sem}.{scope}.global.{word} $0, [$
 TARGET = Target(
     device_scope='syncscope("device")', cta_scope='syncscope("block")',
     update=_UPDATE, updates={"add": "add.u{bits}", "xchg": "exch.b{bits}"},
-    states=Statement("nvidia", nvshmem_functions.not_linked(), {TAKE: (_TAKE_WORDS, _WORDS)}),
+    states=Statement("nvidia", nvshmem_functions.not_linked(), {
+        TAKE: (_TAKE_WORDS, _WORDS), E4M3_WORD: (_E4M3_WORD, "=r,f,f,f,f")}),
     bounded_assembly={TRY_TAKE: (_TRY_WORDS, _WORDS)})

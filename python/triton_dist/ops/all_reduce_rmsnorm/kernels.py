@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""All-reduce with what follows it in a decoder: bias, residual, RMSNorm. One kernel of self-flagged stores.
+"""All-reduce with what follows it in a decoder: bias, residual, a norm, and a quantised form. One kernel of self-flagged stores.
 
-residual_out [m, n] = sum over ranks of x [m, n], + bias [n] + residual [m, n]; out = its rows over their root mean square, times
-weight [n]. A program takes whole rows and holds them in registers, EACH vectors of 16 bytes a thread, so that nothing is read
-back from memory. `residual_out` may be the residual: the thread that reads a vector of that writes it.
+residual_out [m, n] = sum over ranks of x [m, n], + bias [n] + residual [m, n]; out [m, n] = the norm of its rows, times weight
+[n]; quantised [m, n] and scales [m, .] = that in eight bits (finish.py). A program takes whole rows and holds them in registers,
+EACH vectors of 16 bytes a thread, so that nothing is read back from memory. `residual_out` may be the residual: the thread that
+reads a vector of that writes it.
 """
 import triton
 import triton.language as tl
@@ -12,15 +13,17 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.launch_metadata import normed_one_hop, normed_two_hops
 from triton_dist.ops.device.packets import count_call, deltas_of_peers, epoch_in_turn
-from triton_dist.ops.device.selfflag import (COPIES, combined_words, elements, from_elements, load_vectors, neutral_words,
-                                             store_vectors)
+from triton_dist.ops.all_reduce_rmsnorm.finish import store_normed
+from triton_dist.ops.device.selfflag import COPIES, combined_words, from_elements, load_vectors, neutral_words, store_vectors
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["m"], launch_metadata=normed_one_hop)
-def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, control, team, m, n, EPS: tl.constexpr,
-                    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr,
-                    EACH: tl.constexpr, ALL_FIRST: tl.constexpr, WHOLE: tl.constexpr):
+@jit(do_not_specialize=["m", "row_step", "group_step"], launch_metadata=normed_one_hop)
+def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale, quantised, scales, slots, half, control, team,
+                    m, n, row_step, group_step, EPS: tl.constexpr, CENTER: tl.constexpr, HAS_BIAS: tl.constexpr,
+                    HAS_RESIDUAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr, QUANT: tl.constexpr,
+                    WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, ALL_FIRST: tl.constexpr,
+                    WHOLE: tl.constexpr):
     """Every row goes to every rank: int32 slots [2 buffers of `half`][rank][m][vectors of a row][4].
 
     ALL_FIRST: a program sends all its rows before it awaits one, which is faster where it has one row; else row by row, which
@@ -35,6 +38,7 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, c
     epoch = epoch_in_turn(control)
     inbox = slots + (epoch & 1) * half
     pid, programs = tl.program_id(0), tl.num_programs(0)
+    given = tl.div_rn(1.0, tl.load(scale)) if QUANT == "tensor" else 1.0
     if ALL_FIRST:
         for row in range(pid, m, programs):
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
@@ -44,8 +48,12 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, c
         count_call(control, epoch, COPIES)      # while the data travels
         for row in range(pid, m, programs):
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)      # again: from a near cache, while the data travels
-            take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS,
-                     HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
+            totals, weights = take_row(own, row, weight, bias, residual, residual_out, inbox, index, m, n, vectors, HAS_BIAS,
+                                       HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
+            dl.trace_start("store", (row - pid) // programs, -1)
+            store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
+                         CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
+            dl.trace_stop("store", (row - pid) // programs)
     else:
         for row in range(pid, m, programs):
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
@@ -54,8 +62,12 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, c
             dl.trace_stop("push", (row - pid) // programs)
             if row == pid:
                 count_call(control, epoch, COPIES)
-            take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS, HAS_BIAS,
-                     HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
+            totals, weights = take_row(own, row, weight, bias, residual, residual_out, inbox, index, m, n, vectors, HAS_BIAS,
+                                       HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
+            dl.trace_start("store", (row - pid) // programs, -1)
+            store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
+                         CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
+            dl.trace_stop("store", (row - pid) // programs)
 
 
 @triton.jit
@@ -78,10 +90,10 @@ def send_row(words, outbox, deltas, vectors, WORLD: tl.constexpr, THREADS: tl.co
 
 
 @triton.jit
-def take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, m, n, vectors, EPS: tl.constexpr,
-             HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, dtype: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr,
-             EACH: tl.constexpr, WHOLE: tl.constexpr):
-    """Takes a row of all peers, and stores its sum and its norm."""
+def take_row(own, row, weight, bias, residual, residual_out, inbox, index, m, n, vectors, HAS_BIAS: tl.constexpr,
+             HAS_RESIDUAL: tl.constexpr, dtype: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr,
+             WHOLE: tl.constexpr):
+    """Takes a row of all peers, and stores its sum. Gives the sum and the norm's weight, each a tuple of EACH blocks of words."""
     offset = row.to(tl.int64) * n
     totals, weights = (), ()
     for v in tl.static_range(EACH):
@@ -98,15 +110,14 @@ def take_row(own, row, weight, bias, residual, out, residual_out, inbox, index, 
         total = rounded(sums, extra, dtype)
         store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
         totals = totals + (total, )
-    dl.trace_start("store", (row - tl.program_id(0)) // tl.num_programs(0), -1)
-    store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
-    dl.trace_stop("store", (row - tl.program_id(0)) // tl.num_programs(0))
+    return totals, weights
 
 
-@jit(do_not_specialize=["m"], launch_metadata=normed_two_hops)
-def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, control, team, m, n, EPS: tl.constexpr,
-                     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr,
-                     EACH: tl.constexpr, WHOLE: tl.constexpr):
+@jit(do_not_specialize=["m", "row_step", "group_step"], launch_metadata=normed_two_hops)
+def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale, quantised, scales, slots, half, control, team,
+                     m, n, row_step, group_step, EPS: tl.constexpr, CENTER: tl.constexpr, HAS_BIAS: tl.constexpr,
+                     HAS_RESIDUAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr, QUANT: tl.constexpr,
+                     WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
     """Row r goes to rank r % WORLD, which sends its sum to all; each rank norms all rows.
 
     int32 slots [2 buffers of `half`][terms: rank, own rows; sums: rows][vectors of a row][4].
@@ -125,6 +136,7 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, 
     outcome = inbox + 4 * WORLD * owned * vectors
     thread = tl.arange(0, THREADS)
     pid, programs = tl.program_id(0), tl.num_programs(0)
+    given = tl.div_rn(1.0, tl.load(scale)) if QUANT == "tensor" else 1.0
     for row in range(pid, m, programs):
         for v in tl.static_range(EACH):
             at = v * THREADS + thread
@@ -163,7 +175,8 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, 
                 store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
                 totals = totals + (total, )
             dl.trace_start("store", (row - pid) // programs, row % WORLD)
-            store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
+            store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
+                         CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
             dl.trace_stop("store", (row - pid) // programs)
     for row in range(pid, m, programs):
         if row % WORLD != index:
@@ -179,7 +192,8 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, slots, half, 
                 store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
                 totals = totals + (total, )
             dl.trace_start("store", (row - pid) // programs, row % WORLD)
-            store_normed(out + offset, totals, weights, n, vectors, EPS, dtype, THREADS, EACH, WHOLE)
+            store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
+                         CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
             dl.trace_stop("store", (row - pid) // programs)
 
 
@@ -200,31 +214,3 @@ def rounded(sums, extra, dtype: tl.constexpr):
     for i in tl.static_range(len(extra)):
         sums = combined_words(sums, extra[i], dtype, "sum")
     return from_elements(sums, dtype)
-
-
-@triton.jit
-def squares_of(words, dtype: tl.constexpr):
-    """The sum of the squares of the elements of each of int32 `words`, in fp32."""
-    parts = elements(words, dtype)
-    found = parts[0] * parts[0]
-    if len(parts) == 2:
-        found += parts[1] * parts[1]
-    return found
-
-
-@triton.jit
-def store_normed(out, totals, weights, n, vectors, EPS: tl.constexpr, dtype: tl.constexpr, THREADS: tl.constexpr,
-                 EACH: tl.constexpr, WHOLE: tl.constexpr):
-    """Stores one row: `totals` over their root mean square, times `weights`."""
-    squares = squares_of(totals[0], dtype)
-    for v in tl.static_range(1, EACH):
-        squares += squares_of(totals[v], dtype)
-    scale = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / n + EPS)
-    for v in tl.static_range(EACH):
-        at = v * THREADS + tl.arange(0, THREADS)
-        value, by = elements(totals[v], dtype), elements(weights[v], dtype)
-        if len(value) == 1:
-            normed = (value[0] * scale * by[0], )
-        else:
-            normed = (value[0] * scale * by[0], value[1] * scale * by[1])
-        store_vectors(out, at, at < vectors, n, from_elements(normed, dtype), WHOLE)

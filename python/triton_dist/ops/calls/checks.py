@@ -114,7 +114,7 @@ def same_memory(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
             and a.shape == b.shape and a.stride() == b.stride())
 
 
-def no_overlap(name: str, out: torch.Tensor | None, **inputs: torch.Tensor | None) -> None:
+def no_overlap(name: str, out: torch.Tensor | None, /, **inputs: torch.Tensor | None) -> None:
     """`out` shares no memory with an input."""
     index = overlapping(out, *inputs.values())
     if index is not None:

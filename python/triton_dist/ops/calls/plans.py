@@ -144,9 +144,9 @@ class OnWorkspace(Plan):
 def present(*tensors: torch.Tensor | None) -> tuple[tuple, list]:
     """(places of the tensors that are there, all of them for a kernel, which does not look at what stands for the others).
 
-    The last one is there.
+    One is there.
     """
-    like = tensors[-1]
+    like = next(t for t in tensors if t is not None)
     return (tuple(place for place, t in enumerate(tensors) if t is not None),
             [absent(like) if t is None else t for t in tensors])
 

@@ -60,10 +60,10 @@ def load_word(x, word, mask, n):
 def store_word(out, word, mask, n, value):
     """Stores int32 words into out [n], element by element."""
     bits: tl.constexpr = out.dtype.element_ty.primitive_bitwidth
-    raw = out.to(tl.pointer_type(tl.int16 if bits == 16 else tl.int32), bitcast=True)
+    raw = out.to(tl.pointer_type(tl.int8 if bits == 8 else (tl.int16 if bits == 16 else tl.int32)), bitcast=True)
     for e in tl.static_range(32 // bits):
         at = 32 // bits * word + e
-        tl.store(raw + at, (value >> (16 * e)).to(raw.dtype.element_ty), mask=mask & (at < n))
+        tl.store(raw + at, (value >> (bits * e)).to(raw.dtype.element_ty), mask=mask & (at < n))
 
 
 @triton.jit

@@ -77,20 +77,3 @@ def rows_told(told):
 def of(values, i):
     """Element `i` of a vector."""
     return tl.sum(tl.where(tl.arange(0, values.shape[0]) == i, values, 0))
-
-
-@triton.jit
-def e4m3(values):
-    """int8 bits of fp32 `values` as float8_e4m3fn: to nearest, ties to even, larger ones cut to 448. By integer arithmetic.
-
-    Not every device has an instruction for it; so all give the same bits.
-    """
-    bits = values.to(tl.int32, bitcast=True)
-    sign = (bits >> 24) & 0x80
-    size = tl.minimum(tl.abs(values), 448.0)
-    raw = size.to(tl.int32, bitcast=True)
-    normal = ((raw + 0x7FFFF + ((raw >> 20) & 1)) >> 20) - (120 << 3)  # 3 bits of mantissa, exponents biased by 7
-    tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # in steps of 2^-9, of which 16384 has the last bit
-    found = tl.where(size < 0.015625, tiny, normal)
-    found = tl.where(values != values, 0x7F, found)
-    return (found | sign).to(tl.int8)

@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
+from triton_dist.ops.device.float8 import e4m3
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
-from triton_dist.ops.ep.device import counts_of, e4m3, matrix_of, of, owners, rows_told, tokens_in
+from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, rows_told, tokens_in
 from triton_dist.runtime.jit import jit
 
 

@@ -1,0 +1,160 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What the ops share that norm an all-reduced tensor: what ranks agree on, the ways to run it, and the fused plan."""
+import math
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+
+from triton_dist.ops.all_reduce.op import all_reduce
+from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
+from triton_dist.ops.calls import checks
+from triton_dist.ops.calls.plans import OnWorkspace, present
+from triton_dist.ops.exchange import sizes
+from triton_dist.ops.exchange.sizes import KIB, MIB
+from triton_dist.ops.op import Agreed, Op
+from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.workspace import team
+
+_MOST_THREADS = 1024
+_MOST_ROW_BYTES = 8 * _MOST_THREADS * sizes.VECTOR      # that one program holds in registers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Agreed):
+    """x has m rows of n elements."""
+    m: int
+    n: int
+    eps: float
+
+
+class NormedAllReduce(Op):
+    """All-reduce, bias, residual and a norm of rows. A subclass says which norm, and what the op gives beside it.
+
+    Attributes:
+        steps: which method "auto" takes, as of collectives (exchange/sizes.py by_size).
+    """
+
+    methods = ("one_shot", "two_shot", "unfused")
+    steps = {2: ((16 * MIB, "one_shot"),), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))}
+
+    def check_inputs(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+                     eps: Any) -> None:
+        """Refuses what no norm of an all-reduced x takes."""
+        checks.tensor("x", x)
+        if x.ndim == 0:
+            raise InvalidArgument("x: expected at least 1 dimension, the last of which is normalised, found a scalar")
+        n = x.shape[-1]
+        if weight is None:
+            raise InvalidArgument(f"weight: expected a torch.Tensor of shape [{n}], found NoneType; pass ones for a norm without "
+                                  "a weight")
+        checks.vector("weight", weight, n, like=x, optional=False)
+        checks.vector("bias", bias, n, like=x)
+        if residual is not None:
+            checks.tensor("residual", residual, like=x)
+            if residual.shape != x.shape:
+                raise InvalidArgument(f"residual: expected None or a tensor of shape {list(x.shape)}, found "
+                                      f"{list(residual.shape)}; it is added to the sum")
+        if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf):
+            raise InvalidArgument(f"eps: expected None or a number of at least 0, found {eps!r}; 1e-6 is usual")
+        if x.numel() >= 2**31:
+            raise InvalidArgument(f"x: expected fewer than 2^31 elements, found shape {list(x.shape)}; split the call")
+
+    def check_outputs(self, residual: torch.Tensor | None, residual_out: torch.Tensor | None,
+                      outputs: dict[str, torch.Tensor | None], **inputs: torch.Tensor | None) -> None:
+        """Refuses outputs that share memory with an input or another output. residual_out may be the residual.
+
+        outputs: the others. inputs: the others.
+        """
+        read = dict(inputs, residual=residual)
+        for name, t in outputs.items():
+            others = {other: tensor for other, tensor in outputs.items() if other != name}
+            checks.no_overlap(name, t, **read, **others, residual_out=residual_out)
+        in_place = checks.same_memory(residual_out, residual)
+        checks.no_overlap("residual_out", residual_out, **dict(read, residual=None if in_place else residual))
+        checks.no_grad(**read)
+
+    def agreed_of(self, x: torch.Tensor, method: str, eps: float | None, group: Group) -> Norm:
+        """What ranks agree on in a call with this x, which is checked."""
+        n = x.shape[-1]
+        return self._agreed(x.numel() // n if n else 0, n, x.dtype, method, eps, group)
+
+    def _agreed(self, m: int, n: int, dtype: torch.dtype, method: str, eps: float | None, group: Group) -> Norm:
+        chosen, why = sizes.choose(self, method, group, m * n * dtype.itemsize)
+        if chosen != "unfused" and n * dtype.itemsize > _MOST_ROW_BYTES:
+            if method != "auto":
+                raise InvalidArgument(f"method: {method!r} takes rows of at most {_MOST_ROW_BYTES} bytes, found "
+                                      f"{n * dtype.itemsize}; use 'auto' or 'unfused'")
+            chosen, why = "unfused", f"a row has more than {_MOST_ROW_BYTES} bytes"
+        return Norm(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n,
+                    eps=float(torch.finfo(dtype).eps if eps is None else eps))
+
+    def candidates(self, agreed: Norm, group: Group) -> Sequence[Choice]:
+        return [Choice("unfused" if group.size == 1 or not agreed.m else agreed.method)]
+
+    def reduce(self, group: Group) -> Any:
+        """What makes `total` the sum over ranks of `x` for the unfused way: a function of (x, total)."""
+        def reduce(part: torch.Tensor, total: torch.Tensor) -> None:
+            all_reduce(part, group=group, out=total)
+            backend().before_torch()
+        return reduce
+
+    def traffic(self, agreed: Norm, group: Group) -> dict[int, int]:
+        """All rows to every peer; in two hops the rows that a peer sums, and to all the sums of the own ones."""
+        row, m = agreed.n * agreed.dtype.itemsize, agreed.m
+        own = [len(range(index, m, group.size)) for index in range(group.size)]         # rows that each member sums
+        rows = [own[index] + own[group.rank] if agreed.method == "two_shot" else m for index in range(group.size)]
+        return {rank: rows[index] * row for index, rank in enumerate(group.world_ranks) if index != group.rank}
+
+    def shape(self, agreed: Norm, group: Group, local: int) -> Shape:
+        return Shape(self.name, str(agreed.dtype).removeprefix("torch."), agreed.m, agreed.n, 1)
+
+    def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Norm:
+        return self._agreed(m, n, dtype, "auto", None, group)
+
+    def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
+        return {"x": (m, n), "weight": (n,)}
+
+
+class FusedNorm(OnWorkspace):
+    """One kernel of self-flagged stores. Holds all that does not change from call to call.
+
+    A subclass says in `args` which of an op's tensors the kernel takes in which place: x, weight, bias, residual, out,
+    residual_out, shift, scale, quantised, scales.
+
+    center: whether the norm is of differences from the mean. quant: "", "tensor", "row" or "group", as of the kernel.
+    """
+
+    center, quant = False, ""
+
+    def __init__(self, agreed: Norm, group: Group):
+        self.agreed, self.group = agreed, group
+        m, n, two_shot = agreed.m, agreed.n, agreed.method == "two_shot"
+        vectors = sizes.vectors(n, agreed.dtype)
+        threads = min(max(sizes.power_of_two(vectors), 4 * backend().warp_size), _MOST_THREADS)
+        self.programs, each = min(m, sizes.most_programs()), -(-vectors // threads)
+        terms = group.size * (-(-m // group.size) if two_shot else m)
+        space, self.slots, self.half = sizes.self_flagged(group, (terms + m * two_shot) * vectors)
+        super().__init__(space)
+        self.kernel = two_hops_rmsnorm if two_shot else one_hop_rmsnorm
+        self.options = dict(EPS=agreed.eps, CENTER=self.center, WORLD=group.size, THREADS=threads, EACH=each, num_stages=1,
+                            num_warps=threads // backend().warp_size)
+        if not two_shot:
+            self.options["ALL_FIRST"] = self.programs == m
+
+    def compile(self, *given: torch.Tensor | None) -> None:
+        agreed, args = self.agreed, self.args(*given)
+        self.plain = len(args) == len(given) and all(arg is t for arg, t in zip(args, given))
+        varying, tensors = present(*args, *[None] * (10 - len(args)))
+        _, _, bias, residual, out, _, shift, _, quantised, scales = (*args, *[None] * (10 - len(args)))
+        whole = sizes.whole_vectors(agreed.n, *[t for t in args if t is not None and t.dtype == agreed.dtype and t is not scales])
+        whole = whole and (quantised is None or quantised.data_ptr() % sizes.VECTOR == 0)
+        options = dict(self.options, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_SHIFT=shift is not None,
+                       HAS_OUT=out is not None, QUANT=self.quant, WHOLE=whole)
+        steps = (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
+        rest = (self.slots, self.half, self.space.control, team(self.group), agreed.m, agreed.n, *steps)
+        self.launch = backend().prepare(self.kernel, (self.programs,), (*tensors, *rest), options, varying)

@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The norm of a row that a program holds in registers, and its quantised form. Nothing is read back from memory.
+
+A row is a tuple of blocks of int32 words [THREADS, 4], as load_vectors gives them. Words beyond the end of the row are 0.
+"""
+import triton
+import triton.language as tl
+
+from triton_dist.language.selfflag import split_words
+from triton_dist.ops.device.float8 import e4m3_word, scale_and_inverse, size_bits
+from triton_dist.ops.device.selfflag import elements, from_elements, load_vectors, store_vectors, store_word
+
+GROUP = tl.constexpr(128)               # columns that have a scale of their own where QUANT is "group"
+
+
+@triton.jit
+def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step,
+                 EPS: tl.constexpr, CENTER: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr, QUANT: tl.constexpr,
+                 dtype: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
+    """Stores the norm of row `row`, `totals`: times `weights`, and plus shift [n] where HAS_SHIFT.
+
+    CENTER: of the differences from the row's mean (LayerNorm), else of the values (RMSNorm). HAS_OUT: rounded to `dtype`, to
+    `out`. QUANT: what was rounded so is rounded again, to float8_e4m3fn, and stored to int8 `quantised`. Its scales are fp32:
+    "tensor": `given`, 1 over one scale for all; "row": one for a row; "group": one for each 128 columns of a row. The last two
+    go to scales [m, 1 or groups], whose rows are row_step apart and whose groups are group_step apart.
+    """
+    tl.static_assert(not (CENTER and QUANT != ""), "only an RMS norm is quantised")
+    offset = row.to(tl.int64) * n
+    mean = mean_of(totals, n, dtype, EACH) if CENTER else 0.0
+    squares = tl.zeros(totals[0].shape, tl.float32)
+    sizes = tl.zeros(totals[0].shape, tl.int32)
+    for v in tl.static_range(EACH):
+        at = v * THREADS + tl.arange(0, THREADS)
+        values, by = elements(totals[v], dtype), elements(weights[v], dtype)
+        for e in tl.static_range(len(values)):
+            if CENTER:
+                column = (at[:, None] * 4 + tl.arange(0, 4)[None, :]) * len(values) + e
+                difference = tl.where(column < n, values[e] - mean, 0.0)
+                squares += difference * difference
+            else:
+                squares += values[e] * values[e]
+            if QUANT == "row":
+                sizes = tl.maximum(sizes, size_bits(values[e] * by[e]))
+    inverse = given
+    if QUANT == "row":                  # one exchange between warps for both
+        total, largest = tl.reduce((sum_of_four(squares), largest_of_four(sizes)), 0, _sum_and_largest)
+        root = tl.rsqrt(total / n + EPS)
+        # Roundings keep the order of sizes, so this is the largest size of what is stored.
+        most = (largest.to(tl.float32, bitcast=True) * root).to(dtype).to(tl.float32)
+        scale, inverse = scale_and_inverse(most)
+        tl.store(scales + row.to(tl.int64) * row_step, scale)
+    else:
+        root = tl.rsqrt(tl.sum(sum_of_four(squares), 0) / n + EPS)
+    for v in tl.static_range(EACH):
+        at = v * THREADS + tl.arange(0, THREADS)
+        inside = at < vectors
+        values, by = elements(totals[v], dtype), elements(weights[v], dtype)
+        if HAS_SHIFT:
+            more = elements(load_vectors(shift, at, inside, n, WHOLE), dtype)
+        normed = ()
+        for e in tl.static_range(len(values)):
+            value = (values[e] - mean) * by[e] * root
+            if HAS_SHIFT:
+                value += more[e]
+            normed = normed + (value, )
+        words = from_elements(normed, dtype)
+        if HAS_OUT:
+            store_vectors(out + offset, at, inside, n, words, WHOLE)
+        if QUANT == "group":
+            inverse = store_scales_of_groups(scales + row.to(tl.int64) * row_step, words, v * THREADS, n, group_step, dtype)
+        if QUANT != "":
+            store_quantised(quantised + offset, at, inside, n, words, inverse, dtype, WHOLE)
+
+
+@triton.jit
+def mean_of(totals, n, dtype: tl.constexpr, EACH: tl.constexpr):
+    """The mean of a row of n elements."""
+    sums = tl.zeros(totals[0].shape, tl.float32)
+    for v in tl.static_range(EACH):
+        values = elements(totals[v], dtype)
+        for e in tl.static_range(len(values)):
+            sums += values[e]
+    return tl.sum(sum_of_four(sums), 0) / n
+
+
+@triton.jit
+def sum_of_four(values):
+    """[N] of [N, 4]. Not by tl.sum, for which the compiler may move the words to other threads first."""
+    a, b, c, d = split_words(values)
+    return (a + b) + (c + d)
+
+
+@triton.jit
+def largest_of_four(values):
+    """[N] of [N, 4], likewise."""
+    a, b, c, d = split_words(values)
+    return tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+
+
+@triton.jit
+def _sum_and_largest(sum_a, largest_a, sum_b, largest_b):
+    return sum_a + sum_b, tl.maximum(largest_a, largest_b)
+
+
+@triton.jit
+def store_scales_of_groups(scales, words, first, n, group_step, dtype: tl.constexpr):
+    """Stores a scale for each group of a row in `words` [N, 4], the vectors from `first` on; fp32 [N]: by what to multiply."""
+    vectors: tl.constexpr = words.shape[0]
+    each: tl.constexpr = GROUP * dtype.primitive_bitwidth // 128         # vectors of a group, which neighbouring threads hold
+    sizes = tl.zeros(words.shape, tl.int32)
+    values = elements(words, dtype)
+    for e in tl.static_range(len(values)):
+        sizes = tl.maximum(sizes, size_bits(values[e]))
+    most = tl.max(tl.reshape(largest_of_four(sizes), (vectors // each, each)), 1, keep_dims=True)
+    most = tl.reshape(tl.broadcast_to(most, (vectors // each, each)), (vectors, ))      # each thread its own group's
+    scale, inverse = scale_and_inverse(most.to(tl.float32, bitcast=True))
+    at = first + tl.arange(0, vectors)
+    tl.store(scales + (at // each).to(tl.int64) * group_step, scale, mask=(at % each == 0) & (at // each * GROUP < n))
+    return inverse
+
+
+@triton.jit
+def store_quantised(out, vector, mask, n, words, inverse, dtype: tl.constexpr, WHOLE: tl.constexpr):
+    """Stores the elements of `words` [N, 4], times `inverse`, as float8_e4m3fn into a row of int8 out [n]."""
+    a, b, c, d = split_words(words)
+    a, b, c, d = elements(a, dtype), elements(b, dtype), elements(c, dtype), elements(d, dtype)
+    if dtype == tl.float32:
+        low = e4m3_word(a[0] * inverse, b[0] * inverse, c[0] * inverse, d[0] * inverse)
+        if WHOLE:
+            tl.store(tl.multiple_of(out, 4).to(tl.pointer_type(tl.int32), bitcast=True) + vector, low, mask=mask)
+        else:
+            store_word(out, vector, mask, n, low)
+    else:
+        low = e4m3_word(a[0] * inverse, a[1] * inverse, b[0] * inverse, b[1] * inverse)
+        high = e4m3_word(c[0] * inverse, c[1] * inverse, d[0] * inverse, d[1] * inverse)
+        if WHOLE:
+            both = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+            tl.store(tl.multiple_of(out, 8).to(tl.pointer_type(tl.int64), bitcast=True) + vector, both, mask=mask)
+        else:
+            store_word(out, 2 * vector, mask, n, low)
+            store_word(out, 2 * vector + 1, mask, n, high)
