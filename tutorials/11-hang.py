@@ -14,13 +14,13 @@ first call ends. The second waits for ever, since the flag still holds 1.
 import argparse
 import os
 
+import torch
+import triton.language as tl
+
+import triton_dist
+import triton_dist.language as dl
+
 os.environ.setdefault("TRITON_DIST_WAIT_TIMEOUT", "5")      # read when the backend is first used
-
-import torch  # noqa: E402
-import triton.language as tl  # noqa: E402
-
-import triton_dist  # noqa: E402
-import triton_dist.language as dl  # noqa: E402
 
 # %%
 # The kernel

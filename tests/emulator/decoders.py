@@ -7,12 +7,13 @@ import sys
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 import triton_dist
 from triton_dist.integrations.transformers import full_state_dict, tensor_parallel
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.state import state
+
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 SIZES = dict(vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, head_dim=4,
              num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2)

@@ -14,11 +14,11 @@ import time
 import traceback
 import warnings
 
-from ambient_states import CASES, OF_PROCESSES, REFUSED, SERVED
-
 import triton_dist
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.state import state
+
+from ambient_states import CASES, OF_PROCESSES, REFUSED, SERVED
 
 RECORDING = ("make_fx",)                       # ops are recorded as operators; symmetric tensors cannot be
 STATES = {**SERVED, **REFUSED, **OF_PROCESSES}

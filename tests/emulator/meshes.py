@@ -5,8 +5,6 @@ import copy
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, ParallelGPT, batches
-from plans import WIDTH, Model, whole
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
@@ -15,6 +13,9 @@ import triton_dist
 from triton_dist import ops
 from triton_dist.integrations.plans import OverlapColwise, OverlapRowwise
 from triton_dist.runtime.state import state
+
+from gpt import GPT, ParallelGPT, batches
+from plans import WIDTH, Model, whole
 
 STEPS = 3
 

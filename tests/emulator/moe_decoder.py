@@ -4,11 +4,12 @@
 import copy
 
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
 
 import triton_dist
 from triton_dist.layers import EPMoE
 from triton_dist.runtime.state import state
+
+from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
 
 SIZES = dict(vocab_size=31,
              hidden_size=16,

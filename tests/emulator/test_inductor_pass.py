@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed._functional_collectives as functional
-from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
@@ -21,6 +20,8 @@ from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInp
 import triton_dist
 from triton_dist.integrations import inductor
 from triton_dist.runtime.errors import InvalidArgument
+
+from functorch.compile import make_boxed_func
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, LENGTH = 32, 8
@@ -70,12 +71,21 @@ def results(model: nn.Module, call, x: torch.Tensor, train: bool) -> list:
     return [out.detach(), x.grad, *grads]
 
 
-def models(sequence: bool, batch: int, train: bool) -> None:
+def of_graphs(report: inductor.Report):
+    """A backend that runs the graph that our pass leaves. What Inductor makes of it takes ten times as long."""
+    def by_our_pass(module, inputs):
+        inductor.Overlap(report)(module.graph)
+        module.recompile()
+        return make_boxed_func(module)
+    return aot_autograd(fw_compiler=by_our_pass, decompositions=select_decomp_table())
+
+
+def models(sequence: bool, batch: int, train: bool, whole: bool) -> None:
     model, world = parallel(sequence), torch.distributed.get_world_size()
     x = torch.randn(batch, LENGTH // world if sequence else LENGTH, WIDTH, generator=torch.Generator().manual_seed(5))
     want = results(model, model, x, train)
-    report = inductor.enable()
-    got = results(model, torch.compile(model), x, train)
+    report = inductor.enable() if whole else inductor.Report()
+    got = results(model, torch.compile(model, backend="inductor" if whole else of_graphs(report)), x, train)
     inductor.disable()
     for found, expected in zip(got, want, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -144,20 +154,14 @@ def summed(x: torch.Tensor) -> torch.Tensor:
 
 
 def rewritten(call, *args, dynamic=False) -> tuple:
-    """(results of the graph of a call after our pass, eager results, the report). What Inductor makes of it takes much longer."""
+    """(results of the graph of a call after our pass, eager results, the report)."""
     report = inductor.Report()
-
-    def by_our_pass(module, inputs):
-        inductor.Overlap(report)(module.graph)
-        module.recompile()
-        return make_boxed_func(module)
     torch._dynamo.reset()
     for t in (args[0], args[2]) if dynamic else ():
         for dim in range(2):
             torch._dynamo.mark_dynamic(t, dim)
     with torch.no_grad():
-        backend = aot_autograd(fw_compiler=by_our_pass, decompositions=select_decomp_table())
-        return torch.compile(call, backend=backend)(*args), call(*args), report
+        return torch.compile(call, backend=of_graphs(report))(*args), call(*args), report
 
 
 def norms() -> None:
@@ -186,8 +190,9 @@ def norms() -> None:
         x = torch.randn(2, 4, WIDTH, generator=made.manual_seed(7 + torch.distributed.get_rank())).to(dtype)
         torch_norm = nn.RMSNorm(WIDTH, eps=1e-3).to(dtype)
         torch_norm.load_state_dict({"weight": scale})
+        calls = ((alone, 1), (after_product, 1), (other_order, 1), (twice, 2))
         for norm in (HuggingFaceNorm(scale), Written(scale), torch_norm):
-            for call, count in ((alone, 1), (after_product, 1), (other_order, 1), (twice, 2)):
+            for call, count in calls if dtype is torch.float32 or isinstance(norm, Written) else calls[-1:]:
                 got, want, report = rewritten(call, x, weight, residual, norm)
                 same(got, want, step)
                 ops = [line.split()[0] for line in report.replaced]
@@ -208,7 +213,6 @@ def norms() -> None:
         same(got, want, step)
         assert report.replaced == ["gemm_ar for all_reduce"] and len(report.kept) == bool(why), (norm, report)
         assert not why or report.kept[0].endswith(f"the norm after it stays, {why}"), (norm, report)
-    compile_whole()
     print("as expected", flush=True)
 
 
@@ -233,6 +237,7 @@ def compile_whole() -> None:
             same(torch.compile(block)(*args), block(*args), 1e-5)
         inductor.disable()
         assert report.replaced == [f"{op} for all_reduce"] and len(report.kept) == (op == "gemm_ar"), report
+    print("as expected", flush=True)
 
 
 def main() -> None:
@@ -241,8 +246,10 @@ def main() -> None:
         kept()
     elif sys.argv[1] == "norms":
         norms()
+    elif sys.argv[1] == "norm":
+        compile_whole()
     else:
-        models(sys.argv[1] == "sequence", int(sys.argv[2]), sys.argv[3] == "train")
+        models(sys.argv[1] == "sequence", int(sys.argv[2]), "train" in sys.argv, "whole" in sys.argv[3:])
     triton_dist.finalize_distributed()
 
 
@@ -254,19 +261,28 @@ def run(*args, world: int = 2) -> None:
     assert done.returncode == 0 and done.stdout.count("as expected") == world, done.stderr
 
 
-@pytest.mark.parametrize("layout, batch, phase", [
-    ("sequence", 2, "infer"),
-    *(pytest.param(*case, marks=pytest.mark.full) for case in (
-        ("whole", 1, "infer"), ("whole", 2, "train"), ("sequence", 1, "train"), ("sequence", 1, "infer"),
-        ("sequence", 2, "train")))])
+@pytest.mark.parametrize("layout, batch, phase", [("sequence", 1, "infer"), ("whole", 1, "infer")])
 def test_collectives_beside_products_become_our_ops_and_results_stay(layout, batch, phase):
     run(layout, str(batch), phase)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout, batch, phase", [
+    ("whole", 1, "infer"), ("whole", 2, "train"), ("sequence", 1, "train"), ("sequence", 1, "infer"), ("sequence", 2, "train"),
+    ("sequence", 2, "infer")])
+def test_by_inductor_too(layout, batch, phase):
+    run(layout, str(batch), phase, "whole")
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_residual_and_a_norm_after_an_all_reduce_are_fused_with_it(world):
     """Where the op is faster, however the norm is written; else the report says why not."""
     run("norms", world=world)
+
+
+@pytest.mark.full
+def test_a_norm_after_an_all_reduce_by_inductor():
+    run("norm")
 
 
 def test_what_cannot_be_replaced_stays_with_a_reason():

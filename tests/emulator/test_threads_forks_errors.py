@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import remembered
 import torch
 import torch.distributed as dist
 
@@ -20,6 +19,8 @@ from triton_dist.backends.emulator.backend import machine
 from triton_dist.ops import ag_gemm, all_reduce
 from triton_dist.runtime.errors import NotInitialized, UnsupportedFeature
 from triton_dist.runtime.state import state
+
+import remembered
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,13 +12,13 @@ import os
 import sys
 import time
 
+import torch
+
+import triton_dist
+import triton_dist.language as dl
+from triton_dist.runtime.groups import resolve
+
 os.environ.setdefault("TRITON_DIST_WAIT_TIMEOUT", "3")       # before the first use of a backend, which reads it
-
-import torch  # noqa: E402
-
-import triton_dist  # noqa: E402
-import triton_dist.language as dl  # noqa: E402
-from triton_dist.runtime.groups import resolve  # noqa: E402
 
 
 @triton_dist.jit

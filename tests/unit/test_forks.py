@@ -258,6 +258,7 @@ def test_torchrun_starts_what_forks_cannot():
      ["import torch"]),
     ("import numpy as np\nfrom triton_dist import ops\nx = 1\nimport triton",
      ["import numpy as np", "from triton_dist import ops"]),
+    ("import pytest, re\nimport torch\nimport transformers\nimport triton", ["import pytest, re", "import torch"]),
     ("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch", []),
     ("try:\n    import torch\nexcept ImportError:\n    pass", []),
     ("from .beside import a\nimport torch", []),

@@ -27,7 +27,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-PACKAGES = {"torch", "triton", "triton_dist", "numpy"}      # beside the standard library, at the head of a script
+# Beside the standard library, at the head of a script. With pytest, a file of tests may be the script of its ranks.
+PACKAGES = {"torch", "triton", "triton_dist", "numpy", "pytest"}
 OF_TOOLS = "import triton_dist, triton_dist.layers, triton_dist.testing"
 LATER = ("torch.distributed", "triton_dist.ops", "triton_dist.backends.emulator.backend",
          "triton_dist.backends.emulator.driver", "triton_dist.cores.hopper.cores")         # what the first call imports
