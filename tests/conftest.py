@@ -3,13 +3,15 @@
 """Which items of a test run every time, and which under --full alone.
 
 A test that is repeated over the delivery modes, or over sizes of the world, is one family of items for each combination of its
-other parameters. Each time one mode of a family runs, and two sizes of the world. A hash of the family's name picks them, so
-that all modes and sizes meet all other parameters somewhere in the suite, and a run repeats. The rest is marked `full`.
-Tests of mutants are left alone: they choose their schedules by themselves.
+other parameters. Each time one mode of a family runs, and two sizes of the world. Of what is left of a test with several
+parameters as few items run as show each value of each parameter once. A hash of names picks all these, so that modes, sizes and
+other values meet each other somewhere in the suite, and a run repeats. The rest is marked `full`.
 
-Of what is only compiled, each test takes each kernel with TWO combinations of target, dtype and so on for each vendor. They are
-other ones for another Triton.
+`@pytest.mark.every("world")` asks for all values of a parameter, and `every("name", "target")` for all combinations of two.
+Tests of mutants are left alone: they choose their schedules by themselves. Of what is only compiled, a Triton before NEWEST takes
+one item of each test.
 """
+import os
 import re
 import zlib
 
@@ -21,8 +23,7 @@ from process_state import changes, process_state
 from triton_dist.backends.emulator.engine.order import MODES
 
 LARGEST = 8                     # ranks: only under --full
-TWO = 2
-KERNELS = ("kernel", "name", "which", "hops", "hop")           # parameters by which a test of tests/compile names a kernel
+NEWEST = (3, 9)                 # Triton
 
 # The time of one example says how busy the machine is. It does not say whether the example is right.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,7 +42,8 @@ def leaves_the_process_as_it_was():
 @pytest.fixture(scope="session")
 def own_caches(tmp_path_factory):
     """Every session compiles afresh and writes the device runtime anew: nothing that other runs have left is used."""
-    root = tmp_path_factory.mktemp("caches")
+    root = tmp_path_factory.getbasetemp()
+    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "caches"       # workers share what they compile
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(root / "triton"))
         patch.setenv("TRITON_DIST_CACHE_DIR", str(root / "triton_dist"))
@@ -54,22 +56,58 @@ def pytest_collection_modifyitems(items):
         if set(values) <= set(MODES):
             keep(items_alike, "mode", {picked(items_alike[0], "mode", values)})
     for items_alike, values in families(items, "world").values():
+        if any("world" in mark.args for mark in items_alike[0].iter_markers("every")):
+            continue
         small = [value for value in values if value != LARGEST] or values
         keep(items_alike, "world", {picked(items_alike[0], "world", small), *({2} & set(small))})
-    for items_alike in compiled(items).values():
-        for item in sorted(items_alike, key=lambda item: zlib.crc32(f"{item.nodeid} {triton.__version__}".encode()))[TWO:]:
+    for items_alike in of_tests(items).values():
+        keep_some(items_alike, covering(items_alike))
+    if tuple(map(int, triton.__version__.split(".")[:2])) < NEWEST:
+        for (path, _), items_alike in of_tests(items).items():
+            if path.parent.name == "compile":
+                keep_some(items_alike, sorted(items_alike, key=drawn)[:1])
+
+
+def of_tests(items: list) -> dict:
+    """{test: its items that run so far}, of tests with parameters that are not of mutants."""
+    found: dict = {}
+    for item in items:
+        if hasattr(item, "callspec") and "mutant" not in item.nodeid and not item.get_closest_marker("full"):
+            found.setdefault((item.path, item.originalname), []).append(item)
+    return found
+
+
+def covering(items: list) -> list:
+    """A few items of a test that have all values of its parameters among them."""
+    left = {value for item in items for value in values_of(item)}
+    order, found = sorted(items, key=drawn), []
+    while left:
+        best = max(order, key=lambda item: len(left & values_of(item)))
+        found.append(best)
+        left -= values_of(best)
+    return found
+
+
+def values_of(item) -> set:
+    """(names, which values) for each `parametrize`, fixture with parameters, and `every` of an item."""
+    params = item.callspec.params
+    groups = [re.split(r"\W+", names) if isinstance(names, str) else names
+              for names in (mark.args[0] for mark in item.iter_markers("parametrize"))]
+    groups += [[name] for name in params if not any(name in group for group in groups)]
+    groups += [mark.args for mark in item.iter_markers("every")]
+    return {(tuple(names), tuple(id(params[name]) for name in names)) for names in groups}
+
+
+def keep_some(items: list, chosen: list) -> None:
+    """Marks the items that are not among the chosen."""
+    for item in items:
+        if item not in chosen:
             item.add_marker(pytest.mark.full)
 
 
-def compiled(items: list) -> dict:
-    """{(test, kernel, vendor): items} of tests/compile."""
-    found: dict = {}
-    for item in items:
-        if item.path.parent.name == "compile" and hasattr(item, "callspec") and not item.get_closest_marker("full"):
-            kernel = [words(item, key) for key in KERNELS if key in item.callspec.params]
-            vendor = str(item.callspec.params.get("target", ""))[:2]
-            found.setdefault((item.path.name, item.originalname, *kernel, vendor), []).append(item)
-    return found
+def drawn(item) -> int:
+    """The place of an item in an order that is random, the same in each run, and another one for another Triton."""
+    return zlib.crc32(f"{item.nodeid} {triton.__version__}".encode())
 
 
 def families(items: list, name: str) -> dict:

@@ -269,7 +269,7 @@ def test_generated_code_has_no_warnings(library, tmp_path):
         compile_c(tmp_path / "one.o", "-std=c11", "-D_GNU_SOURCE", "-fsyntax-only", *WARNINGS, *includes(library), source)
 
 
-@pytest.mark.parametrize("sanitizers", ["address,undefined", pytest.param("thread", marks=pytest.mark.full)])
+@pytest.mark.parametrize("sanitizers", [pytest.param(each, marks=pytest.mark.full) for each in ("address,undefined", "thread")])
 def test_calls_from_c_on_two_devices_under_sanitizers(mock, library, tmp_path, sanitizers):
     """No leak, race or undefined behaviour; a variant is loaded once for each device, whoever comes first."""
     program = tmp_path / "calls"

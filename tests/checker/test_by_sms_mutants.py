@@ -4,7 +4,7 @@
 from unittest import mock
 
 import pytest
-from checking import MODES
+from checking import MODES, SCHEDULES
 from mutants import edited, load, source_of
 from scenarios import AG, near_the_wrap, overtaking
 
@@ -71,9 +71,10 @@ def check(kernels, scenario, schedules=12):
         return check_kernel(scenario, 3, schedules, modes=MODES)
 
 
+@SCHEDULES
 @pytest.mark.parametrize("scenario", [calls, no_tiles, past_zero])
-def test_unchanged_it_is_clean(scenario, tmp_path):
-    report = check(load("by_sms_kernels", source_of(KERNELS), tmp_path), scenario, 6)
+def test_unchanged_it_is_clean(scenario, schedules, tmp_path):
+    report = check(load("by_sms_kernels", source_of(KERNELS), tmp_path), scenario, schedules)
     assert report.clean and report.accesses, str(report)
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from checking import MODES
+from checking import MODES, SCHEDULES
 from mutants import edited, load, source_of
 from scenarios import AR, Moves, near_the_wrap, overtaking
 
@@ -115,8 +115,9 @@ def test_mutant_is_reported(name, tmp_path):
     assert not report.clean, f"survived: {name}"
 
 
+@SCHEDULES
 @pytest.mark.parametrize("scenario", [lambda: calls("one_shot"), lambda: calls("two_shot"), lambda: calls("push"), moves,
                                       lambda: past_zero("one_shot")], ids=["one_shot", "two_shot", "push", "moves", "past zero"])
-def test_the_kernels_themselves_are_clean(scenario):
-    report = check_kernel(scenario, 3, 6, modes=MODES)
+def test_the_kernels_themselves_are_clean(scenario, schedules):
+    report = check_kernel(scenario, 3, schedules, modes=MODES)
     assert report.clean and report.accesses, str(report)

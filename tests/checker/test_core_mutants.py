@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from unittest import mock
 
 import pytest
-from checking import MODES
+from checking import MODES, SCHEDULES
 from gluon_core import AG, BLOCK_K, RS, back_to_back, small_core
 from mutants import load, source_of
 from mutation import mutants
@@ -106,9 +106,10 @@ def test_a_mutant_that_is_right_is_clean(op, file, mutant, tmp_path):
     assert report.clean, str(report)
 
 
+@SCHEDULES
 @pytest.mark.parametrize("op", KERNELS)
-def test_the_core_itself_is_clean(op, tmp_path):
-    report = check_core(op, kernels_of(op, op, source_of(f"{HOPPER}.{op}"), tmp_path), schedules=4)
+def test_the_core_itself_is_clean(op, schedules, tmp_path):
+    report = check_core(op, kernels_of(op, op, source_of(f"{HOPPER}.{op}"), tmp_path), schedules)
     assert report.clean and report.accesses, str(report)
 
 

@@ -4,7 +4,7 @@
 from unittest import mock
 
 import pytest
-from checking import MODES, check_edited
+from checking import MODES, SCHEDULES, check_edited
 from experts import EP
 from mutants import edited, load, source_of
 from scenarios import overtaking
@@ -106,8 +106,9 @@ def in_two_steps():
     return overtaking(given, slow=1, repeat=1)
 
 
-def test_in_two_steps_it_is_clean(two_steps):
-    report = check_kernel(in_two_steps, 4, 4, modes=MODES, num_sms=3)
+@SCHEDULES
+def test_in_two_steps_it_is_clean(two_steps, schedules):
+    report = check_kernel(in_two_steps, 4, schedules, modes=MODES, num_sms=3)
     assert report.clean and report.accesses, str(report)
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from unittest import mock
 
 import pytest
-from checking import check_edited
+from checking import SCHEDULES, check_edited
 from scenarios import GAR, overtaking
 
 op = import_module("triton_dist.ops.gemm_ar.op")            # triton_dist.ops.gemm_ar is the function
@@ -37,8 +37,9 @@ def check(edits, folder, schedules=12):
         return check_edited(packets, "gemm_ar_kernel", edits, calls, folder, schedules)
 
 
-def test_unchanged_it_is_clean(tmp_path):
-    report = check([], tmp_path, 4)
+@SCHEDULES
+def test_unchanged_it_is_clean(schedules, tmp_path):
+    report = check([], tmp_path, schedules)
     assert report.clean, str(report)
 
 

@@ -4,7 +4,7 @@
 from unittest import mock
 
 import pytest
-from checking import MODES
+from checking import MODES, SCHEDULES
 from mutants import edited, load, source_of
 from test_grouped_gemm import BF16, expected, given
 
@@ -71,8 +71,9 @@ MUTANTS = {
 }
 
 
-def test_it_is_clean():
-    report = check(14)
+@SCHEDULES
+def test_it_is_clean(schedules):
+    report = check(schedules)
     assert report.clean, str(report)
 
 

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from checking import MODES
+from checking import MODES, SCHEDULES
 from mutants import load, source_of
 from mutation import mutants
 from scenarios import RS, overtaking
@@ -56,7 +56,8 @@ def test_mutant_is_reported(module, mutant, tmp_path):
     assert not report.clean, f"survived: {mutant}"
 
 
+@SCHEDULES
 @pytest.mark.parametrize("module", PLACES)
-def test_the_kernel_itself_is_clean(module):
-    report = check_kernel(SCENARIOS[module], 4, 12, nodes=2, modes=MODES, num_sms=16)
+def test_the_kernel_itself_is_clean(module, schedules):
+    report = check_kernel(SCENARIOS[module], 4, schedules, nodes=2, modes=MODES, num_sms=16)
     assert report.clean, str(report)

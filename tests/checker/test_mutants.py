@@ -4,7 +4,7 @@
 from unittest import mock
 
 import pytest
-from checking import MODES
+from checking import MODES, SCHEDULES
 from mutants import edited, load, source_of
 from mutation import mutants
 from scenarios import AG, RS, near_the_wrap, overtaking
@@ -104,9 +104,10 @@ def test_a_mutant_that_is_right_is_clean(op, mutant, tmp_path):
     assert report.clean, str(report)
 
 
+@SCHEDULES
 @pytest.mark.parametrize("op", KERNELS)
-def test_the_kernel_itself_is_clean(op, tmp_path):
-    report = check_op(op, kernel_of(op, source_of(KERNELS[op]), tmp_path), SCENARIOS[op], schedules=4)
+def test_the_kernel_itself_is_clean(op, schedules, tmp_path):
+    report = check_op(op, kernel_of(op, source_of(KERNELS[op]), tmp_path), SCENARIOS[op], schedules)
     assert report.clean and report.programs and report.accesses, str(report)
 
 
@@ -156,6 +157,7 @@ def test_the_eight_mutants_are_reported_with_their_line(name, tmp_path):
     assert said in str(report)
 
 
-def test_epochs_near_the_wrap_are_clean():
-    report = check_kernel(lambda: near_the_wrap([RS(20, 24, 40)], ["gemm_rs"]), 3, 4, modes=MODES)
+@SCHEDULES
+def test_epochs_near_the_wrap_are_clean(schedules):
+    report = check_kernel(lambda: near_the_wrap([RS(20, 24, 40)], ["gemm_rs"]), 3, schedules, modes=MODES)
     assert report.clean, str(report)

@@ -65,7 +65,7 @@ def test_an_op_is_clean(name, world):
 
 @pytest.mark.parametrize("name", [name for name in CALLS if "core" not in name])
 def test_an_op_is_clean_where_barriers_leave_stores_under_way(name):
-    report = check_kernel(lambda: back_to_back(CALLS[name]), 3, 2, detector=ChipletDetector)
+    report = check_kernel(lambda: back_to_back(CALLS[name]), 3, 1, modes=["late"], detector=ChipletDetector)
     assert report.clean and report.accesses, str(report)
 
 
@@ -82,7 +82,7 @@ def test_an_op_is_clean_on_a_hundred_schedules(name, world):
     lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40), AR(64, "two_shot"), AR(64, "push"), GAR(9, 40, 300)])],
     ids=["overtaking", "side stream", "two groups"])
 def test_ops_together_are_clean(script):
-    report = check_kernel(script, 4, 3)
+    report = check_kernel(script, 4, 2, modes=["late", "random"])
     assert report.clean, str(report)
 
 

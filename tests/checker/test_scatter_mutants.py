@@ -4,7 +4,7 @@
 from unittest import mock
 
 import pytest
-from checking import MODES
+from checking import MODES, SCHEDULES
 from mutants import edited, load, source_of
 from mutation import mutants
 from scenarios import RS, near_the_wrap, overtaking
@@ -85,8 +85,9 @@ def test_there_are_mutants():
     assert len(CALLS) == 9, list(CALLS)            # four of the wait, its token, five of the notify
 
 
+@SCHEDULES
 @pytest.mark.parametrize("detector", [None, ChipletDetector])
-def test_the_kernel_itself_is_clean(detector, tmp_path):
+def test_the_kernel_itself_is_clean(detector, schedules, tmp_path):
     options = {} if detector is None else {"detector": detector}
-    report = check(SOURCE, tmp_path, (overtaken, shapes, past_zero), 4, **options)
+    report = check(SOURCE, tmp_path, (overtaken, shapes, past_zero), schedules, **options)
     assert report.clean and report.programs and report.accesses, str(report)

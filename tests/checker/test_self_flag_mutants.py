@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from checking import MODES, check_edited
+from checking import MODES, SCHEDULES, check_edited
 from quant_scenarios import QARN
 from scenarios import AR, ARN, Moves, overtaking
 
@@ -104,9 +104,10 @@ def test_a_mutant_is_reported(name, tmp_path):
     assert not check_edited(user, kernel, [edit], calls, tmp_path, 12).clean, f"survived: {name}"
 
 
+@SCHEDULES
 @pytest.mark.parametrize("calls", [one_hop, two_hops, norm_one_hop, norm_two_hops, quantised_one_hop, quantised_two_hops])
-def test_the_kernels_themselves_are_clean(calls):
-    report = check_kernel(calls, 3, 6, modes=MODES)
+def test_the_kernels_themselves_are_clean(calls, schedules):
+    report = check_kernel(calls, 3, schedules, modes=MODES)
     assert report.clean and report.accesses, str(report)
 
 

@@ -4,7 +4,7 @@
 from importlib import import_module
 
 import pytest
-from checking import check_edited
+from checking import SCHEDULES, check_edited
 from chunks import Chunks2d, Offsets2d
 from scenarios import overtaking
 
@@ -51,8 +51,9 @@ def rounds(monkeypatch):
     monkeypatch.setattr(op, "TILE_BYTES", 128)
 
 
-def test_unchanged_it_is_clean(tmp_path):
-    report = check([], tmp_path, 4)
+@SCHEDULES
+def test_unchanged_it_is_clean(schedules, tmp_path):
+    report = check([], tmp_path, schedules)
     assert report.clean and report.accesses, str(report)
 
 

@@ -4,7 +4,7 @@
 from importlib import import_module
 
 import pytest
-from checking import check_edited
+from checking import SCHEDULES, check_edited
 from scenarios import V, overtaking
 
 op = import_module("triton_dist.ops.all_to_all_vdev.op")        # triton_dist.ops.all_to_all_vdev is the function
@@ -39,8 +39,9 @@ def check(edits, folder, schedules=12):
     return check_edited(op, "all_to_all_vdev_kernel", edits, calls, folder, schedules, num_sms=1)
 
 
-def test_unchanged_it_is_clean(tmp_path):
-    report = check([], tmp_path, 4)
+@SCHEDULES
+def test_unchanged_it_is_clean(schedules, tmp_path):
+    report = check([], tmp_path, schedules)
     assert report.clean, str(report)
 
 

@@ -22,12 +22,16 @@ from triton_dist.ops.gemm_rs.scatter_kernel import MOST_ROWS, gemm_rs_scatter_ke
 from triton_dist.ops.internode import kernels as internode
 
 FLAGGED = [name for name in KERNELS if re.search("packets|self-flagged|tutorial 12", name)]    # data says itself that it is there
+# One form of each kernel of the ops.
+OF_OPS = [name for name in KERNELS if not name.startswith("tutorial")]
+ONES = list({(KERNELS[name].func, KERNELS[name].args[:1]): name for name in reversed(OF_OPS)}.values())
 # A word a thread, one word, or data that a library moves.
 SMALL = ["tutorial 0", "tutorial 2, await_all", "tutorial 3, flat", "tutorial 3, two_levels", "tutorial 9", "tutorial 11"]
 WIDE = r"(global|buffer)_(load|store)_(lds_)?dwordx4"
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.every("name", "target")
+@pytest.mark.parametrize("name", ONES)
 @pytest.mark.parametrize("target", HIP)
 def test_kernel_is_sound(name, target):
     """No spills, LDS within bounds; polls past the caches; write-backs waited for; 16-byte accesses of data."""
@@ -35,6 +39,12 @@ def test_kernel_is_sound(name, target):
     if name not in FLAGGED + SMALL:
         position(lines, WIDE)
     assert not [line for line in lines if re.match(r"(global|buffer)_store_byte", line)], "bytes are stored one by one"
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name not in ONES])
+@pytest.mark.parametrize("target", HIP)
+def test_another_form_or_a_tutorials_kernel_is_sound(name, target):
+    test_kernel_is_sound(name, target)
 
 
 @pytest.mark.parametrize("name", FLAGGED)
@@ -104,10 +114,10 @@ def test_flags_follow_the_stores_of_every_wave_and_loads_follow_an_acquire(name,
 
 @pytest.mark.parametrize("kernel", [ag_gemm_kernel, gemm_rs_kernel, gemm_rs_scatter_kernel], ids=lambda kernel: kernel.__name__)
 @pytest.mark.parametrize("target", HIP)
-def test_every_tiling_that_is_tried_compiles_without_spills(target, kernel):
+@pytest.mark.parametrize("dtype, name", [(torch.bfloat16, "bf16"), (torch.float32, "fp32")])
+def test_every_tiling_that_is_tried_compiles_without_spills(dtype, name, target, kernel):
     """Those that measuring chooses from, for few and many rows."""
-    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
-        for tiling in dict.fromkeys(one for m in (64, 4096) for one in machines.gemm_configs(dtype, m)):
-            if kernel is gemm_rs_scatter_kernel and tiling.block_m > MOST_ROWS:
-                continue
-            assert_sound(test_op_code.compiled(kernel, target, dtype=name, **tiling.options()), target)
+    for tiling in dict.fromkeys(one for m in (64, 4096) for one in machines.gemm_configs(dtype, m)):
+        if kernel is gemm_rs_scatter_kernel and tiling.block_m > MOST_ROWS:
+            continue
+        assert_sound(test_op_code.compiled(kernel, target, dtype=name, **tiling.options()), target)

@@ -53,6 +53,7 @@ def parameters_behind(lines: list, operands: str) -> set:
     return found
 
 
+@pytest.mark.every("kernel", "target")
 @pytest.mark.parametrize("target", CUDA)
 @pytest.mark.parametrize("kernel", [*PACKETS, one_hop_push, push_kernel], ids=lambda k: k.__name__)
 def test_only_the_team_is_read_before_the_kernel_ahead_has_ended(kernel, target):

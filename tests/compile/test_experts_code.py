@@ -88,10 +88,12 @@ KERNELS = {
     "combine, first half": (ep_combine_kernel, dict(TAKE=False)),
     "combine, second half": (ep_combine_kernel, dict(SEND=False)),
 }
+ONES = list({kernel: name for name, (kernel, _) in reversed(KERNELS.items())}.values())         # one form of each
 
 
+@pytest.mark.every("kernel", "target")
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ONES)
 def test_a_kernel_for_every_target_moves_wide_rows(kernel, target):
     """16 bytes a thread where rows are loaded and stored."""
     function, known = KERNELS[kernel]
@@ -100,6 +102,12 @@ def test_a_kernel_for_every_target_moves_wide_rows(kernel, target):
     wide = r"global_load_dwordx4" if target in HIP else r"ld\.global\S*\.v4\.b32"
     assert sum(bool(re.search(wide, line)) for line in lines) >= (1 if kernel in ("dispatch, fp8 on the way", "own_rows") else 2)
     position(lines, r"global_store_dwordx[24]" if target in HIP else r"st\.global\S*\.v[24]\.b32")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name not in ONES])
+def test_another_form_of_it_does_too(kernel, target):
+    test_a_kernel_for_every_target_moves_wide_rows(kernel, target)
 
 
 @pytest.mark.parametrize("kernel", ["dispatch", "combine"])
@@ -204,6 +212,7 @@ def compiled_gemm(kernel, target: str, dtype: str = "bf16", warps: int = 8, **kn
                           num_stages=2 if target in HIP else 3)
 
 
+@pytest.mark.every("kernel", "target")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", GEMMS)
 def test_a_grouped_gemm_for_every_target_uses_matrix_units(kernel, target):

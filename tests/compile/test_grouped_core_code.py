@@ -44,7 +44,7 @@ def test_tma_wgmma_and_whole_lines(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.full)])
 def test_the_assembler_keeps_wgmma_asynchronous_and_spills_nothing(way, dtype, tmp_path):
     built = compiled(way, dtype)
     assert built.metadata.num_warps == 12 and built.metadata.shared <= 227 * 1024

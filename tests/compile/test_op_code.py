@@ -43,6 +43,7 @@ def compiled_push(kernel, target: str):
     return compile_kernel(kernel, types, dict(BLOCK=block, MOST=32), target, divisible=divisible, num_warps=16)
 
 
+@pytest.mark.every("kernel", "target")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
 def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):

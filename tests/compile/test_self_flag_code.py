@@ -58,6 +58,7 @@ def test_each_store_and_each_poll_stands_once(kernel, world, each, whole):
     assert (count(lines, SEND), count(lines, TAKE), count(lines, EMPTY)) == (rounds * sends, rounds * takes, rounds * takes)
 
 
+@pytest.mark.every("kernel", "target")
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("target", CUDA)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)

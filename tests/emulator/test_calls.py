@@ -144,6 +144,7 @@ def preferred(core):
     return found
 
 
+@pytest.mark.full
 def test_the_log_is_printed_where_the_environment_asks_for_it():
     script = ("import torch, triton_dist\nfrom triton_dist import ops\ntriton_dist.initialize_distributed()\n"
               "ops.all_gather(torch.ones(4, 4))\n")

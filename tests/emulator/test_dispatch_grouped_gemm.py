@@ -138,15 +138,15 @@ def test_own_tiles_of_some_experts_go_first(head, monkeypatch):
     assert first_of_tiles([Product(60, k=4, share=3)], repeat=1) > 0
 
 
-@pytest.mark.parametrize("method, tokens, world", [("portable", 30, 4), ("portable", 20, 2), ("ws", 80, 4),
-                                                   pytest.param("portable", 12, 6, marks=FULL)])
+@pytest.mark.parametrize("method, tokens, world", [("portable", 20, 2), ("ws", 80, 4),
+                                                   *(pytest.param("portable", *case, marks=FULL) for case in ((30, 4), (12, 6)))])
 def test_rows_travel_in_two_steps(method, tokens, world, monkeypatch):
     monkeypatch.setattr(plan, "near_of", lambda choice, world: world // 2)
     calls = [Product(tokens, 32, 16, 4, 2, dtype=BF16, method=method), Product(9, 24, 8, method="portable")]
     assert first_of_tiles(calls, world, repeat=1) > 0
 
 
-@pytest.mark.parametrize("routing", [to_one, to_the_first, to_nobody])
+@pytest.mark.parametrize("routing", [to_one, to_nobody, pytest.param(to_the_first, marks=FULL)])
 def test_unkind_routing(routing):
     run_ranks(lambda: back_to_back([Product(30, routing=routing), Product(30)]), 3, seed=3)
 
@@ -161,7 +161,7 @@ def test_ranks_with_other_numbers_of_tokens_and_with_none():
     run_ranks(lambda: back_to_back(calls), 3)
 
 
-@pytest.mark.parametrize("tile, sms", [(64, 2), (128, 3)])
+@pytest.mark.parametrize("tile, sms", [(128, 3), pytest.param(64, 2, marks=FULL)])
 def test_many_chunks_share_few_programs(tile, sms, monkeypatch):
     """Several rounds of rows in a chunk, and a number of chunks that the programs do not divide."""
     monkeypatch.setattr(chunks, "TILE_BYTES", tile)
@@ -169,7 +169,7 @@ def test_many_chunks_share_few_programs(tile, sms, monkeypatch):
     run_ranks(lambda: back_to_back([Product(37, 24), Product(50, 16, dtype=F16)], repeat=1), 2, num_sms=8)
 
 
-@pytest.mark.parametrize("start", [2**31 - 4, -5])
+@pytest.mark.parametrize("start", [2**31 - 4, pytest.param(-5, marks=FULL)])
 def test_epochs_wrap(start):
     calls = [Product(20, back=False), Product(9, 24, 16, back=False)]
     run_ranks(lambda: near_the_wrap(calls, [Product.kind], start, repeat=2), 2)
@@ -180,7 +180,7 @@ def test_ranks_run_ahead():
 
 
 def test_two_groups_and_streams():
-    run_ranks(lambda: two_groups([Product(20), Product(9)]), 4)
+    run_ranks(lambda: two_groups([Product(9)]), 4)
     run_ranks(lambda: side_stream([Product(20), Product(9)]), 2)
 
 
@@ -326,6 +326,7 @@ def test_with_more_ranks_two_steps_are_only_measured():
     assert run_ranks(script, 2, 4096, 7168, 4096, 256, num_sms=132) == [("ws", {0, 1})] * 2
 
 
+@pytest.mark.full
 def test_ways_are_measured_on_request(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_DIST_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DIST_AUTOTUNE", "1")

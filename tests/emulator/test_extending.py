@@ -171,6 +171,7 @@ def test_the_op_is_an_operator_of_torch_and_has_a_gradient(gather_softmax):
     run_ranks(host, 2)
 
 
+@pytest.mark.full
 def test_the_op_has_rows_of_a_benchmark_and_a_tuned_table(files, tmp_path):
     """By the command line, started where the op's file is."""
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", OMP_NUM_THREADS="1", TRITON_DIST_CACHE_DIR=str(tmp_path),

@@ -93,13 +93,13 @@ def test_shapes_and_ops_in_turn_and_a_slow_rank(mode):
             run_ranks(lambda: overtaking(calls, slow=slow, repeat=2), 3, mode=mode, seed=slow)
 
 
-@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("two_shot", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_more_tiles_than_programs(two_shot):
     with cut(two_shot=two_shot):
         run_ranks(lambda: back_to_back([GAR(70, 200, 40, bias=True), GAR(3, 300, 40)], repeat=2), 2, num_sms=2)
 
 
-@pytest.mark.parametrize("split, two_shot", [(1, False), (1, True), (4, False)])
+@pytest.mark.parametrize("split, two_shot", [(4, False), *(pytest.param(1, two_shot, marks=pytest.mark.full) for two_shot in (False, True))])
 def test_every_rank_and_every_schedule_has_the_same_bits(split, two_shot):
     def script():
         return back_to_back([GAR(20, 72, 300, dtype=BF16, bias=True, residual="apart")])[0]
@@ -123,7 +123,7 @@ def test_bias_and_residual_are_added_before_the_one_rounding(two_shot):
         run_ranks(script, 2)
 
 
-@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("two_shot", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_two_groups_and_two_streams(two_shot):
     calls = [GAR(9, 70, 40, bias=True), GAR(20, 33, 24)]
     with cut(2, two_shot):

@@ -131,6 +131,7 @@ def test_replay_after_replay_with_eager_calls_between(name, world):
     run_ranks(lambda: replayed(MADE[name]), world, mode=("random", "late")[world % 2], seed=world)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MADE)
 def test_replays_and_a_rank_that_is_overtaken(name):
     run_ranks(lambda: replayed(MADE[name], slow=1), 3, mode="skew", seed=5)

@@ -71,10 +71,11 @@ def results(model: nn.Module, call, x: torch.Tensor, train: bool) -> list:
     return [out.detach(), x.grad, *grads]
 
 
-def of_graphs(report: inductor.Report):
+def of_graphs(*reports: inductor.Report):
     """A backend that runs the graph that our pass leaves. What Inductor makes of it takes ten times as long."""
     def by_our_pass(module, inputs):
-        inductor.Overlap(report)(module.graph)
+        for report in reports:
+            inductor.Overlap(report)(module.graph)
         module.recompile()
         return make_boxed_func(module)
     return aot_autograd(fw_compiler=by_our_pass, decompositions=select_decomp_table())
@@ -96,7 +97,7 @@ def models(sequence: bool, batch: int, train: bool, whole: bool) -> None:
     print("as expected", flush=True)
 
 
-def kept() -> None:
+def kept(whole: bool) -> None:
     """What has no op of ours stays as it is, with a reason."""
     def sums(x, weight):
         largest = functional.all_reduce(x @ weight, "max", torch.distributed.group.WORLD)
@@ -106,10 +107,10 @@ def kept() -> None:
         return largest, alone, twice
 
     x, weight = torch.ones(8, 8), torch.ones(8, 8) * (torch.distributed.get_rank() + 1)
-    report = inductor.enable()
-    again = inductor.enable()
+    report, again = [inductor.enable() if whole else inductor.Report() for _ in range(2)]
     with torch.no_grad():
-        got, want = torch.compile(sums)(x, weight), sums(x, weight)
+        compiled = torch.compile(sums, backend="inductor" if whole else of_graphs(report, again))
+        got, want = compiled(x, weight), sums(x, weight)
     inductor.disable()
     for found, expected in zip(got, want, strict=True):
         torch.testing.assert_close(found, expected)
@@ -243,7 +244,7 @@ def compile_whole() -> None:
 def main() -> None:
     triton_dist.initialize_distributed()
     if sys.argv[1] == "kept":
-        kept()
+        kept("whole" in sys.argv)
     elif sys.argv[1] == "norms":
         norms()
     elif sys.argv[1] == "norm":
@@ -285,8 +286,9 @@ def test_a_norm_after_an_all_reduce_by_inductor():
     run("norm")
 
 
-def test_what_cannot_be_replaced_stays_with_a_reason():
-    run("kept")
+@pytest.mark.parametrize("whole", [[], pytest.param(["whole"], marks=pytest.mark.full)], ids=["graph", "by Inductor"])
+def test_what_cannot_be_replaced_stays_with_a_reason(whole):
+    run("kept", *whole)
 
 
 def test_another_pass_runs_first_or_is_refused():

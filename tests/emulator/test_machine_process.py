@@ -162,6 +162,7 @@ def test_a_world_after_another():
     assert run.returncode == 0 and run.stdout.count("three worlds") == 2, run.stderr
 
 
+@pytest.mark.full
 def test_heap_files_without_memfd(tmp_path):
     for code, _, err in finish(start("fallback", tmp_path, TMPDIR=str(tmp_path)), 60):
         assert code == 0, err

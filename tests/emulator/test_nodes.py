@@ -302,6 +302,7 @@ def test_processes_in_nodes(tmp_path):
     assert run.returncode == 0 and all(expected(rank) in out for rank in range(4)), out
 
 
+@pytest.mark.full
 def test_each_of_several_launchers_is_a_node(tmp_path):
     import socket
     with socket.socket() as free:

@@ -111,7 +111,7 @@ def given_calls(examples: int):
     return decorate
 
 
-@given_calls(120)
+@given_calls(50)
 def test_ops_agree_with_float64(world, script, mode, seed):
     agree(world, script, mode, seed)
 

@@ -129,7 +129,7 @@ def run(*args, size=2, **variables):
                           capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("first", ["main", "worker"])
+@pytest.mark.parametrize("first", ["main", pytest.param("worker", marks=pytest.mark.full)])
 def test_any_thread_may_call_ops_one_at_a_time(first):
     done = run("hand_over", first)
     assert done.returncode == 0 and done.stdout.count("handed over") == 2, done.stderr
@@ -145,7 +145,7 @@ def test_a_fork_of_a_world_is_told_to_use_spawn_and_harms_nobody():
     assert done.returncode == 0 and done.stdout.count("forked") == 2, done.stderr
 
 
-@pytest.mark.parametrize("where", ["op", "torch"])
+@pytest.mark.parametrize("where", ["op", pytest.param("torch", marks=pytest.mark.full)])
 def test_an_error_in_flight_is_shown_first_and_nobody_waits_for_long(where, tmp_path):
     raised = tmp_path / "raised"
     done = run("error", where, RAISED=str(raised))

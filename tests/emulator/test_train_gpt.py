@@ -23,6 +23,7 @@ def near(found, alone):
     assert worst <= 1e-5, (worst, found, alone)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_thirty_steps(world, alone):
     found = run_ranks(lambda: trained(ParallelGPT(GPT()), STEPS), world)
@@ -30,9 +31,9 @@ def test_thirty_steps(world, alone):
     near(found[0], alone)
 
 
-@pytest.mark.parametrize("world, reentrant, steps", [(2, False, FEW), (2, True, FEW), *(
+@pytest.mark.parametrize("world, reentrant, steps", [(2, False, FEW), *(
     pytest.param(*case, marks=pytest.mark.full) for case in (
-        (1, False, STEPS), (2, False, STEPS), (4, False, STEPS), (4, True, FEW)))])
+        (1, False, STEPS), (2, False, STEPS), (4, False, STEPS), (4, True, FEW), (2, True, FEW)))])
 def test_with_checkpoints(world, reentrant, steps, alone):
     near(run_ranks(lambda: trained(ParallelGPT(GPT(), reentrant), steps), world)[0], alone[:steps])
 
@@ -51,7 +52,8 @@ def test_compiled(world, checkpointed, steps, alone):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("options", [dict(sequence_dim=1), dict(sequence_parallel=False)], ids=["[B, S, H]", "replicated"])
+@pytest.mark.parametrize("options", [
+    dict(sequence_dim=1), pytest.param(dict(sequence_parallel=False), marks=pytest.mark.full)], ids=["[B, S, H]", "replicated"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_other_layouts(world, options, alone):
     """Batch first; and every rank has the whole sequence."""

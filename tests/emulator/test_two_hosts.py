@@ -100,6 +100,7 @@ def test_ops_run_over_a_network(namespaces, tmp_path):
         assert f"rank {rank} is done" in out[rank // 2], "\n".join(out)
 
 
+@pytest.mark.full
 def test_a_hang_over_a_network_is_told_on_both_hosts(namespaces, tmp_path):
     status, *out = run(namespaces, tmp_path, hang=True)
     assert status != 0

@@ -260,6 +260,7 @@ def test_a_trial_that_hangs_or_dies_is_an_error(monkeypatch, tmp_path, script, w
     assert time.monotonic() - begun < 10
 
 
+@pytest.mark.full
 def test_the_command_on_this_machine():
     """For real: every trial of the emulator, as JSON."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}

@@ -160,8 +160,9 @@ def lives(pid):
 
 
 @pytest.mark.parametrize("how, status, words", [
-    ("error", 1, "rank 1 failed with exit code 1"), ("status", 7, "rank 1 failed with exit code 7"),
-    ("interrupt", 130, "rank 1 was ended by SIGINT"), ("kill", 137, "rank 1 was ended by SIGKILL")])
+    ("error", 1, "rank 1 failed with exit code 1"), ("kill", 137, "rank 1 was ended by SIGKILL"),
+    *(pytest.param(*case, marks=pytest.mark.full) for case in (
+        ("status", 7, "rank 1 failed with exit code 7"), ("interrupt", 130, "rank 1 was ended by SIGINT")))])
 def test_a_rank_that_fails_ends_the_others(how, status, words, tmp_path):
     """Its traceback is that of a plain run. The others get SIGTERM, and what they have started as well."""
     script = tmp_path / "ends.py"
@@ -216,7 +217,7 @@ sys.exit(forks.main())
 """
 
 
-@pytest.mark.parametrize("case", ["fork", "deaf"])
+@pytest.mark.parametrize("case", ["fork", pytest.param("deaf", marks=pytest.mark.full)])
 def test_no_rank_stays(case, tmp_path):
     """Where a fork fails, the ranks before it are ended. A rank that does not heed SIGTERM is killed."""
     script = tmp_path / "deaf.py"

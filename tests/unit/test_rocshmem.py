@@ -119,7 +119,7 @@ def test_the_shim_calls_exactly_the_published_functions(shim):
         "version", "unique_id", "init", "malloc", "free", "ptr", "my_pe", "n_pes", "barrier_all", "finalize", "module_init"}
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.full)])
 def test_ranks_join_by_a_unique_id_and_reach_each_other(shim, tmp_path, size):
     said = run(shim, tmp_path, size)
     assert all("joined and left" in text for text in said), said
@@ -135,6 +135,7 @@ def test_a_heap_that_does_not_fit_on_one_rank_is_refused_on_every_rank(shim, tmp
     assert all("full: rocSHMEM cannot allocate 4096 bytes of symmetric heap on rank 1" in text for text in said), said
 
 
+@pytest.mark.full
 def test_joining_that_fails_everywhere_says_which_call(shim, tmp_path):
     said = run(shim, tmp_path, 2, lambda rank: {"ROCSHMEM_STUB_FAIL": "init"})
     assert all("rank 0: rocshmem_init_attr failed with 1" in text for text in said), said
