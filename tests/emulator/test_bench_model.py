@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("phase, ranks", [
-    pytest.param("prefill", 2, marks=pytest.mark.full), pytest.param("decode", 2, marks=pytest.mark.full), pytest.param("train", 2, marks=pytest.mark.full)])
+    pytest.param(phase, 2, marks=pytest.mark.full) for phase in ("prefill", "decode", "train")])
 def test_every_variant_gives_what_one_rank_gives(phase, ranks, tmp_path):
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
                        PYTHONPATH=str(ROOT / "python"))

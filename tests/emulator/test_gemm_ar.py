@@ -99,7 +99,8 @@ def test_more_tiles_than_programs(two_shot):
         run_ranks(lambda: back_to_back([GAR(70, 200, 40, bias=True), GAR(3, 300, 40)], repeat=2), 2, num_sms=2)
 
 
-@pytest.mark.parametrize("split, two_shot", [(4, False), *(pytest.param(1, two_shot, marks=pytest.mark.full) for two_shot in (False, True))])
+@pytest.mark.parametrize("split, two_shot", [
+    (4, False), *(pytest.param(1, two_shot, marks=pytest.mark.full) for two_shot in (False, True))])
 def test_every_rank_and_every_schedule_has_the_same_bits(split, two_shot):
     def script():
         return back_to_back([GAR(20, 72, 300, dtype=BF16, bias=True, residual="apart")])[0]

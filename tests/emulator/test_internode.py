@@ -231,8 +231,10 @@ CLEAN = {"ag_gemm": [AG(70, 40, 96, bias=True), AG(9, 41, 50)], "gemm_rs": [RS(7
 
 
 @pytest.mark.parametrize("name, ranks, nodes, schedules", [
-    ("ag_gemm", 4, 2, 2), ("gemm_rs", 6, 3, 2), ("core", 4, 2, 2), *(pytest.param(*case, marks=pytest.mark.full) for case in (
-        ("ag_gemm", 4, 2, 7), ("ag_gemm", 8, 4, 3), ("gemm_rs", 4, 2, 7), ("gemm_rs", 8, 4, 2), ("core", 8, 4, 7), ("gemm_rs", 8, 4, 28), ("ag_gemm", 8, 2, 28)))])
+    ("ag_gemm", 4, 2, 2), ("gemm_rs", 6, 3, 2), ("core", 4, 2, 2),
+    *(pytest.param(*case, marks=pytest.mark.full) for case in (
+        ("ag_gemm", 4, 2, 7), ("ag_gemm", 8, 4, 3), ("gemm_rs", 4, 2, 7), ("gemm_rs", 8, 4, 2),
+        ("core", 8, 4, 7), ("gemm_rs", 8, 4, 28), ("ag_gemm", 8, 2, 28)))])
 def test_gemms_are_clean_under_the_checker(name, ranks, nodes, schedules):
     report = check_kernel(lambda: back_to_back(CLEAN[name]), ranks, schedules, nodes=nodes)
     assert report.clean and report.schedules == schedules, str(report)
