@@ -7,6 +7,7 @@ from torch.nn.functional import linear
 
 import triton_dist
 from triton_dist.backends.emulator import run_ranks
+from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.ops import OPS, ag_gemm, all_gather, all_reduce, gemm_ar, gemm_rs, reduce_scatter
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
@@ -73,6 +74,52 @@ def test_after_it_no_number_of_rows_makes_ranks_meet(name, world, monkeypatch):
             torch.testing.assert_close(call(rows), expected(rows), rtol=1e-4, atol=1e-4)
             assert meetings.since() == [], rows
     run_ranks(script, world)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """{rank: what its launches need to have compiled: kernel, constexprs and launch options}. Nothing is launched."""
+    found: dict = {}
+    prepare = EmulatorBackend.prepare
+
+    def noted(self, kernel, grid, args, kwargs, varying=None):
+        options = tuple(sorted((name, str(value)) for name, value in kwargs.items()))
+        found.setdefault(resolve().rank, set()).add((kernel.__name__, options))
+        return prepare(self, kernel, grid, args, kwargs, varying)
+    monkeypatch.setattr(EmulatorBackend, "prepare", noted)
+    monkeypatch.setattr(EmulatorBackend, "launch", lambda *args: None)
+    monkeypatch.setattr(EmulatorBackend, "push", lambda *args: None)
+    return found
+
+
+WIDE = 256                              # so that numbers of rows differ in the threads of a collective's programs
+LARGE = {
+    "ag_gemm": lambda x, weight, group, r: ag_gemm(x[:r], weight[:200], method="ws"),
+    "gemm_rs": lambda x, weight, group, r: gemm_rs(x[:r * group.size], weight[:40], method="ws"),
+    "gemm_ar": lambda x, weight, group, r: gemm_ar(x[:r], weight[:72]),
+    "all_reduce": lambda x, weight, group, r: all_reduce(x[:r]),
+    "all_gather": lambda x, weight, group, r: all_gather(x[:r], method="one_shot"),
+    "reduce_scatter": lambda x, weight, group, r: reduce_scatter(x[:r * group.size], method="one_shot"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_after_it_no_number_of_rows_needs_a_kernel_that_is_not_compiled(name, compiled):
+    """Of all numbers of a range, not only of those that divide by something."""
+    def script():
+        group, most = resolve(), 160
+        x = random_tensor(most * group.size, WIDE, dtype=torch.float16, seed=group.rank)
+        weight = random_tensor(200, WIDE, dtype=torch.float16, seed=100 + group.rank)
+
+        def call(rows):
+            return LARGE[name](x, weight, group, rows)
+        used = triton_dist.warm_up(call, range(1, most + 1))
+        ready = set(compiled[group.rank])
+        for rows in range(1, most + 1, 3):
+            call(rows)
+        return len(used), compiled[group.rank] - ready
+    for used, late in run_ranks(script, 2, num_sms=5):
+        assert late == set() and used < 60
 
 
 def test_a_new_number_of_rows_costs_a_meeting_only_where_it_runs_in_a_new_way(monkeypatch):

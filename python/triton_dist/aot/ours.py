@@ -42,9 +42,9 @@ def _tilings(stages: dict) -> list[dict]:
 
 def _gathers(dtype: str, more: dict) -> list[dict]:
     return [
-        dict(tiling, HAS_BIAS=bias, COLUMNS=False, NARROW=narrow, STAGING=_layout(dtype, tiling["BLOCK_M"], tiling["BLOCK_N"]),
+        dict(tiling, HAS_BIAS=bias, COLUMNS=False, NARROW=True, STAGING=_layout(dtype, tiling["BLOCK_M"], tiling["BLOCK_N"]),
              **more)
-        for tiling, bias, narrow in product(_tilings({256: 3, 128: 5}), (False, True), (False, True))
+        for tiling, bias in product(_tilings({256: 3, 128: 5}), (False, True))
     ]
 
 

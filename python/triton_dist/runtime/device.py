@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Callable, Container, NamedTuple, Protocol, Sequence
 
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.state import state
 
 
 class Transfer(NamedTuple):
@@ -202,6 +203,7 @@ class Device(ABC):
         tensors of the same dtype and alignment, descriptors of the same kind or the tensors that they would be over, and other
         integers for parameters that the kernel does not specialise. Nothing is looked up again.
         """
+        note_variant(kernel, kwargs)
         self.compile(kernel, grid, args, kwargs)
         whole = Arguments(args, places(varying, args))
         return lambda *values: self.launch(kernel, grid, whole(values), kwargs)
@@ -258,6 +260,13 @@ class Device(ABC):
     # -- failure -------------------------------------------------------------------------------------------
     def left_world(self, error: str | None = None) -> None:
         """The calling rank leaves its world, maybe by an error: what watches over it may stop. Silent, idempotent."""
+
+
+def note_variant(kernel: Any, options: dict) -> None:
+    """A launch of `kernel` is prepared with these constexprs and launch options, each combination of which is compiled."""
+    found = state().variants
+    if found is not None:
+        found.append((kernel, options))
 
 
 def places(varying: int | tuple | None, args: tuple) -> tuple:

@@ -27,7 +27,6 @@ static void split_last_wave(tdist_plan *p) {
     int64_t sms = most(1, p->world->sms - p->shape.comm_sms), last = tiles % sms;
     p->wide = p->block_n >= 2 * NARROWEST && 2 * last <= sms ? tiles - last : tiles;
     p->programs = (int32_t)most(1, least(2 * tiles - p->wide, sms));
-    p->total = tiles;
 }
 
 static tdist_tensor in_chunks(const tdist_plan *p, const void *out) {
@@ -76,7 +75,7 @@ static int make(tdist_plan *p) {
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
         values[n++] = tdist_of_integer(rest[i]);
     const tdist_option options[] = {
-        {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"NARROW", NULL, p->wide < p->total},
+        {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"NARROW", NULL, p->block_n >= 2 * NARROWEST},
         {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M}, {"BLOCK_N", NULL, p->block_n}, {"BLOCK_K", NULL, BLOCK_K},
         {"GROUP_M", NULL, p->shape.group_m},
     };

@@ -90,7 +90,7 @@ struct tdist_plan {
     tdist_gemm shape;
     int64_t count;                    /* of all_reduce */
     int32_t method, block_m, block_n, stages, programs;
-    int64_t tiles, pitch, pieces, piece_tiles, total, wide, half_rows, block;
+    int64_t tiles, pitch, pieces, piece_tiles, wide, half_rows, block;
     int (*make)(tdist_plan *plan);    /* makes the launches, again where buffers have moved */
 };
 int tdist_plan_create(tdist_world *world, tdist_op op, tdist_plan **out);

@@ -28,7 +28,7 @@ from triton_dist.language.threads_abi import LIBRARY as THREAD_LIBRARY
 from triton_dist.language.trace_abi import LIBRARY as TRACE_LIBRARY
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
-from triton_dist.runtime.device import Arena, Arguments, Stream, Transfer, copy_bytes, flag_address, places
+from triton_dist.runtime.device import Arena, Arguments, Stream, Transfer, copy_bytes, flag_address, note_variant, places
 from triton_dist.runtime.environment import aot_record, share_gpus, traced, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
@@ -212,6 +212,7 @@ class GpuBackend(Backend):
 
     # -- kernels -------------------------------------------------------------------------------------------
     def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | tuple | None = None) -> Callable:
+        note_variant(kernel, kwargs)
         positions = places(varying, args)
         found = self._from_library(kernel, grid, args, kwargs, positions)
         if found is not None:

@@ -140,7 +140,7 @@ def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, ou
     """out [world, m, n] = all_gather(x [m, k]) @ weight [n, k]^T + bias [n]; the protocol is ag_gemm_kernel's.
 
     Chunks of the gather buffer start at multiples of cdiv(m, BLOCK_M) * BLOCK_M rows. Own rows are read from x.
-    Tiles from number `wide` on are split in two narrow ones, so that the last wave fills the device (NARROW; else wide is all).
+    With NARROW, tiles from number `wide` on are split in two narrow ones, so that the last wave fills the device.
     """
     tiles_m = gl.cdiv(m, BLOCK_M)
     tiles_n = gl.cdiv(n, BLOCK_N)

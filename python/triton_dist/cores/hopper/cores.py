@@ -117,7 +117,8 @@ class _AgGemm(_Bound):
         sms = max(1, backend().num_sms() - plan.gather.programs)
         self.wide, self.narrow = (_wide_tiles(tiles, sms), bn // 2) if splits else (tiles, bn)
         self.units = 2 * tiles - self.wide
-        self.options.update(STAGING=layout(plan.dtype, bm, bn), NARROW=self.wide < tiles)
+        # Not only where there are some: else the number of rows would decide which of two kernels is compiled.
+        self.options.update(STAGING=layout(plan.dtype, bm, bn), NARROW=splits)
         self.varying = (0, 1, 2, 3, 4, 5, *[6] * has_bias, 8)
 
     def _gathered(self, *block: int) -> list:

@@ -122,7 +122,7 @@ class Calls:
         record = record_of(self, group, members)
         plan = self._planned(record, members, (_signature(tensors, outputs), *map(repr, asked)), tensors, asked)
         if state().watched is not None and not self.local:
-            state().watched.append((self.name, plan.agreed.family, plan.choice))
+            state().watched.append((self.name, plan.agreed.family, plan.choice, plan.variants))
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
@@ -185,7 +185,11 @@ class Calls:
             log.decided(self.name, group, agreed, choice, why)
             plan = self._plan(group, agreed, choice, tensors)
         if plan.compiles:
-            plan.compile(*self.filled(group, agreed, tensors))
+            state().variants = plan.variants = []
+            try:
+                plan.compile(*self.filled(group, agreed, tensors))
+            finally:
+                state().variants = None
         meet_once(group, agreed, choice, record.first_uses, graphs)
         return plan
 

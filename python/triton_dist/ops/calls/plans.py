@@ -22,11 +22,13 @@ class Plan:
         compiles: whether `compile` does something.
         prepared: whether a plan for captured calls has been asked for, where this one does not serve them.
         agreed, choice, out_shape: set once it is in use: what ranks have agreed on, the way that was chosen, the output's shape.
+        variants: (kernel, constexprs and launch options) of each launch that `compile` has prepared.
     """
 
     captured: bool | None = None
     compiles = False
     prepared = False
+    variants: Sequence = ()
     agreed: Any
     choice: Choice
     out_shape: tuple
