@@ -93,6 +93,13 @@ def _norm(seed: int, rank: int, world: int, extra: int) -> Case:
     return make(seed, rank, world, extra)
 
 
+def _layer_norm(seed: int, rank: int, world: int, extra: int) -> Case:
+    """Likewise."""
+    make = _collective(lambda x: ops.all_reduce_layernorm(x, torch.ones(COLUMNS, device="cpu", dtype=torch.float32))[1],
+                       lambda every, rank, world: every.sum(0))
+    return make(seed, rank, world, extra)
+
+
 def _quantised_norm(seed: int, rank: int, world: int, extra: int) -> Case:
     """Likewise."""
     make = _collective(
@@ -132,6 +139,7 @@ CASES: dict[str, Callable] = {
     "all_to_all_vdev_2d": _by_experts,
     "all_reduce_rmsnorm": _norm,
     "all_reduce_rmsnorm_quant": _quantised_norm,
+    "all_reduce_layernorm": _layer_norm,
     "ag_gemm": _gemm(ops.ag_gemm, _PRODUCTS["ag_gemm"]),
     "ag_gemm by SMs": _gemm(ops.ag_gemm, _PRODUCTS["ag_gemm"], comm_sms=2),
     "ag_gemm unfused": _gemm(ops.ag_gemm, _PRODUCTS["ag_gemm"], method="unfused"),

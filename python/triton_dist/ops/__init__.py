@@ -10,6 +10,7 @@ from triton_dist.ops.ag_gemm.op import ag_gemm
 from triton_dist.ops.gemm_rs.op import gemm_rs
 from triton_dist.ops.gemm_ar.op import gemm_ar
 from triton_dist.ops.all_reduce_rmsnorm.op import all_reduce_rmsnorm
+from triton_dist.ops.all_reduce_layernorm.op import all_reduce_layernorm
 from triton_dist.ops.all_reduce_rmsnorm_quant.op import QuantizedNorm, all_reduce_rmsnorm_quant
 from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
 from triton_dist.ops.all_to_all_vdev_2d.op import all_to_all_vdev_2d, all_to_all_vdev_2d_offset
@@ -31,7 +32,7 @@ OPS: dict[str, Op] = registry.OPS
 
 __all__ = [
     "Agreed", "Choice", "EPDispatched", "EPHandle", "EPSent", "Gradient", "OPS", "OnWorkspace", "Op", "Operator", "Plan",
-    "QuantizedNorm", "Shape", "ag_gemm", "all_gather", "all_gather_2d", "all_reduce",
+    "QuantizedNorm", "Shape", "ag_gemm", "all_gather", "all_gather_2d", "all_reduce", "all_reduce_layernorm",
     "all_reduce_rmsnorm", "all_reduce_rmsnorm_quant", "all_to_all_single", "all_to_all_vdev", "all_to_all_vdev_2d",
     "all_to_all_vdev_2d_offset",
     "dispatch_grouped_gemm", "dispatch_grouped_gemm_rows", "ep_combine", "ep_combine_rows", "ep_combine_send", "ep_dispatch",

@@ -6,19 +6,25 @@ from typing import Callable
 import torch
 
 
-def all_reduce_rmsnorm_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Tensor], None],
-                                 out: torch.Tensor, residual_out: torch.Tensor, eps: float, bias: torch.Tensor | None = None,
-                                 residual: torch.Tensor | None = None) -> None:
-    """residual_out = the sum over ranks of x [..., N], + bias [N] + residual [..., N]; out = rms_norm(residual_out) * weight [N].
+def all_reduce_and_add(x: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Tensor], None], total: torch.Tensor,
+                       residual_out: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
+    """residual_out = the sum over ranks of x [..., N], + bias [N] + residual [..., N]. `total` is room of x's shape.
 
     `reduce(x, total)` makes `total` the sum over ranks of x. Rounds to the dtype after each step. `residual_out` may be the
     residual.
     """
-    reduce(x, out)
+    reduce(x, total)
     if bias is not None:
-        out += bias
+        total += bias
     if residual is None:
-        residual_out.copy_(out)
+        residual_out.copy_(total)
     else:
-        torch.add(out, residual, out=residual_out)
+        torch.add(total, residual, out=residual_out)
+
+
+def all_reduce_rmsnorm_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Tensor], None],
+                               out: torch.Tensor, residual_out: torch.Tensor, eps: float, bias: torch.Tensor | None = None,
+                               residual: torch.Tensor | None = None) -> None:
+    """residual_out as all_reduce_and_add gives it; out = rms_norm(residual_out) * weight [N]."""
+    all_reduce_and_add(x, reduce, out, residual_out, bias, residual)
     out.copy_(torch.nn.functional.rms_norm(residual_out, weight.shape, weight, eps))
