@@ -86,11 +86,12 @@ def test_bench_of_gemm_ar(tmp_path, bench):
 
 def test_bench_of_the_norm(tmp_path, bench):
     printed = bench("all_reduce_rmsnorm", "--shapes", "2,40", "3,24,16", "--rounds", "2", "--iters", "2",
-                    "--out", str(tmp_path))
+                    "--quant", "fp8_row,fp8_tensor", "--out", str(tmp_path))
     folder, = tmp_path.iterdir()
     rows = json.loads((folder / "all_reduce_rmsnorm.json").read_text())
     assert [(row["m"], row["n"], row["k"], set(row["us_beside"])) for row in rows] == [
-        (2, 40, 0, set()), (3, 24, 16, {"gemm"})]
+        (2, 40, 0, {"fp8_row", "fp8_tensor"}), (3, 24, 16, {"gemm", "fp8_row", "fp8_tensor"})]
+    assert "fp8_row us" in printed and all(us > 0 for row in rows for us in row["us_beside"].values())
     assert "all_reduce_rmsnorm on 2 x emulator" in printed and all(row["method"] == "one_shot" for row in rows)
 
 

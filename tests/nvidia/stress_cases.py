@@ -12,6 +12,7 @@ import triton_dist
 from triton_dist import ops
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
+from triton_dist.ops.all_reduce_rmsnorm_quant.unfused import quantized
 from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64, gemm_rs_float64,
                                  poisoned, random_tensor)
 
@@ -30,7 +31,7 @@ class Case:
     for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits or experts: x as (rows,
     columns).
     odd: tensors begin one element behind a multiple of 16 bytes. in_place: out is x, or the residual. idle: the last rank has no
-    tiles (n = 0), or no terms (k = 0). cut: what arrives does not fit.
+    tiles (n = 0), or no terms (k = 0). cut: what arrives does not fit. quant: the norm is quantised so, too.
     """
     op: str
     shape: tuple
@@ -43,10 +44,11 @@ class Case:
     idle: bool = False
     cut: bool = False
     comm_sms: int | None = None
+    quant: str = ""
 
     def label(self) -> str:
         marks = ("bias", self.bias), ("residual", self.residual), ("in place", self.in_place), ("odd", self.odd), (
-            "idle rank", self.idle), ("cut off", self.cut), (f"{self.comm_sms} SMs", self.comm_sms)
+            "idle rank", self.idle), ("cut off", self.cut), (f"{self.comm_sms} SMs", self.comm_sms), (self.quant, self.quant)
         notes = "".join(f" {note}" for note, on in marks if on)
         return f"{self.op} {'x'.join(map(str, self.shape))} {str(self.dtype).removeprefix('torch.')}{notes} {self.method}"
 
@@ -123,7 +125,11 @@ def gpu_cases() -> list[Case]:
             Case("all_reduce_rmsnorm", (1, 1), BF16, method),
             Case("all_reduce_rmsnorm", (7, 1000), F16, method, bias=True, residual=True, in_place=True),
             Case("all_reduce_rmsnorm", (3, 4099), F32, method, bias=True, odd=True),
-            Case("all_reduce_rmsnorm", (64, 8192), BF16, method, residual=True))),
+            Case("all_reduce_rmsnorm", (64, 8192), BF16, method, residual=True),
+            Case("all_reduce_rmsnorm", (64, 8192), BF16, method, residual=True, in_place=True, quant="fp8_row"),
+            Case("all_reduce_rmsnorm", (7, 1000), F16, method, bias=True, quant="fp8_1x128"),
+            Case("all_reduce_rmsnorm", (3, 4099), F32, method, odd=True, quant="fp8_1x128"),
+            Case("all_reduce_rmsnorm", (300, 4096), BF16, method, quant="fp8_tensor"))),
         Case("all_reduce_rmsnorm", (7, 1000), BF16, "unfused", bias=True, residual=True),
         *(case for layout in ("compact", "expert", "masked") for case in (
             Case("ep_dispatch", (1, 64), BF16, layout), Case("ep_dispatch", (128, 7168), BF16, layout, residual=True),
@@ -157,7 +163,9 @@ def emulator_cases() -> list[Case]:
         *(case for method in ("one_shot", "two_shot") for case in (
             Case("all_reduce_rmsnorm", (1, 1), BF16, method),
             Case("all_reduce_rmsnorm", (7, 40), F16, method, bias=True, residual=True, in_place=True),
-            Case("all_reduce_rmsnorm", (3, 101), F32, method, bias=True, odd=True))),
+            Case("all_reduce_rmsnorm", (3, 101), F32, method, bias=True, odd=True),
+            Case("all_reduce_rmsnorm", (3, 200), BF16, method, bias=True, odd=True, quant="fp8_1x128"),
+            Case("all_reduce_rmsnorm", (7, 40), F16, method, residual=True, in_place=True, quant="fp8_row"))),
         Case("all_reduce_rmsnorm", (7, 40), BF16, "unfused", bias=True, residual=True),
         Case("ep_dispatch", (5, 24), BF16, "expert", residual=True, idle=True),
     ]
@@ -230,7 +238,25 @@ def rmsnorm(case: Case, group: Group, seed: int) -> Call:
         assert_matches(total, summed, k=group.size, roundings=roundings)
         assert_matches(out, norm, k=n, roundings=roundings + 3)
     empty = poisoned(*case.shape, dtype=case.dtype)
-    return Call((empty, residual if case.in_place else empty), run, check)
+    starts = (empty, residual if case.in_place else empty)
+    if not case.quant:
+        return Call(starts, run, check)
+    scale = torch.full((1,), 0.01, device=x.device) if case.quant == "fp8_tensor" else None
+
+    def run_quantised(out: torch.Tensor, total: torch.Tensor) -> tuple:
+        found = ops.all_reduce_rmsnorm_quant(x, weight, quant=case.quant, scale=scale, bias=bias, group=group, norm_out=out,
+                                             residual=total if case.in_place else residual, residual_out=total,
+                                             method=case.method)
+        return out, total, found.out.view(torch.uint8), found.scales
+
+    def check_quantised(out: torch.Tensor, total: torch.Tensor, q: torch.Tensor, scales: torch.Tensor) -> None:
+        """Numbers and scales have the bits of torch's own rounding of the norm."""
+        check(out, total)
+        expected, by = torch.empty_like(q), torch.empty_like(scales)
+        quantized(out, case.quant, scale, expected.view(torch.float8_e4m3fn), None if scale is not None else by)
+        if not torch.equal(q, expected) or scale is None and not torch.equal(scales, by):
+            raise AssertionError(f"{int((q != expected).sum())} of {q.numel()} numbers are not those of torch's rounding")
+    return Call(starts, run_quantised, check_quantised)
 
 
 def collective(case: Case, group: Group, seed: int) -> Call:

@@ -56,7 +56,10 @@ class AnyOp:
         self.op, self.shape, self.dtype, self.group = op, shape, dtype, group
         self._given = arguments(op, shape, dtype, group)
         self._inputs = [self._given.get(name) for name in op.tensors]
-        self.out = [self._filled(self._inputs)[0]]
+        outputs = self._filled(self._inputs)
+        # Of several outputs the first of x's dtype is compared: one that is quantised is not near float64.
+        self._compared = next((i for i, t in enumerate(outputs) if t is not None and t.dtype == dtype), 0)
+        self.out = [outputs[self._compared]]
         self._takes = set(inspect.signature(op.function).parameters)
 
     def about(self) -> dict:
@@ -77,12 +80,12 @@ class AnyOp:
 
     def ours(self, method: str) -> Candidate:
         """The op by one of its methods."""
-        first = next(iter(self.op.outputs))
+        compared = list(self.op.outputs)[self._compared]
 
         def call(s: int) -> torch.Tensor:
-            given = {**self._given, "group": self.group, "method": method, first: self.out[s]}
-            result = self.op.function(**{name: value for name, value in given.items() if name in self._takes})
-            return result[0] if isinstance(result, tuple) else result
+            given = {**self._given, "group": self.group, "method": method, compared: self.out[s]}
+            result = self.op.bare(self.op.function(**{name: t for name, t in given.items() if name in self._takes}), given)
+            return result[self._compared] if isinstance(result, tuple) else result
         return Candidate(call)
 
     def peer(self, name: str, group_name: str) -> Any:
@@ -94,7 +97,7 @@ class AnyOp:
         wide = [t.double() if t is not None and t.is_floating_point() else t for t in self._inputs]
         outputs = self._filled(wide)
         self.op.unfused(self._agreed(), self.op.members(self.group), *wide, *outputs)
-        return outputs[0]
+        return outputs[self._compared]
 
     def _agreed(self) -> Any:
         return self.op.at(self.shape.m, self.shape.n, self.shape.k, self.dtype, self.op.members(self.group))

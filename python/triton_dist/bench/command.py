@@ -10,6 +10,7 @@
     triton-dist bench gemm_ar --graph                         # the models' down projections for 1 to 2048 rows
     triton-dist bench my_module:my_op --shapes 512,1024,1     # an op of another package or a file here
     triton-dist bench all_reduce_rmsnorm --graph              # what follows a linear in a decoder, alone and in a chain
+    triton-dist bench all_reduce_rmsnorm --graph --quant fp8_tensor,fp8_row,fp8_1x128     # and with fp8 outputs beside it
     triton-dist bench model --arch llama3-8b --phase decode --graph       # layers of a decoder, beside what else there is
 """
 import argparse
@@ -62,6 +63,8 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     sub = commands.add_parser(norm_words.COMMAND, help="time all_reduce_rmsnorm beside an all-reduce, then torch's sum and norm")
     sub.add_argument("--shapes", nargs="+", default=[], metavar="M,N[,K]",
                      help="rows alone, or after a product that sums over K on each rank: a decoder's chain")
+    sub.add_argument("--quant", type=_names(norm_words.QUANTS), default=(), metavar="A,B",
+                     help=f"time all_reduce_rmsnorm_quant in the same rounds: of {', '.join(norm_words.QUANTS)}")
     _graph(sub)
     _common(sub, norm_words.METHODS, ("auto", "unfused"), (*norm_words.PEERS, "none"),
             f"all-reduce before torch's sum and norm: of {', '.join(norm_words.PEERS)}, or none")

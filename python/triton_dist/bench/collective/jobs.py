@@ -29,7 +29,7 @@ def jobs(args: argparse.Namespace, group: Group) -> list:
         made = [(shape.name, partial(GemmAr, shape, dtype, group))
                 for shape in shapes.parse(args.shapes, args.command, group.size, emulated)]
     elif args.command == norm_words.COMMAND:
-        made = [(shape.name, partial(Norm, shape, dtype, group))
+        made = [(shape.name, partial(Norm, shape, dtype, group, quants=args.quant))
                 for shape in norm_words.parse(args.shapes, emulated)]
     elif getattr(args, "any_op", None) is not None:
         made = [(shape.name, partial(AnyOp, args.any_op, shape, dtype, group))

@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What is timed of all_reduce_rmsnorm: rows alone, or a decoder's chain of a product and what follows it."""
-from typing import Any
+from functools import partial
+from typing import Any, Sequence
 
 import torch
 
@@ -10,7 +11,7 @@ from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
 from triton_dist.compat import distributed as private
-from triton_dist.ops import all_reduce, all_reduce_rmsnorm, explain
+from triton_dist.ops import all_reduce, all_reduce_rmsnorm, all_reduce_rmsnorm_quant, explain
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
@@ -22,10 +23,11 @@ _EPS = 1e-6
 class Norm:
     """all_reduce(x) + residual, and its RMSNorm, for x [M, N]; where K is not 0, x is a product [M, K] @ [N, K]^T each time.
 
-    A peer is its all-reduce, then torch's sum and norm; "parts" is ours. "gemm" is the product alone.
+    A peer is its all-reduce, then torch's sum and norm; "parts" is ours. Beside them: "gemm" is the product alone, and each of
+    `quants` what all_reduce_rmsnorm_quant takes, after the same product.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, group: Group, sets: int | None = None):
+    def __init__(self, shape: Shape, dtype: torch.dtype, group: Group, sets: int | None = None, quants: Sequence[str] = ()):
         self.shape, self.dtype, self.group = shape, dtype, group
         m, n, k = shape.m, shape.n, shape.k
         self.sets = sets or max(group.all_gather_object(rotation((4 * m * n + (m + n) * k) * dtype.itemsize)))
@@ -33,11 +35,15 @@ class Norm:
         self.weight = random_tensor(n, dtype=dtype, seed=77)
         self.residual = [random_tensor(m, n, dtype=dtype, seed=1000 * s + 300) for s in range(self.sets)]
         self.out, self.total = ([torch.empty(m, n, dtype=dtype, device=device()) for _ in range(self.sets)] for _ in range(2))
-        self.beside = {"gemm": self._product} if k else {}
+        self.beside: dict = {"gemm": self._product} if k else {}
         if k:
             self._a = [random_tensor(m, k, dtype=dtype, seed=1000 * s + 600 + group.rank) for s in range(self.sets)]
             self._b = [random_tensor(n, k, dtype=dtype, seed=1000 * s + 900 + group.rank) for s in range(self.sets)]
             self._product(0)
+        if quants:
+            self._scale = torch.full((1,), 0.01, dtype=torch.float32, device=device())
+            self._fp8 = [torch.empty(m, n, dtype=torch.float8_e4m3fn, device=device()) for _ in range(self.sets)]
+            self.beside.update({quant: partial(self._quantised, quant) for quant in quants})
 
     def about(self) -> dict:
         """What a row says of the problem."""
@@ -92,6 +98,12 @@ class Norm:
             torch.add(reduce(s), self.residual[s], out=self.total[s])
             return self.out[s].copy_(torch.nn.functional.rms_norm(self.total[s], (self.shape.n,), self.weight, _EPS))
         return Candidate(call)
+
+    def _quantised(self, quant: str, s: int) -> torch.Tensor:
+        self._product(s)
+        return all_reduce_rmsnorm_quant(self.x[s], self.weight, quant=quant, residual=self.residual[s], eps=_EPS,
+                                        scale=self._scale if quant == "fp8_tensor" else None, group=self.group,
+                                        out=self._fp8[s], residual_out=self.total[s]).out
 
     def _product(self, s: int) -> torch.Tensor:
         if self.shape.k:

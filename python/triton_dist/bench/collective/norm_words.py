@@ -5,9 +5,11 @@ import re
 
 from triton_dist.bench.shapes import Shape
 from triton_dist.ops import OPS
+from triton_dist.ops.all_reduce_rmsnorm_quant.op import QUANTS as _QUANTS
 
 COMMAND = "all_reduce_rmsnorm"
 METHODS = ("auto", *OPS[COMMAND].methods)
+QUANTS = tuple(_QUANTS)
 PEERS = ("nccl", "parts", "symm_one_shot", "symm_two_shot")
 _DEFAULT = tuple(f"{m},8192{k}" for k in ("", ",4096") for m in (1, 8, 32, 128, 256))
 _TINY = ("3,40", "3,40,16")

@@ -75,6 +75,9 @@ class AllReduceRmsnormQuant(NormedAllReduce):
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Quantized:
         return self._quantized(super().at(m, n, k, dtype, group), "fp8_row", False)
 
+    def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
+        return dict(super().inputs(m, n, k, group), quant="fp8_row")
+
     def plan(self, choice: Choice, agreed: Quantized, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Fused(agreed, group)
 
