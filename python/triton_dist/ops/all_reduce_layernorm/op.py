@@ -64,7 +64,7 @@ def all_reduce_layernorm(x: torch.Tensor, weight: torch.Tensor, norm_bias: torch
                          bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, eps: float | None = 1e-5,
                          group: Any = None, out: torch.Tensor | None = None, residual_out: torch.Tensor | None = None,
                          method: str = "auto") -> tuple[torch.Tensor, torch.Tensor]:
-    """residual_out = all_reduce(x) + bias + residual; out = layer_norm(residual_out) * weight + norm_bias. Collective over `group`.
+    """residual_out = all_reduce(x) + bias + residual; out = layer_norm(residual_out) * weight + norm_bias. Collective.
 
     all_reduce_rmsnorm with torch's layer_norm over the last dimension: of differences from the row's mean.
 
