@@ -2,12 +2,13 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 # The CPU test suite on all cores, and a small part of it (tests/newest.txt) under the newest Triton. `--full` adds what takes
-# longer than CI should: all modes and sizes of the world, all that is compiled (tests/conftest.py).
+# longer than CI should: all combinations of values, all that is compiled (CONTRIBUTING.md, tests/conftest.py).
 # Other arguments go to pytest, which then runs once; `--triton VERSION` before them picks the Triton.
 set -euo pipefail
 export TRITON_DIST_DEV=1
 source "$(dirname "${BASH_SOURCE[0]}")/setenv.sh"
 export TRITON_DIST_BACKEND=emulator OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export PYTHONDONTWRITEBYTECODE=                     # hundreds of tests start processes, which import the same modules
 cd "$TRITON_DIST_ROOT"
 
 newest=3.9.0

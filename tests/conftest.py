@@ -24,6 +24,7 @@ from triton_dist.backends.emulator.engine.order import MODES
 
 LARGEST = 8                     # ranks: only under --full
 NEWEST = (3, 9)                 # Triton
+COLLECTED = pytest.StashKey[list]()
 
 # The time of one example says how busy the machine is. It does not say whether the example is right.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,8 +51,15 @@ def own_caches(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session")
+def collected(request):
+    """All items, those that -m leaves out too."""
+    return request.config.stash[COLLECTED]
+
+
 @pytest.hookimpl(tryfirst=True)         # before pytest looks at -m
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    config.stash[COLLECTED] = list(items)
     for items_alike, values in families(items, "mode").values():
         if set(values) <= set(MODES):
             keep(items_alike, "mode", {picked(items_alike[0], "mode", values)})

@@ -65,7 +65,8 @@ def same(one, other) -> None:
     assert text(one) == text(other) and len(text(one)) > 50
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [
+    pytest.param(target, marks=[pytest.mark.full][:target not in ("sm_90", "gfx942")]) for target in TARGETS])
 @pytest.mark.parametrize("module, name", PORTABLE, ids=["ag_gemm_kernel", "gemm_rs_kernel", "gemm_rs_scatter_kernel"])
 def test_off_the_code_is_the_same(module, name, target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
@@ -97,10 +98,13 @@ EXCHANGES = [(exchange_kernels, "one_hop_packets"), (exchange_kernels, "one_hop_
              (combine_kernels, "ep_combine_kernel"), (exchange_kernels, "one_hop_self_flagged"),
              (all_reduce_kernels, "two_hops_self_flagged"), (rmsnorm_kernels, "one_hop_rmsnorm"),
              (rmsnorm_kernels, "two_hops_rmsnorm"), (place_kernel, "place_kernel")]
+OFTEN = ("one_hop_push", "two_shot_kernel", "ep_combine_kernel", "two_hops_rmsnorm")          # the rest under --full
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-@pytest.mark.parametrize("module, name", EXCHANGES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("module, name", [
+    pytest.param(*case, marks=[pytest.mark.full][:case[1] not in OFTEN]) for case in EXCHANGES],
+    ids=lambda value: value if isinstance(value, str) else "")
 def test_off_the_code_of_an_exchange_is_the_same(module, name, target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     compiled = (test_experts_code if name.startswith(("ep_", "place_")) else

@@ -25,7 +25,6 @@ def compiled(target: str, dtype: str = "bf16", world: int = 4, splits: str = "i6
     return compile_kernel(kernel, types, known, target, divisible=aligned, num_warps=8, num_stages=1)
 
 
-@pytest.mark.every("by_rank", "target")
 @pytest.mark.parametrize("by_rank", [True, False])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_kernel_for_every_target_moves_wide_rows(target, by_rank):

@@ -1,9 +1,12 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Which items run every time (tests/conftest.py): of each family one mode and two sizes, the same in each run; mutants all."""
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 FILE = '''
@@ -12,6 +15,24 @@ import pytest
 @pytest.mark.parametrize("mode", ["eager", "random", "late", "skew", "priority", "pct", "round-robin"])
 @pytest.mark.parametrize("call", [print, object(), 3])
 def test_modes(call, mode):
+    pass
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("m, n", [(1, 2), (1, 3), (2, 2), (2, 3)])
+@pytest.mark.parametrize("bias", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_products(dtype, m, n, bias):
+    pass
+
+@pytest.mark.every("world")
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_every_world(world):
+    pass
+
+@pytest.mark.every("kernel", "target")
+@pytest.mark.parametrize("kernel", ["gather", "reduce"])
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_every_pair(kernel, target, dtype):
     pass
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
@@ -34,15 +55,36 @@ def selected(folder, *words):
     return sorted(line.split("::")[1] for line in done.stdout.splitlines() if "::" in line)
 
 
-def test_one_mode_and_two_sizes_of_each_family(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    full: all of it\n")
+def test_a_few_items_of_each_test_have_all_values(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    full: all of it\n    every(*names): all of these\n")
     for name in ("conftest.py", "process_state.py"):
         (tmp_path / name).write_text((TESTS / name).read_text())
     (tmp_path / "test_some.py").write_text(FILE)
     found = selected(tmp_path, "-m", "not full")
-    assert found == selected(tmp_path, "-m", "not full") and len(selected(tmp_path)) == 21 + 5 + 2 + 3
-    names = [name.split("[")[0] for name in found]
-    assert names.count("test_modes") == 3 and names.count("test_mutant") == 3
-    assert names.count("test_modes_of_something_else") == 2
-    worlds = {name for name in found if name.startswith("test_worlds")}
-    assert "test_worlds[2]" in worlds and 1 <= len(worlds) <= 2 and "test_worlds[8]" not in worlds
+    assert found == selected(tmp_path, "-m", "not full")
+    items = {}
+    for name, words in (re.fullmatch(r"(\w+)\[(.*)\]", item).groups() for item in found):
+        items.setdefault(name, []).append(words.split("-"))
+    assert len(items["test_modes"]) == 3 and len(items["test_mutant"]) == 3 and len(items["test_modes_of_something_else"]) == 2
+    assert ["2"] in items["test_worlds"] and 1 <= len(items["test_worlds"]) <= 2 and ["8"] not in items["test_worlds"]
+    assert len(items["test_every_world"]) == 4
+    products = items["test_products"]
+    assert len(products) == 4 and {bias for bias, *_ in products} == {"False"}
+    assert {(m, n) for _, m, n, _ in products} == {("1", "2"), ("1", "3"), ("2", "2"), ("2", "3")}
+    assert {dtype for *_, dtype in products} == {"bf16", "fp16", "fp32"}
+    pairs = items["test_every_pair"]
+    assert len(pairs) == len({(kernel, target) for _, target, kernel in pairs}) == 4 and len({dtype for dtype, *_ in pairs}) == 2
+
+
+# Mutants that take long, and changes that are no faults: under --full alone.
+LONG = {"test_every_mutant_is_reported", "test_mutant_that_few_schedules_show_is_reported", "test_a_mutant_that_is_right_is_clean"}
+
+
+def test_no_mutant_is_lost(collected):
+    """Each is reported every time. A mutant that is added raises the number."""
+    files = {item.path for item in collected}
+    if not files >= {*TESTS.glob("checker/test_*.py"), *TESTS.glob("emulator/test_*mutants.py")}:
+        pytest.skip("only where all mutants are collected")
+    mutants = [item for item in collected if "mutant" in getattr(item, "originalname", "") and item.originalname not in LONG]
+    assert not [item.nodeid for item in mutants if item.get_closest_marker("full")]
+    assert len(mutants) >= 285, len(mutants)
