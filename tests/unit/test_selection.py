@@ -56,7 +56,7 @@ def selected(folder, *words):
 
 
 def test_a_few_items_of_each_test_have_all_values(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    full: all of it\n    every(*names): all of these\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    full: all\n    every(*names): these\n")
     for name in ("conftest.py", "process_state.py"):
         (tmp_path / name).write_text((TESTS / name).read_text())
     (tmp_path / "test_some.py").write_text(FILE)
@@ -77,7 +77,8 @@ def test_a_few_items_of_each_test_have_all_values(tmp_path):
 
 
 # Mutants that take long, and changes that are no faults: under --full alone.
-LONG = {"test_every_mutant_is_reported", "test_mutant_that_few_schedules_show_is_reported", "test_a_mutant_that_is_right_is_clean"}
+LONG = {"test_every_mutant_is_reported", "test_mutant_that_few_schedules_show_is_reported",
+        "test_a_mutant_that_is_right_is_clean"}
 
 
 def test_no_mutant_is_lost(collected):
