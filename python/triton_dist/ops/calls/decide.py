@@ -97,11 +97,11 @@ def decided(record: CallRecord, agreed: Any, shape: Shape) -> Decision | None:
 def from_table(candidates: Sequence[Choice], rule: tuple, shape: Shape, entries: dict) -> Decision:
     """The fastest candidate by the figures of a shape or its class; by the rule where they do not tell of each method."""
     entry = table.find(entries, shape)
-    ms = {c: entry.ms[c] for c in candidates if c in entry.ms} if entry else {}
+    ms = {c: found for c in candidates if (found := entry.ms.get(c)) is not None} if entry else {}
     if not ms or not entry.covers(c.method for c in candidates):
         return Decision(*rule)
     least = min(ms.values())
-    choice = next(c for c in candidates if c in ms and ms[c] <= _LEVEL * least)
+    choice = next(c for c, found in ms.items() if found <= _LEVEL * least)
     where = "this shape" if entry.shape == shape else str(entry.shape)
     return Decision(choice, f"of {len(ms)} measured it was the fastest, {ms[choice]:.4g} ms at {where} on {entry.date}", entry)
 

@@ -70,12 +70,12 @@ class GemmAr(Op):
         return self._agreed(m, n, x.dtype, method, group)
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, method: Any, group: Group) -> Product:
-        chosen, why = self._chosen(method, group, m, n, dtype)
-        cut = tiling(m, n, dtype, group.size) if chosen == "packets" and m * n else None
-        return Product(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, tiling=cut)
+        cut = tiling(m, n, dtype, group.size) if m * n else None
+        chosen, why = self._chosen(method, group, m, n, dtype, cut)
+        return Product(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, tiling=cut if chosen == "packets" else None)
 
-    def _chosen(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tuple[str, str]:
-        """(the method of a call that has no plan yet, why, for an "auto")."""
+    def _chosen(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype, cut: Tiling | None) -> tuple[str, str]:
+        """(the method of a call that has no plan yet, why, for an "auto"). cut: that of packets, where there is something."""
         nbytes, reason = m * n * dtype.itemsize, possible.no_kernel(group)
         chosen, why = self.possible(method, None if method == "ring" else reason)
         if chosen == "packets" and nbytes > sizes.MOST_PACKET_BYTES:
@@ -88,7 +88,7 @@ class GemmAr(Op):
             return chosen, why
         most = next(most for world, most in MOST_BYTES.items() if group.size <= world)
         rows = AUTO_ROWS
-        if m * n and tiling(m, n, dtype, group.size).config.block_n == backend().few_rows_config(dtype, MOST_ROWS).block_n:
+        if cut is not None and cut.config.block_n == backend().few_rows_config(dtype, MOST_ROWS).block_n:
             rows = MOST_ROWS
         if m <= rows and nbytes <= most:
             return "packets", f"{m} rows are no more than {rows}, and {nbytes} bytes of output no more than {most}"

@@ -40,16 +40,17 @@ def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
     """
     config, sms = backend().few_rows_config(dtype, min(m, MOST_ROWS)), backend().num_sms()
     most_pieces = max(1, _MOST_TERMS // sizes.power_of_two(world))
-    best, most = None, 0.0
-    for narrower, split in ((1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (1, 8), (2, 8), (4, 8)):
-        split = min(split, most_pieces)
-        two_shot = sizes.by_size(ALL_REDUCE.steps, world, m * n * dtype.itemsize * split)[0] != "one_shot"
-        found = Tiling(replace(config, block_n=config.block_n // narrower), split, two_shot)
-        pieces = found.pieces(m, n)
+    narrow, split, most = 1, 1, 0.0
+    for narrower, parts in ((1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (1, 8), (2, 8), (4, 8)):
+        parts = min(parts, most_pieces)
+        pieces = -(-m // config.block_m) * -(-n // (config.block_n // narrower)) * parts
         busy = pieces / (-(-pieces // sms) * sms)
-        if most < 0.9 and busy > most:
-            best, most = found, busy
-    return best
+        if busy > most:
+            narrow, split, most = narrower, parts, busy
+        if most >= 0.9:
+            break
+    two_shot = sizes.by_size(ALL_REDUCE.steps, world, m * n * dtype.itemsize * split)[0] != "one_shot"
+    return Tiling(replace(config, block_n=config.block_n // narrow), split, two_shot)
 
 
 class Packets(OnWorkspace):
