@@ -27,6 +27,7 @@ SIZES = [1, 7, 64, 515, 2000]
 KINDS = {"one_shot": "self-flagged", "two_shot": "self-flagged", "push": "pushes in two hops"}
 
 
+@pytest.mark.every("world", "method")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("method", [*OURS, "unfused", "auto"])
 def test_sizes_back_to_back(world, method):

@@ -27,6 +27,7 @@ OURS = ["one_shot", "two_shot"]
 SHAPES = [(1, 64), (9, 41), (3, 700), (2, 1), (17, 200)]
 
 
+@pytest.mark.every("world", "method")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("method", [*OURS, "unfused", "auto"])
 def test_ragged_shapes_back_to_back(world, method):

@@ -41,6 +41,7 @@ def wrong(rank, seed, world):
     return [-3, *[7] * (world - 2), 2**40] if world > 1 else [-1]
 
 
+@pytest.mark.every("world", "method")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_ragged_shapes_back_to_back(world, method):

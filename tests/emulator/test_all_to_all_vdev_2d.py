@@ -35,7 +35,8 @@ def too_many(rank, seed, rows, world, experts):
     return [[-3 if e else 2**40 if r == world - 1 else 3 for e in range(experts)] for r in range(world)]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=FULL), pytest.param(8, marks=FULL)])
+@pytest.mark.every("world", "method")
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("what", BOTH)
 def test_shapes_in_turn(what, method, world):

@@ -21,6 +21,8 @@ OURS = ["one_shot", "push"]
 KINDS = {"one_shot": "packets", "push": "pushes in one hop"}
 
 
+@pytest.mark.every("op", "world")
+@pytest.mark.every("method", "world")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("method", [*OURS, "unfused", "auto"])
 @pytest.mark.parametrize("op", OPS)

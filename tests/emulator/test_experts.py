@@ -27,6 +27,7 @@ FEW = ["compact", pytest.param("indexed", marks=FULL), "expert", pytest.param("m
 METHODS = ["push", "unfused"]
 
 
+@pytest.mark.every("world", "method")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", LAYOUTS)

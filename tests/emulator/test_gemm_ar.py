@@ -43,6 +43,7 @@ def cut(split=None, two_shot=None, boxes=True):
         yield
 
 
+@pytest.mark.every("world")
 @pytest.mark.parametrize("world, boxes", [(1, True), (2, True), (3, True), (3, False), (4, True), (8, True)])
 @pytest.mark.parametrize("two_shot", [False, True])
 def test_ragged_shapes_back_to_back(world, two_shot, boxes):

@@ -42,6 +42,7 @@ def without_switch(monkeypatch, **changes):
     monkeypatch.setattr(EmulatorBackend, "machine_model", lambda self: machine)
 
 
+@pytest.mark.every("world")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_ragged_shapes_back_to_back(world):
     run_ranks(lambda: back_to_back(RAGGED, repeat=1 if world == 8 else 2), world, mode="late", seed=world)

@@ -13,6 +13,7 @@ WORLDS = [1, 2, 3, 4, 8]
 SHAPES = [(64, 64, 64), (1, 1, 1), (9, 10, 50), (70, 33, 130), (3, 200, 17)]
 
 
+@pytest.mark.every("world", "op")
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("op", [AG, RS])
 def test_ragged_shapes_back_to_back(world, op):
