@@ -7,9 +7,9 @@ other parameters. Each time one mode of a family runs, and two sizes of the worl
 parameters as few items run as show each value of each parameter once. A hash of names picks all these, so that modes, sizes and
 other values meet each other somewhere in the suite, and a run repeats. The rest is marked `full`.
 
-`@pytest.mark.every("world")` asks for all values of a parameter, and `every("name", "target")` for all combinations of two.
-Tests of mutants are left alone: they choose their schedules by themselves. Of what is only compiled, a Triton before NEWEST takes
-one item of each test.
+`@pytest.mark.every("world")` asks for all values of a parameter, `every("name", "target")` for all combinations of two, and `one`
+for a single item. Tests of mutants are left alone: they choose their schedules by themselves. A test that only compiles has one
+item, but for those with `every`, which have them all under the newest Triton.
 """
 import os
 import re
@@ -68,12 +68,13 @@ def pytest_collection_modifyitems(config, items):
             continue
         small = [value for value in values if value != LARGEST] or values
         keep(items_alike, "world", {picked(items_alike[0], "world", small), *({2} & set(small))})
-    for items_alike in of_tests(items).values():
-        keep_some(items_alike, covering(items_alike))
-    if tuple(map(int, triton.__version__.split(".")[:2])) < NEWEST:
-        for (path, _), items_alike in of_tests(items).items():
-            if path.parent.name == "compile":
-                keep_some(items_alike, sorted(items_alike, key=drawn)[:1])
+    newest = tuple(map(int, triton.__version__.split(".")[:2])) >= NEWEST
+    for (path, _), items_alike in of_tests(items).items():
+        every = items_alike[0].get_closest_marker("every")
+        if items_alike[0].get_closest_marker("one") or path.parent.name == "compile" and not (every and newest):
+            keep_some(items_alike, sorted(items_alike, key=drawn)[:1])
+        else:
+            keep_some(items_alike, covering(items_alike))
 
 
 def of_tests(items: list) -> dict:

@@ -11,7 +11,7 @@ from triton_dist.checker import check_kernel
 from triton_dist.checker.report import Report
 
 MODES = ("late", "random", "skew", "priority")          # in which ranks run apart
-SCHEDULES = pytest.mark.parametrize("schedules", [2, pytest.param(12, marks=pytest.mark.full)])     # of what is to be clean
+SCHEDULES = pytest.mark.parametrize("schedules", [1, pytest.param(12, marks=pytest.mark.full)])     # of what is to be clean
 
 
 def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: Any, schedules: int, **options: Any) -> Report:

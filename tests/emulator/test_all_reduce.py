@@ -34,6 +34,7 @@ def test_sizes_back_to_back(world, method):
     run_ranks(lambda: back_to_back([AR(n, method) for n in SIZES]), world, seed=world)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 @pytest.mark.parametrize("method", OURS)
 def test_dtypes_places_and_alignment(method, dtype):
@@ -65,6 +66,7 @@ def test_every_rank_and_every_schedule_has_the_same_bits(method):
         assert all(torch.equal(out, first[0]) for out in run_ranks(script, 4, mode=mode, seed=7))
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("method", OURS)
 def test_two_groups_and_two_streams(method):
     calls = [AR(200, method), AR(33, method)]
@@ -72,6 +74,7 @@ def test_two_groups_and_two_streams(method):
     run_ranks(lambda: side_stream(calls), 3, seed=5)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("start", FIVE_ON)
 @pytest.mark.parametrize("method", OURS)
 def test_epochs_pass_the_wrap_and_zero(method, start):
@@ -205,6 +208,7 @@ def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():
         run_ranks(script, 2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("method", ["one_shot", "two_shot", "push"])
 def test_a_call_after_one_that_ranks_differed_in_takes_none_of_its_packets(method):
     """Of 20 schedules none gives a result to it."""

@@ -27,14 +27,15 @@ OURS = ["one_shot", "two_shot"]
 SHAPES = [(1, 64), (9, 41), (3, 700), (2, 1), (17, 200)]
 
 
-@pytest.mark.every("world", "method")
+@pytest.mark.every("world")
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("method", [*OURS, "unfused", "auto"])
+@pytest.mark.parametrize("method", [*OURS, *(pytest.param(name, marks=pytest.mark.full) for name in ("unfused", "auto"))])
 def test_ragged_shapes_back_to_back(world, method):
     """Fewer rows than ranks, rows of no whole words, rows of more words than threads."""
     run_ranks(lambda: back_to_back([ARN(*shape, method) for shape in SHAPES]), world, seed=world)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 @pytest.mark.parametrize("method", [*OURS, "unfused"])
 def test_dtypes_places_and_alignment(method, dtype):
@@ -58,6 +59,7 @@ def test_more_rows_than_programs_and_more_words_than_threads(method):
     run_ranks(lambda: back_to_back(calls, repeat=2), 2, num_sms=2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("method", OURS)
 def test_every_rank_and_every_schedule_has_the_same_bits(method):
     def script():
@@ -92,6 +94,7 @@ def test_eps_is_torchs(method):
     run_ranks(script, 2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("method", OURS)
 def test_two_groups_and_two_streams(method):
     calls = [ARN(9, 70, method, bias=True), ARN(2, 33, method, residual="in place")]
@@ -99,6 +102,7 @@ def test_two_groups_and_two_streams(method):
     run_ranks(lambda: side_stream(calls), 3, seed=5)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("start", FIVE_ON)
 @pytest.mark.parametrize("method", OURS)
 def test_epochs_pass_the_wrap_and_zero(method, start):

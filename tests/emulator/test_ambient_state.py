@@ -35,8 +35,11 @@ def size_of(name):
     return 1 if "dual" in name or "jvp" in name or "forward-mode" in name else WORLD
 
 
+OFTEN = ("inference_mode", "side stream", "inference_mode, autocast, default device")             # the rest under --full
+
+
 @pytest.mark.parametrize("name", [
-    *(name for name in SERVED if name != "compile"), pytest.param("compile", marks=pytest.mark.full)])
+    name if name in OFTEN else pytest.param(name, marks=pytest.mark.full) for name in SERVED])
 def test_a_first_call_in_any_state_is_right_and_so_are_later_ones(name):
     def ranks():
         for op, case in cases_of(1).items():

@@ -149,11 +149,12 @@ def test_bench_as_a_script_of_the_launcher_with_a_late_rank(tmp_path):
     assert row["mode"] == "rank 1 late 3 ms on the host" and not results.headline([row])
 
 
+@pytest.mark.full
 def test_stress_as_a_script_of_the_launcher(tmp_path):
     log = tmp_path / "stress.txt"
-    printed = started("bash", "launch.sh", "--nproc_per_node", "2", "tests/nvidia/stress.py", "--calls", "30", "--seed",
+    printed = started("bash", "launch.sh", "--nproc_per_node", "2", "tests/nvidia/stress.py", "--calls", "80", "--seed",
                       "5", "--wrap", "--log-file", str(log))
-    assert "✅ stress passed" in printed and "30 calls, seed 5" in printed
+    assert "✅ stress passed" in printed and "80 calls, seed 5" in printed
     assert re.search(r"; [1-9]\d* of \d+ epochs passed 2\^31, [1-9]\d* 0; 0 kinds of calls differ", printed)
     assert log.read_text().rstrip().endswith("passed")
 
@@ -246,6 +247,7 @@ def test_a_method_that_this_device_lacks_is_skipped_without_being_a_failure():
         assert "ws" in found.skipped and not found.failed and "portable" in found.milliseconds
 
 
+@pytest.mark.full
 def test_host_time_of_calls(tmp_path):
     printed = started(sys.executable, "-m", "triton_dist.bench", "dispatch", "--nproc_per_node", "2", "--out", str(tmp_path))
     folder, = tmp_path.iterdir()

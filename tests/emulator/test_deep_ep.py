@@ -205,6 +205,7 @@ def test_a_fixed_number_of_rows_is_captured():
 MOST = 6
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=FULL)])
 @pytest.mark.parametrize("form", ["bf16", "fp8", "fp8 rounded", "fp8 ue8m0"])
 @pytest.mark.parametrize("how", ["whole", "hook", "async"])

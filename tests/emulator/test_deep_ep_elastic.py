@@ -103,6 +103,7 @@ def test_compact_rows(align, sync, kind, world):
     run_ranks(script, world, seed=world)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", ["bf16", "fp8"])
 @pytest.mark.parametrize("align, sync", [(1, True), (8, False), (8, True)])
@@ -188,6 +189,7 @@ def test_what_cannot_be_done_names_the_argument():
 
 
 # -- Megatron ------------------------------------------------------------------------------------------------------------
+@pytest.mark.one
 @pytest.mark.parametrize("is_async", [False, True])
 def test_megatrons_functions_and_their_gradients(is_async):
     """Loss: sum over tokens of g * sum over its choices of prob * 2 * x. So its gradients are known."""

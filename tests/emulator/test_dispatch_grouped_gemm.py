@@ -126,12 +126,14 @@ def test_shapes_in_turn(method, world):
     run_ranks(lambda: back_to_back(calls), world, seed=world)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("method, tokens", [("portable", 60), ("ws", 150)])
 def test_own_whole_tiles_are_multiplied_first(method, tokens):
     call = Product(tokens, 32, 16, 4, 2, dtype=BF16, method=method)
     assert first_of_tiles([call], repeat=1) > 0
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("head", [1, 2])
 def test_own_tiles_of_some_experts_go_first(head, monkeypatch):
     monkeypatch.setattr(plan.Estimate, "head", lambda self, experts: head)
@@ -146,6 +148,7 @@ def test_rows_travel_in_two_steps(method, tokens, world, monkeypatch):
     assert first_of_tiles(calls, world, repeat=1) > 0
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("routing", [to_one, to_nobody, pytest.param(to_the_first, marks=FULL)])
 def test_unkind_routing(routing):
     run_ranks(lambda: back_to_back([Product(30, routing=routing), Product(30)]), 3, seed=3)

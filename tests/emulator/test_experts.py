@@ -40,6 +40,7 @@ def test_shapes_in_turn(layout, method, world):
     run_ranks(lambda: back_to_back(calls), world, seed=world)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("layout", ONE)
 @pytest.mark.parametrize("routing", [to_one, to_the_first, to_nobody])
 def test_unkind_routing(routing, layout):
@@ -65,6 +66,7 @@ def test_what_does_not_fit_is_cut_off_and_told(layout, capacity, method):
     run_ranks(lambda: back_to_back([EP(6, 24, 3, 2, layout, capacity=capacity, method=method)], repeat=1), 2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("dtype, scales, kept", [pytest.param(F16, 0, torch.int64, marks=FULL), (F32, 0, torch.int32),
                                                  pytest.param(F8, 1, torch.int32, marks=FULL), (F8, 3, torch.int64)])
 @pytest.mark.parametrize("layout", FEW)
@@ -72,6 +74,7 @@ def test_dtypes_and_scales(layout, dtype, scales, kept):
     run_ranks(lambda: back_to_back([EP(5, 48, layout=layout, dtype=dtype, scales=scales, kept=kept)]), 2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", FEW)
 def test_rows_become_fp8_on_the_way(layout, method):
@@ -225,6 +228,7 @@ def test_capture_of_what_has_not_run_is_an_error(method):
     run_ranks(script, 2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("layout, capacity, says", [("compact", 3, "room for all rows, found 3 for 4 rows"),
                                                     ("expert", 7, "all rows by expert, found 7 for 8 rows"),
                                                     ("masked", 6, "each expert's rows, found 6 for 8 rows")])

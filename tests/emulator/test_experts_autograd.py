@@ -34,6 +34,7 @@ def through(x, ids, weights, factors, layout, world, **how):
     return ops.ep_combine(y, came.handle, topk_weights=came.topk_weights)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("layout", ["compact", "expert", pytest.param("masked", marks=pytest.mark.full)])
 def test_gradients(layout, world):

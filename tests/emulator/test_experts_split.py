@@ -203,6 +203,7 @@ def test_over_nodes_the_first_half_does_it_all():
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
+@pytest.mark.one
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_a_graph_holds_both_halves(own_stream):
     def script():

@@ -60,6 +60,7 @@ def test_other_methods(world, method):
     run_ranks(lambda: back_to_back(calls), world)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("two_shot", [False, True])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_dtypes_bias_and_residual(dtype, two_shot):
@@ -70,6 +71,7 @@ def test_dtypes_bias_and_residual(dtype, two_shot):
         run_ranks(lambda: back_to_back(calls), 3)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("two_shot", [False, True])
 @pytest.mark.parametrize("split", [2, 4])
 @pytest.mark.parametrize("world, boxes", [(2, True), (2, False), (3, True)])
@@ -133,6 +135,7 @@ def test_two_groups_and_two_streams(two_shot):
         run_ranks(lambda: side_stream(calls), 3, seed=5)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("start", FIVE_ON)
 @pytest.mark.parametrize("two_shot", [False, True])
 def test_epochs_pass_the_wrap_and_zero(two_shot, start):

@@ -40,6 +40,7 @@ def test_ag_gemm(world, mode):
         run_ranks(back_to_back, world, calls[seed:] + calls[:seed], mode=mode, seed=seed, num_sms=2 + 3 * (1 - seed))
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("mode", MODES)
 def test_gemm_rs_repeated(steps, mode):
@@ -68,6 +69,7 @@ class RSOfColumns(RS):
     columns = True
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_with_contiguous_columns(mode, world):

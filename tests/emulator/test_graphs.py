@@ -32,6 +32,7 @@ KINDS = {"ag_gemm": "ag_gemm by SMs", "gemm_rs": "gemm_rs"}
 WAYS = [("ag_gemm", None), ("ag_gemm", 1), ("ag_gemm", 3), ("gemm_rs", None)]
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world, method", [(1, "portable"), (2, "ws"), (3, "portable"), (4, "portable")])
 @pytest.mark.parametrize("name, comm_sms", WAYS)
 def test_replay_after_replay_with_eager_calls_between(name, comm_sms, world, method):
@@ -190,6 +191,7 @@ def small_pieces():
         yield
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_ragged_shapes_back_to_back(world, dtype):

@@ -125,6 +125,7 @@ def replayed(make, slow=None):
             call.verify()
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", MADE)
 def test_replay_after_replay_with_eager_calls_between(name, world):

@@ -66,6 +66,7 @@ def test_ragged_shapes_back_to_back(form, ranks, nodes):
     run_ranks(lambda: back_to_back([form(*shape) for shape in SHAPES], repeat=2), ranks, nodes=nodes, seed=ranks)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("latency", [0, 200])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("form", FORMS)
@@ -76,6 +77,7 @@ def test_modes_and_latency(form, mode, latency, monkeypatch):
         run_ranks(lambda: overtaking(calls, slow=seed), 4, nodes=2, mode=mode, seed=seed)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("form", FORMS)
 def test_several_pieces_a_call(form):
     """Calls of one, two and four programs in turn: flags keep their writers."""
@@ -143,6 +145,7 @@ def test_sub_groups_over_nodes(form):
     run_ranks(script, 4, nodes=2, mode="late")
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("ranks, nodes", [(4, 2), (8, 4)])
 @pytest.mark.parametrize("form", FORMS)
 def test_clean_under_the_checker(form, ranks, nodes):
@@ -164,6 +167,7 @@ def test_gemms_of_ragged_shapes_back_to_back(op, ranks, nodes):
     run_ranks(lambda: back_to_back([op(*shape, bias=True) for shape in GEMMS]), ranks, nodes=nodes, seed=ranks)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("latency", [0, 200])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op", [AG, RS])
@@ -182,6 +186,7 @@ def test_gemms_of_ranks_with_nothing_to_compute(mode):
         run_ranks(lambda: overtaking(calls, slow=3, repeat=2), 4, nodes=2, mode=mode, seed=seed)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("op", [AG, RS])
 def test_gemm_epochs_pass_the_wrap(op):
     run_ranks(lambda: near_the_wrap([op(20, 24, 40), op(40, 16, 40)], [op.kind]), 4, nodes=2, mode="late")
@@ -216,6 +221,7 @@ def test_the_gathered_input_is_returned():
     run_ranks(script, 4, nodes=2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("op", [AG, RS])
 def test_gemms_repeat_bit_by_bit(op):
     def script():

@@ -327,6 +327,7 @@ def test_a_world_that_does_not_fit_ends_at_once(tmp_path):
     assert run.returncode == 1 and "TRITON_DIST_NODES=2x2: expected 2 ranks" in out, out
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("script, says", [
     ("test_ag_gemm.py", "Triton and Torch match"), ("test_gemm_rs.py", "Triton and Torch match"),
     ("benchmarks/nodes.py", "\ngemm_rs  ")])

@@ -88,6 +88,7 @@ def test_outputs_of_fakes_are_like_those_of_calls(name):
     run_ranks(ranks, 2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world", [1, 2])
 def test_twenty_lengths_take_one_graph_forward_and_backward(world):
     """Sequence lengths are dynamic; results are those of eager calls, bit by bit."""

@@ -326,6 +326,7 @@ def test_what_was_tried_is_printed_and_explained(monkeypatch, capsys):
     assert printed.count(" ms  ") == 6
 
 
+@pytest.mark.full
 def test_the_command_writes_a_table(tmp_path):
     out = tmp_path / "table.json"
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT / "python"))

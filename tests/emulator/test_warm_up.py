@@ -60,6 +60,7 @@ def calls() -> dict:
     }
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("name, world", [
     ("ag_gemm", 3), ("gemm_rs", 2), ("all_gather", 3), ("reduce_scatter", 2), ("all_reduce", 3),
     pytest.param("gemm_ar", 3, marks=pytest.mark.full)])

@@ -44,7 +44,7 @@ KERNELS = {
          r"MARK nvshmem_putmem_signal_nbi", r"MARK nvshmem_signal_wait_until", r"bar\.sync",
          r"atom\.release\.sys\.global\.cas", r"atom\.acquire\.sys\.global\.cas"]),
 }
-LONG = [pytest.param(name, marks=pytest.mark.full) if name in ("queue", "copy by threads", "ag_gemm") else name
+LONG = [pytest.param(name, marks=pytest.mark.full) if name in ("queue", "copy by threads", "ag_gemm", "all-to-all") else name
         for name in KERNELS]
 
 

@@ -15,7 +15,7 @@ SAID = {
     "overlapped_ag_gemm.py": "gathered and multiplied 128 x 96 x 128",
     "low_latency_all_to_all.py": "four exchanges between 4 experts", "thread_scope.py": "2 threads met 3 times",
 }
-SHORT = ("queue_between_ranks.py", "thread_scope.py")
+SHORT = ("thread_scope.py", )
 LONG = [name if name in SHORT else pytest.param(name, marks=pytest.mark.full) for name in SAID]
 
 

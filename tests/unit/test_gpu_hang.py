@@ -299,6 +299,7 @@ raise RuntimeError("CUDA error: unspecified launch failure")
 """
 
 
+@pytest.mark.full
 def test_processes_under_torchrun_tell_once_and_all_end(tmp_path):
     """With the store that the launcher brings: rank 0's device traps, rank 1 waits for it in a collective."""
     (tmp_path / "world.py").write_text(WORLD)

@@ -125,6 +125,7 @@ def test_ranks_join_by_a_unique_id_and_reach_each_other(shim, tmp_path, size):
     assert all("joined and left" in text for text in said), said
 
 
+@pytest.mark.full
 def test_a_rank_that_cannot_load_the_binding_is_named_on_every_rank(shim, tmp_path):
     said = run(shim, tmp_path, 2, lambda rank: {rocshmem.VARIABLE: "/nowhere.so"} if rank == 1 else {})
     assert all("refused: TRITON_DIST_HEAP=rocshmem: rank 1: cannot load" in text for text in said), said

@@ -28,6 +28,12 @@ def test_products(dtype, m, n, bias):
 def test_every_world(world):
     pass
 
+@pytest.mark.one
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_one(world, dtype):
+    pass
+
 @pytest.mark.every("kernel", "target")
 @pytest.mark.parametrize("kernel", ["gather", "reduce"])
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
@@ -56,7 +62,7 @@ def selected(folder, *words):
 
 
 def test_a_few_items_of_each_test_have_all_values(tmp_path):
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    full: all\n    every(*names): these\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nmarkers =\n    full: all\n    every(*names): these\n    one: one\n")
     for name in ("conftest.py", "process_state.py"):
         (tmp_path / name).write_text((TESTS / name).read_text())
     (tmp_path / "test_some.py").write_text(FILE)
@@ -67,7 +73,7 @@ def test_a_few_items_of_each_test_have_all_values(tmp_path):
         items.setdefault(name, []).append(words.split("-"))
     assert len(items["test_modes"]) == 3 and len(items["test_mutant"]) == 3 and len(items["test_modes_of_something_else"]) == 2
     assert ["2"] in items["test_worlds"] and 1 <= len(items["test_worlds"]) <= 2 and ["8"] not in items["test_worlds"]
-    assert len(items["test_every_world"]) == 4
+    assert len(items["test_every_world"]) == 4 and len(items["test_one"]) == 1
     products = items["test_products"]
     assert len(products) == 4 and {bias for bias, *_ in products} == {"False"}
     assert {(m, n) for _, m, n, _ in products} == {("1", "2"), ("1", "3"), ("2", "2"), ("2", "3")}

@@ -50,7 +50,7 @@ def _writer(path, m):
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
-    path, spawn = tmp_path / "tuned.json", multiprocessing.get_context("spawn")
+    path, spawn = tmp_path / "tuned.json", multiprocessing.get_context("fork")
     writers = [spawn.Process(target=_writer, args=(path, m)) for m in (1, 2)]
     for writer in writers:
         writer.start()
