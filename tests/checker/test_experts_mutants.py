@@ -18,11 +18,11 @@ from triton_dist.testing import random_tensor
 
 dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_module("triton_dist.ops.ep_combine.op")
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
-ROWS = 'dl.wait(arrived + peer * flags_source + t - 1, 1, "sys", "acquire", epoch)'
+ROWS = 'dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)'
 SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))"
-FITTING = "there = (place < come) & (land < limit)\n                        words"
-BACK = 'dl.wait(arrived + r * flags_source + last, 1, "sys", "acquire", epoch)'
-GIVEN = "            dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))\n"
+FITTING = "floats(words + at * META + (META - SCALES)), (place < come) & (land < limit)"
+BACK = 'dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
+GIVEN = "                dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))\n"
 
 DISPATCH = {  # name: (old, new)
     "it does not wait for the matrix": (MATRIX, "tl.load(inbox + cells, mask=known, other=0).to(tl.int32)"),
@@ -33,29 +33,31 @@ DISPATCH = {  # name: (old, new)
     "it does not wait for rows": (ROWS, "0"),
     "a relaxed wait": (ROWS, ROWS.replace("acquire", "relaxed")),
     "a wait of this device": (ROWS, ROWS.replace('"sys"', '"gpu"')),
-    "nothing is released": (f"            dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
+    "nothing is released": (f"                dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
     "all rounds have one flag": (f"dl.notify_each(everyone + t, epoch, {SENT}", f"dl.notify_each(everyone, epoch, {SENT}"),
-    "rows lie where the first rank's do": ("at = (index * slots + pid * each + place)", "at = (pid * each + place)"),
+    "rows lie where the first rank's do": ("at = (index * slots + begin + place).to(tl.int64)\n", "at = (begin + place).to(tl.int64)\n"),
     "it stores what does not fit": (FITTING, FITTING.replace(" & (land < limit)", "")),
 }
 COMBINE = {
-    "it does not hear of all": ("dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))\n", "pass\n"),
+    "it does not hear of all": ("dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == senders * chunks))\n", "pass\n"),
     "rows keep to one half": ("rows_in = data + (epoch & 1).to(tl.int64) * half", "rows_in = data"),
     "flags keep to one half": ("arrived = flags + (epoch & 1) * flags_half", "arrived = flags"),
     "it does not wait for rows": (BACK, "0"),
     "a relaxed wait": (BACK, BACK.replace("acquire", "relaxed")),
     "a wait of this device": (BACK, BACK.replace('"sys"', '"gpu"')),
-    "it waits for the first round": (BACK, BACK.replace("+ last,", ",")),
+    "it waits for the first of its rounds": (BACK, BACK.replace("last - first + 1", "1")),
+    "it waits for the last of its rounds": (BACK, BACK.replace("+ first, last - first + 1", "+ last, 1")),
     "nothing is released": (GIVEN, ""),
     "rows lie where the first rank's do":
-    ("outbox += (index * slots + of(first, peer) + place)", "outbox += (of(first, peer) + place)"),
+    ("outbox += (index * slots + of(first_slot, peer) + place)", "outbox += (of(first_slot, peer) + place)"),
 }
 
 
 @pytest.fixture(autouse=True)
 def rounds(monkeypatch):
-    """A few rows a round."""
+    """A row a round of a dispatch, two rows a round of a combine."""
     monkeypatch.setattr(chunks, "TILE_BYTES", 128)
+    monkeypatch.setattr(chunks, "FLOAT_BYTES", 256)
 
 
 def dispatches():
@@ -74,8 +76,8 @@ def combines():
     """One dispatch, then combines alone with a slow rank. By the first one's choices ranks 1 and 2 send each other nothing."""
     group = resolve()
     for routing in (to_the_first, anywhere):
-        ids = routing(group.rank, 3, 4, 2, 6).int()
-        came = ep_dispatch(random_tensor(4, 24, dtype=F32, seed=group.rank),
+        ids = routing(group.rank, 5, 6, 2, 6).int()  # two tokens of a round may have rows of two rounds
+        came = ep_dispatch(random_tensor(6, 24, dtype=F32, seed=group.rank),
                            ids,
                            num_experts=6,
                            layout="expert",

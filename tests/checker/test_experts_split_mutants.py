@@ -21,9 +21,9 @@ from triton_dist.testing import random_tensor
 dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_module("triton_dist.ops.ep_combine.op")
 EPOCH = "epoch = tl.load(control + pid)  # of the call that was sent"
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
-ROWS = 'dl.wait(arrived + peer * flags_source + t - 1, 1, "sys", "acquire", epoch)'
+ROWS = 'dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)'
 SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))"
-BACK = 'dl.wait(arrived + r * flags_source + last, 1, "sys", "acquire", epoch)'
+BACK = 'dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
 GIVEN = "(rank < WORLD) & (rank != index) & (t * ROWS < giving))"
 
 DISPATCH = {  # name: (old, new)
@@ -32,16 +32,16 @@ DISPATCH = {  # name: (old, new)
     "it does not wait for rows": (ROWS, "0"),
     "a relaxed wait": (ROWS, ROWS.replace("acquire", "relaxed")),
     "a wait of this device": (ROWS, ROWS.replace('"sys"', '"gpu"')),
-    "nothing is released": (f"            dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
+    "nothing is released": (f"                dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
     "rows keep to one half": ("rows_in = data + (epoch & 1).to(tl.int64) * half", "rows_in = data"),
 }
 COMBINE = {
     "it takes the call before": (EPOCH, EPOCH.replace("+ pid)", "+ pid) - 1")),
-    "it does not hear of all": ("dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))", "pass"),
+    "it does not hear of all": ("dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == senders * chunks))", "pass"),
     "it does not wait for rows": (BACK, "0"),
     "a relaxed wait": (BACK, BACK.replace("acquire", "relaxed")),
     "a wait of this device": (BACK, BACK.replace('"sys"', '"gpu"')),
-    "nothing is released": (f"            dl.notify_each(everyone + t, epoch, {GIVEN}\n", ""),
+    "nothing is released": (f"                dl.notify_each(everyone + t, epoch, {GIVEN}\n", ""),
     "rows keep to one half": ("rows_in = data + (epoch & 1).to(tl.int64) * half", "rows_in = data"),
 }
 
@@ -50,6 +50,7 @@ COMBINE = {
 def rounds(monkeypatch):
     """A few rows a round."""
     monkeypatch.setattr(chunks, "TILE_BYTES", 128)
+    monkeypatch.setattr(chunks, "FLOAT_BYTES", 128)
 
 
 def ids_of(rank, seed):

@@ -86,6 +86,7 @@ def test_fp8_on_the_way_and_unequal_ranks():
 def test_two_micro_batches_under_way(mode, monkeypatch):
     """A dispatch of one and a combine of the other travel at once. A rank is slow, and whole calls are in between."""
     monkeypatch.setattr(chunks, "TILE_BYTES", 128)
+    monkeypatch.setattr(chunks, "FLOAT_BYTES", 128)
 
     def script():
         group, found = resolve(), []

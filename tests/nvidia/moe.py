@@ -255,16 +255,20 @@ def line(bench: Bench, what: str, nbytes: int, us: float | None) -> None:
 
 def sweep(bench: Bench) -> None:
     """The exchange by other tiles, warps and programs, 128 and 4096 tokens. The fastest ones belong into ops/ep/chunks.py."""
-    kept = chunks.TILE_BYTES, chunks.ROW_BYTES, chunks.WARPS, chunks.MOST_CHUNKS
-    space = ((32, 16, 8, 132), (16, 16, 8, 132), (16, 16, 4, 132), (32, 16, 16, 132), (64, 16, 16, 132),
-             (32, 8, 8, 132), (32, 16, 8, 64), (64, 16, 16, 64)) if bench.gpu else ((1, 1, 4, 4), )
-    for tile, row, warps, programs in space:
+    names = ("TILE_BYTES", "ROW_BYTES", "FLOAT_BYTES", "WARPS", "PARTS", "MOST_CHUNKS")
+    kept = [getattr(chunks, name) for name in names]
+    space = ((32, 16, 16, 4, 2, 132), (16, 16, 16, 4, 2, 132), (16, 8, 8, 4, 3, 132), (32, 16, 16, 4, 1, 132),
+             (32, 16, 16, 4, 4, 128), (64, 16, 32, 8, 1, 132), (32, 16, 16, 8, 1, 132),
+             (32, 16, 16, 8, 2, 132)) if bench.gpu else ((1, 1, 1, 4, 2, 4), )
+    for tile, row, sums, warps, parts, programs in space:
         reset()
-        chunks.TILE_BYTES, chunks.ROW_BYTES, chunks.WARPS, chunks.MOST_CHUNKS = tile << 10, row << 10, warps, programs
+        for name, value in zip(names, (tile << 10, row << 10, sums << 10, warps, parts, programs)):
+            setattr(chunks, name, value)
         exchange(bench, (128, 4096) if bench.gpu else (4, ),
-                 f"tile {tile} KiB, row {row} KiB, {warps} warps, {programs} programs: ")
+                 f"tile {tile} KiB, row {row} KiB, sums {sums} KiB, {warps} warps, {parts} parts of {programs}: ")
     reset()
-    chunks.TILE_BYTES, chunks.ROW_BYTES, chunks.WARPS, chunks.MOST_CHUNKS = kept
+    for name, value in zip(names, kept):
+        setattr(chunks, name, value)
 
 
 def gemm(bench: Bench) -> None:

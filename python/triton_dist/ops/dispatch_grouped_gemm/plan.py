@@ -12,7 +12,7 @@ from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, 
 from triton_dist.ops.ep import chunks
 from triton_dist.ops.ep.chunks import Room, tile_of
 from triton_dist.ops.ep_dispatch.op import EP_DISPATCH
-from triton_dist.ops.exchange.sizes import power_of_two
+from triton_dist.ops.exchange.sizes import KIB, power_of_two
 from triton_dist.ops.grouped_gemm.plans import ByCore, Portable
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
@@ -20,6 +20,7 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import side_streams, team
 
 PER_CHUNK = 4  # programs that store the own rows of a chunk
+TILE_BYTES, WARPS = 64 * KIB, 16  # few SMs move the rows, so each must have much under way
 # What an SM does: for the estimate of how many own tiles run while rows travel. It changes times, not results. Not measured.
 SENT_GBS, STORED_GBS, FLOP_NS = 11.0, 50.0, 5000.0
 
@@ -72,7 +73,7 @@ class Fused(OnWorkspace):
         x = tensors[0]
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, x.shape[0], agreed.chunks
         self.local, row = agreed.experts // group.size, agreed.row
-        self.tile = tile_of(self.chunks, row, agreed.dtype.itemsize)
+        self.tile = tile_of(self.chunks, row, agreed.dtype.itemsize, most=TILE_BYTES)
         self.dispatch = agreed.ids(group)
         for _ in range(2):  # the second time nothing grows, so both know where buffers are
             self.ids = EP_DISPATCH.plan(Choice("push"), self.dispatch, group, x)
@@ -106,7 +107,7 @@ class Fused(OnWorkspace):
                       TOKENS=power_of_two(self.chunks.each),
                       ROWS=self.tile.rows,
                       COLS=self.tile.cols,
-                      num_warps=chunks.WARPS,
+                      num_warps=WARPS,
                       num_stages=1)
         rest = (*room.rows, *room.flags, room.space.control, team(self.group), self.tokens, self.chunks.each, agreed.row,
                 agreed.experts, self.chunks.count, self.near)

@@ -16,8 +16,10 @@ MOST_EACH = 1024  # tokens of a chunk that a program can hold
 MOST_CHOICES = 16  # experts of a token
 TILE_BYTES = 32 * KIB  # of rows that a program moves at a time
 ROW_BYTES = 16 * KIB  # of a row that it moves at a time
-WARPS = 8  # of a program
-MOST_CHUNKS = MAX_PROGRAMS  # however many programs the device has room for
+FLOAT_BYTES = 16 * KIB  # of a tile that it holds in fp32
+WARPS = 4  # of a program
+PARTS = 2  # programs that send the rows of a chunk, and as many that take them
+MOST_CHUNKS = MAX_PROGRAMS // (2 * PARTS)  # however many programs the device has room for
 _PACKET = 8  # bytes
 _ALIGNED = 16
 
@@ -35,28 +37,40 @@ class Chunks:
 
 
 def chunks_of(max_tokens: int) -> Chunks:
-    """Chunks of this many tokens: one a program, and no more programs than can run at once."""
+    """Chunks of this many tokens: as many as there are tokens, up to a chunk for each SM."""
     each = max(1, -(-max_tokens // most_chunks()))
     return Chunks(max(1, -(-max_tokens // each)), each)
 
 
 def most_chunks() -> int:
-    """Programs that wait for each other must be able to run at once."""
+    """So many that each SM has the programs of one."""
     return min(backend().num_sms(), MOST_CHUNKS)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program moves at a time: `rows` rows of `cols` elements of them, and in how many rounds a chunk's rows go."""
+    """What a program moves at a time: `rows` rows of `cols` elements of them, and in how many rounds a chunk's rows go.
+
+    parts: programs that share the rounds.
+    """
     rows: int
     cols: int
     rounds: int
 
+    @property
+    def parts(self) -> int:
+        return min(PARTS, self.rounds)
 
-def tile_of(chunks: Chunks, row: int, itemsize: int, multiple: int = 1) -> Tile:
-    """The tile for rows of `row` elements, whose columns are a multiple of `multiple`, a power of two."""
-    cols = max(multiple, min(power_of_two(max(1, row)), ROW_BYTES // itemsize))
-    rows = max(1, min(TILE_BYTES // (cols * itemsize), power_of_two(chunks.each)))
+    def grid(self, chunks: Chunks, send: bool, take: bool) -> tuple[int]:
+        """Of a launch of programs that send, that take, or of both."""
+        return ((send + take) * self.parts * chunks.count, )
+
+
+def tile_of(chunks: Chunks, row: int, itemsize: int, multiple: int = 1, most: int | None = None) -> Tile:
+    """The tile for rows of `row` elements, whose columns are a multiple of `multiple`, a power of two. most: bytes of it."""
+    most = TILE_BYTES if most is None else most
+    cols = max(multiple, min(power_of_two(max(1, row)), min(ROW_BYTES, most) // itemsize))
+    rows = max(1, min(most // (cols * itemsize), power_of_two(chunks.each)))
     rows = 1 << (rows.bit_length() - 1)
     return Tile(rows, cols, -(-chunks.each // rows))
 

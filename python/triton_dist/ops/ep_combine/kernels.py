@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Combine: each rank's sums over its own experts go back to the ranks that have the tokens. One program a chunk of tokens."""
+"""Combine: each rank's sums over its own experts go back to the ranks that have the tokens."""
 import triton
 import triton.language as tl
 
@@ -10,30 +10,33 @@ from triton_dist.ops.ep.device import matrix_of, of, owners, slots_of
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["m", "most", "rounds", "limit", "experts"])
+@jit(do_not_specialize=["m", "most", "rounds", "limit", "experts", "chunks"])
 def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, packets, packets_half, data, half, flags,
-                      flags_source, flags_half, control, team, m, most, rounds, row, limit, experts, K: tl.constexpr,
-                      CHOICES: tl.constexpr, E_LOC: tl.constexpr, PLACED: tl.constexpr, WEIGHTED: tl.constexpr,
-                      HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr,
-                      PITCH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-                      SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
+                      flags_source, flags_half, control, team, m, most, rounds, row, limit, experts, chunks,
+                      K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr, PLACED: tl.constexpr,
+                      WEIGHTED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr,
+                      RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+                      COLS: tl.constexpr, PARTS: tl.constexpr, SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
     """out [m, row] = for each token the sum over ranks of what came of it there, in the order of ranks, + bias + residual.
 
     What a rank has of a row that came: row `r` of y [limit, row]; or, where PLACED, the sum over its choices j in order of
     weights[r, j] * y[positions[r, j]], in fp32 with one rounding. Rows of `limit` and beyond were cut off, and count as zeros.
     The order of rows and `told` are those of ep_dispatch_kernel, and `ids` is what that was given.
-    In a round a program sends ROWS rows of its chunk to each rank, and sums the tokens of the round before: these need no later
-    one. SEND, TAKE: as in ep_dispatch_kernel.
-    Who writes: a chunk's program the rows of source s into slots [own index] of s's half `epoch & 1`, and after each round
-    the epoch (sys) into flags [own index][epoch & 1][chunk][round] there; program 0 a packet to every rank.
-    Who waits: the same chunk's program of the owner for rows; program 0 for the packets of all, which bounds the epoch.
+    PARTS programs send the rows of a chunk to each rank, by rounds of ROWS rows, and PARTS others sum the chunk's tokens, by
+    rounds of ROWS tokens. SEND, TAKE: as in ep_dispatch_kernel.
+    Who writes: a program that sends, its rounds' rows of source s into slots [own index] of s's half `epoch & 1`, and after
+    each round the epoch (sys) into flags [own index][epoch & 1][chunk][round] there; program 0 a packet to every rank.
+    Who waits: a program that sums, for the rounds that have its tokens' rows; the first of them for the packets of all, which
+    bounds the epoch. Those that send have lower numbers and wait for nobody, so programs need not run at the same time.
     """
     index = dl.team_rank(team)
-    pid, chunks = tl.program_id(0), tl.num_programs(0)
+    pid = tl.program_id(0)
     if SEND:
         epoch = epoch_in_turn(control)
     else:
         epoch = tl.load(control + pid)  # of the call that was sent
+    chunk, part = pid % chunks, pid // chunks
+    senders: tl.constexpr = PARTS if SEND else 0
     rank = tl.arange(0, RANKS)
     member = tl.minimum(rank, WORLD - 1)
     inbox = packets + (epoch & 1) * packets_half
@@ -42,64 +45,72 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
         dl.ll_store(to_peers, 1 + 0 * rank, epoch, (rank < WORLD) & (pid == 0))
         count_call(control, epoch)  # while the packets travel
     each = tl.cdiv(m, chunks)  # tokens of a chunk, of at most `most`
-    to = owners(ids, pid * each + tl.arange(0, TOKENS),
-                (tl.arange(0, TOKENS) < each) & (pid * each + tl.arange(0, TOKENS) < m), experts, K, CHOICES, E_LOC)
-    chunk = tl.arange(0, PITCH)
-    counts = tl.load(told + 1 + rank[:, None] * chunks + chunk[None, :],
-                     mask=(rank < WORLD)[:, None] & (chunk < chunks)[None, :],
+    begin = chunk * each
+    column_of = tl.arange(0, PITCH)
+    counts = tl.load(told + 1 + rank[:, None] * chunks + column_of[None, :],
+                     mask=(rank < WORLD)[:, None] & (column_of < chunks)[None, :],
                      other=0)
-    giving, landing, first = matrix_of(counts, pid)
+    giving, landing, first_slot = matrix_of(counts, chunk)
     slots = chunks * most  # that a rank may fill
-    arrived = flags + (epoch & 1) * flags_half + pid * rounds
-    everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
+    arrived = flags + (epoch & 1) * flags_half + chunk * rounds
     rows_in = data + (epoch & 1).to(tl.int64) * half
-    line = tl.arange(0, ROWS)
-    tokens = tl.maximum(tl.minimum(m - pid * each, each), 0)
-    longest = tl.maximum(tl.max(tl.where(rank == index, 0, giving), 0), tokens)
-    for t in range(tl.cdiv(longest, ROWS) + 1):
-        if SEND:
-            for i in range(1, WORLD):  # not unrolled: the code would grow with the ranks
-                peer = (index + i) % WORLD
-                give = of(giving, peer)
-                if t * ROWS < give:
-                    place = t * ROWS + line
-                    dl.trace_start("push", t * WORLD + i, peer)
-                    land = of(landing, peer) + place
-                    outbox = dl.symm_at(rows_in, dl.team_world_rank(team, peer))
-                    outbox += (index * slots + of(first, peer) + place).to(tl.int64)[:, None] * row
-                    for column in range(0, row, COLS):
-                        cols = column + tl.arange(0, COLS)
-                        part = part_of(y, positions, weights, land, (place < give) & (land < limit), cols, row, K, PLACED,
-                                       WEIGHTED)
-                        tl.store(outbox + cols[None, :],
-                                 part.to(data.dtype.element_ty),
-                                 mask=(place < give)[:, None] & (cols < row)[None, :])
-                    dl.trace_stop("push", t * WORLD + i)
-            dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))
-        if TAKE:
-            if (t >= 1) & ((t - 1) * ROWS < tokens):
-                local = (t - 1) * ROWS + line
-                token = (pid * each + local).to(tl.int64)
+    line, choice = tl.arange(0, ROWS), tl.arange(0, CHOICES)
+    if SEND:
+        if part < PARTS:
+            everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
+            longest = tl.max(tl.where(rank == index, 0, giving), 0)
+            for t in range(part, tl.cdiv(longest, ROWS), PARTS):
+                for i in range(1, WORLD):  # not unrolled: the code would grow with the ranks
+                    peer = (index + i) % WORLD
+                    give = of(giving, peer)
+                    if t * ROWS < give:
+                        place = t * ROWS + line
+                        dl.trace_start("push", t * WORLD + i, peer)
+                        land = of(landing, peer) + place
+                        there = (place < give) & (land < limit)
+                        spots, by = choices_of(positions, weights, land, there, choice, K, PLACED, WEIGHTED)
+                        outbox = dl.symm_at(rows_in, dl.team_world_rank(team, peer))
+                        outbox += (index * slots + of(first_slot, peer) + place).to(tl.int64)[:, None] * row
+                        for column in range(0, row, COLS):
+                            cols = column + tl.arange(0, COLS)
+                            values = part_of(y, spots, by, land, there, choice, cols, row, K, PLACED, WEIGHTED)
+                            tl.store(outbox + cols[None, :],
+                                     values.to(data.dtype.element_ty),
+                                     mask=(place < give)[:, None] & (cols < row)[None, :])
+                        dl.trace_stop("push", t * WORLD + i)
+                dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))
+    if TAKE:
+        if part >= senders:
+            to = owners(ids, begin + tl.arange(0, TOKENS),
+                        (tl.arange(0, TOKENS) < each) & (begin + tl.arange(0, TOKENS) < m), experts, K, CHOICES, E_LOC)
+            tokens = tl.maximum(tl.minimum(m - begin, each), 0)
+            for t in range(part - senders, tl.cdiv(tokens, ROWS), PARTS):
+                local = t * ROWS + line
+                token = (begin + local).to(tl.int64)
+                place_of_own = slots_of(to, index, local)
+                land = of(landing, index) + place_of_own
+                own_there = (place_of_own >= 0) & (local < tokens) & (land < limit)
+                spots, by = choices_of(positions, weights, land, own_there, choice, K, PLACED, WEIGHTED)
                 for column in range(0, row, COLS):
                     cols = column + tl.arange(0, COLS)
                     tile = (local < tokens)[:, None] & (cols < row)[None, :]
+                    own = part_of(y, spots, by, land, own_there, choice, cols, row, K, PLACED, WEIGHTED)
+                    own = own.to(data.dtype.element_ty).to(tl.float32)  # rounded as others' parts are
                     total = tl.zeros((ROWS, COLS), tl.float32)
                     for r in range(WORLD):
-                        place = slots_of(to, r, local)
-                        sent = (place >= 0) & (local < tokens)
-                        last = tl.max(tl.where(sent, place, 0), 0) // ROWS  # its flag follows those of earlier rounds
-                        if tl.max(sent.to(tl.int32), 0) > 0:  # some of these tokens went to rank r
-                            if r == index:
-                                land = of(landing, index) + place
-                                own = part_of(y, positions, weights, land, sent & (land < limit), cols, row, K, PLACED,
-                                              WEIGHTED)
-                                total += own.to(data.dtype.element_ty).to(tl.float32)  # rounded as others' parts are
-                            else:
-                                dl.trace_start("wait", ((t - 1) * tl.cdiv(row, COLS) + column // COLS) * WORLD + r, r)
-                                arrival = dl.wait(arrived + r * flags_source + last, 1, "sys", "acquire", epoch)
-                                dl.trace_stop("wait", ((t - 1) * tl.cdiv(row, COLS) + column // COLS) * WORLD + r)
+                        if r == index:
+                            total += own
+                        else:
+                            place = slots_of(to, r, local)
+                            sent = (place >= 0) & (local < tokens)
+                            if tl.max(sent.to(tl.int32), 0) > 0:  # some of these tokens went to rank r
+                                first = tl.min(tl.where(sent, place, slots), 0) // ROWS
+                                last = tl.max(tl.where(sent, place, 0), 0) // ROWS
+                                dl.trace_start("wait", (t * tl.cdiv(row, COLS) + column // COLS) * WORLD + r, r)
+                                arrival = dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)
+                                dl.trace_stop("wait", (t * tl.cdiv(row, COLS) + column // COLS) * WORLD + r)
                                 source = dl.consume_token(rows_in, arrival)
-                                source += (r * slots + pid * each + place).to(tl.int64)[:, None] * row
+                                source += (r * slots + begin + place).to(tl.int64)[:, None] * row
                                 theirs = tl.load(source + cols[None, :],
                                                  mask=sent[:, None] & (cols < row)[None, :],
                                                  other=0.0)
@@ -109,27 +120,37 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                     if HAS_RESIDUAL:
                         total += tl.load(residual + token[:, None] * row + cols[None, :], mask=tile,
                                          other=0.0).to(tl.float32)
-                    dl.trace_start("store", ((t - 1) * tl.cdiv(row, COLS) + column // COLS), index)
+                    dl.trace_start("store", t * tl.cdiv(row, COLS) + column // COLS, index)
                     tl.store(out + token[:, None] * row + cols[None, :], total.to(out.dtype.element_ty), mask=tile)
-                    dl.trace_stop("store", ((t - 1) * tl.cdiv(row, COLS) + column // COLS))
-    if TAKE:
-        dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))
+                    dl.trace_stop("store", t * tl.cdiv(row, COLS) + column // COLS)
+        dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == senders * chunks))
 
 
 @triton.jit
-def part_of(y, positions, weights, land, there, cols, row, K: tl.constexpr, PLACED: tl.constexpr,
-            WEIGHTED: tl.constexpr):
+def choices_of(positions, weights, land, there, choice, K: tl.constexpr, PLACED: tl.constexpr, WEIGHTED: tl.constexpr):
+    """For rows `land` that came, [ROWS, CHOICES]: where each choice lies in y, -1 for none, and its weight. (0, 0): not needed."""
+    spots, by = 0, 0
+    if PLACED:
+        at = land.to(tl.int64)[:, None] * K + choice[None, :]
+        here = there[:, None] & (choice < K)[None, :]
+        spots = tl.load(positions + at, mask=here, other=-1)
+        if WEIGHTED:
+            by = tl.load(weights + at, mask=here, other=0.0)
+    return spots, by
+
+
+@triton.jit
+def part_of(y, spots, by, land, there, choice, cols, row, K: tl.constexpr, PLACED: tl.constexpr, WEIGHTED: tl.constexpr):
     """fp32 [len(land), len(cols)]: what this rank has of rows `land` that came; 0 where not `there`."""
     if PLACED:
         found = tl.zeros((land.shape[0], cols.shape[0]), tl.float32)
-        for j in range(K):
-            at = land.to(tl.int64) * K + j
-            spot = tl.load(positions + at, mask=there, other=-1)
+        for j in tl.static_range(K):
+            spot = tl.sum(tl.where(choice[None, :] == j, spots, 0), 1)
             term = tl.load(y + spot.to(tl.int64)[:, None] * row + cols[None, :],
                            mask=(spot >= 0)[:, None] & (cols < row)[None, :],
                            other=0.0).to(tl.float32)
             if WEIGHTED:
-                term *= tl.load(weights + at, mask=there, other=0.0)[:, None]
+                term *= tl.sum(tl.where(choice[None, :] == j, by, 0.0), 1)[:, None]
             found += term
     else:
         found = tl.load(y + land.to(tl.int64)[:, None] * row + cols[None, :],

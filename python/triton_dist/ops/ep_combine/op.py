@@ -141,11 +141,11 @@ class Push(OnWorkspace):
                  space: CountedWorkspace,
                  send: bool = True,
                  take: bool = True):
-        self.halves = dict(SEND=send, TAKE=take)
+        self.halves = dict(send=send, take=take)
         y, topk_ids, _, positions = tensors[:4]
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, topk_ids.shape[0], agreed.chunks
         self.limit = y.shape[0] if positions is None else positions.shape[0]
-        self.tile = tile_of(self.chunks, agreed.row, 4)  # sums are fp32
+        self.tile = tile_of(self.chunks, agreed.row, 4, most=chunks.FLOAT_BYTES)
         self.room = Room(group, self.chunks, self.tile, agreed.dtype, agreed.row, 0, space)
         super().__init__(self.room.space)
 
@@ -153,8 +153,8 @@ class Push(OnWorkspace):
         args, agreed, room = self.args(*tensors), self.agreed, self.room
         _, _, _, positions, weights, bias, residual, _ = tensors
         rest = (*room.packets, *room.rows, *room.flags, room.space.control, team(self.group), self.tokens,
-                self.chunks.each, self.tile.rounds, agreed.row, self.limit, agreed.experts)
-        self.launch = backend().prepare(ep_combine_kernel, (self.chunks.count, ), (*args, *rest),
+                self.chunks.each, self.tile.rounds, agreed.row, self.limit, agreed.experts, self.chunks.count)
+        self.launch = backend().prepare(ep_combine_kernel, self.tile.grid(self.chunks, **self.halves), (*args, *rest),
                                         dict(K=agreed.k,
                                              CHOICES=power_of_two(agreed.k),
                                              E_LOC=agreed.experts // self.group.size,
@@ -168,7 +168,9 @@ class Push(OnWorkspace):
                                              TOKENS=power_of_two(self.chunks.each),
                                              ROWS=self.tile.rows,
                                              COLS=self.tile.cols,
-                                             **self.halves,
+                                             PARTS=self.tile.parts,
+                                             SEND=self.halves["send"],
+                                             TAKE=self.halves["take"],
                                              num_warps=chunks.WARPS,
                                              num_stages=1,
                                              enable_fp_fusion=False),  # else not the bits of the unfused sums

@@ -1,231 +1,247 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Dispatch: a row goes once to each rank that has an expert of its token, in one hop. One program a chunk of tokens."""
+"""Dispatch: a row goes once to each rank that has an expert of its token, in one hop."""
 import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops.device.float8 import e4m3
+from triton_dist.ops.device.float8 import e4m3_word
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
 from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, rows_told, tokens_in
 from triton_dist.runtime.jit import jit
 
 
-@jit(do_not_specialize=["m", "most", "rounds", "limit", "experts"])
+@jit(do_not_specialize=["m", "most", "rounds", "limit", "experts", "chunks"])
 def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weights_out, told, hist, packets,
                        packets_half, data, half, meta, meta_half, flags, flags_source, flags_half, control, team, m,
-                       most, rounds, row, limit, experts, K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr,
-                       SCALES_PAD: tl.constexpr, META: tl.constexpr, E_LOC: tl.constexpr, E_PAD: tl.constexpr,
-                       WEIGHTS: tl.constexpr, QUANT: tl.constexpr, INDEX: tl.constexpr, FIRST: tl.constexpr,
-                       WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr,
-                       ROWS: tl.constexpr, COLS: tl.constexpr, SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
+                       most, rounds, row, limit, experts, chunks, K: tl.constexpr, CHOICES: tl.constexpr,
+                       SCALES: tl.constexpr, SCALES_PAD: tl.constexpr, META: tl.constexpr, E_LOC: tl.constexpr,
+                       E_PAD: tl.constexpr, WEIGHTS: tl.constexpr, QUANT: tl.constexpr, INDEX: tl.constexpr,
+                       FIRST: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr,
+                       TOKENS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+                       PARTS: tl.constexpr, SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
     """Rows of x [m, row] to the ranks of their choices, ids [m, K]; there they lie in the order (source, token).
 
     out, ids_out, weights_out, scales_out [limit, .]: what this rank gets, its own experts counted from 0, -1 for others'; what
     is beyond `limit` rows is not stored. told: int32 [1 + WORLD * chunks]: how many rows came, and a word of each source's chunk.
-    Each program at once tells every rank how many rows of its chunk go there, in packets [source][PITCH]. From the matrix of
-    these the receiver knows where rows belong. Rows are sent without waiting for it.
+    Tokens are cut into `chunks` chunks. PARTS programs send the rows of a chunk, by rounds of ROWS rows, and PARTS others take
+    those that the same chunk of each source brings. At once every rank is told how many rows of a chunk go there, in packets
+    [source][PITCH]. From the matrix of these the receiver knows where rows belong. Rows are sent without waiting for it.
     FIRST: 1: own rows go straight to `out`; 0: rows stay in the workspace, own ones as well, for place_kernel.
-    INDEX: hist, int32 [WORLD * chunks, E_PAD], becomes the choices of each expert among the rows of each chunk.
+    INDEX: hist, int16 [WORLD * chunks, E_PAD], becomes the choices of each expert among the rows of each chunk.
     SEND, TAKE: both in one launch; or a launch that only sends and waits for nobody, and later one that only takes, with no
     other call on this workspace in between.
-    Who writes: a chunk's program its rows into slots [own index] of the receiver's half `epoch & 1`, and after each round of
-    ROWS rows the epoch (sys) into flags [own index][epoch & 1][chunk][round] there.
-    Who waits: every program for the whole matrix, which bounds the epoch; the same chunk's program for rows of a round.
+    Who writes: a program that sends, its rounds' rows and scales into slots [own index] of the receiver's half `epoch & 1`,
+    with round 0 the choices of all rows of the chunk, and after each round the epoch (sys) into flags
+    [own index][epoch & 1][chunk][round] there.
+    Who waits: every program that takes, for the whole matrix, which bounds the epoch, and for its rounds. Those that send have
+    lower numbers and wait for nobody, so programs need not run at the same time.
     """
     index = dl.team_rank(team)
-    pid, chunks = tl.program_id(0), tl.num_programs(0)
+    pid = tl.program_id(0)
     if SEND:
         epoch = epoch_in_turn(control)
     else:
         epoch = tl.load(control + pid)  # of the call that was sent
+    chunk, part = pid % chunks, pid // chunks
+    senders: tl.constexpr = PARTS if SEND else 0
     rank = tl.arange(0, RANKS)
     member = tl.minimum(rank, WORLD - 1)
     inbox = packets + (epoch & 1) * packets_half
     each = tl.cdiv(m, chunks)  # tokens of a chunk, of at most `most`
-    to = owners(ids, pid * each + tl.arange(0, TOKENS),
-                (tl.arange(0, TOKENS) < each) & (pid * each + tl.arange(0, TOKENS) < m), experts, K, CHOICES, E_LOC)
+    begin = chunk * each
+    to = owners(ids, begin + tl.arange(0, TOKENS), (tl.arange(0, TOKENS) < each) & (begin + tl.arange(0, TOKENS) < m),
+                experts, K, CHOICES, E_LOC)
     going = counts_of(to, WORLD, RANKS)
     if SEND:
-        to_peers = at_member(inbox + index * PITCH + pid + 0 * rank, team, member)
-        dl.ll_store(to_peers, each << 16 | going, epoch, rank < WORLD)
+        to_peers = at_member(inbox + index * PITCH + chunk + 0 * rank, team, member)
+        dl.ll_store(to_peers, each << 16 | going, epoch, (rank < WORLD) & (part == 0))
         count_call(control, epoch)  # while the packets travel
     slots = chunks * most  # that a source may fill
-    arrived = flags + (epoch & 1) * flags_half + pid * rounds
-    everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
+    arrived = flags + (epoch & 1) * flags_half + chunk * rounds
     rows_in = data + (epoch & 1).to(tl.int64) * half
     words_in = meta + (epoch & 1).to(tl.int64) * meta_half
-    slot = tl.arange(0, ROWS)
-    choice, group = tl.arange(0, CHOICES), tl.arange(0, SCALES_PAD)
-    cells = rank[:, None] * PITCH + tl.arange(0, PITCH)[None, :]
-    known = (rank < WORLD)[:, None] & (tl.arange(0, PITCH) < chunks)[None, :]
-    coming, landing, first = 0 * going, 0 * going, 0 * going
-    total = 0
-    last = tl.cdiv(tl.max(tl.where((rank == index) & (FIRST == 1), 0, going), 0), ROWS) if SEND else 0
-    t = 0
-    while t <= last:
-        # -- send round t ---------------------------------------------------------------------------------------
-        if SEND:
-            for i in range(FIRST, WORLD):  # not unrolled: the code would grow with the ranks
-                peer = (index + i) % WORLD
-                go = of(going, peer)
-                if t * ROWS < go:
-                    dl.trace_start("push", t * WORLD + i, peer)
-                    place = t * ROWS + slot
-                    there = place < go
-                    token = (pid * each + tokens_in(to, peer, place)).to(tl.int64)
-                    target = dl.team_world_rank(team, peer)
-                    at = (index * slots + pid * each + place).to(tl.int64)
-                    words = dl.symm_at(words_in, target) + at * META
-                    local = tl.load(ids + token[:, None] * K + choice[None, :],
-                                    mask=there[:, None] & (choice < K)[None, :],
-                                    other=-1)
-                    mine = (local >= peer * E_LOC) & (local < (peer + 1) * E_LOC)
-                    local = tl.where(mine, local - peer * E_LOC, -1).to(tl.int32)
-                    tl.store(words[:, None] + choice[None, :], local, mask=there[:, None] & (choice < K)[None, :])
-                    if WEIGHTS:
-                        by = tl.load(weights + token[:, None] * K + choice[None, :],
-                                     mask=mine & (choice < K)[None, :],
-                                     other=0.0)
-                        tl.store(words[:, None] + K + choice[None, :],
-                                 by.to(tl.int32, bitcast=True),
-                                 mask=there[:, None] & (choice < K)[None, :])
-                    if SCALES > 0 and not QUANT:
-                        scale = tl.load(scales + token[:, None] * SCALES + group[None, :],
-                                        mask=there[:, None] & (group < SCALES)[None, :],
-                                        other=0.0)
-                        tl.store(words[:, None] + (META - SCALES) + group[None, :],
-                                 scale.to(tl.int32, bitcast=True),
-                                 mask=there[:, None] & (group < SCALES)[None, :])
-                    outbox = dl.symm_at(rows_in, target) + at * row
-                    for column in range(0, row, COLS):
-                        cols = column + tl.arange(0, COLS)
-                        tile = there[:, None] & (cols < row)[None, :]
-                        part = tl.load(x + token[:, None] * row + cols[None, :], mask=tile, other=0)
-                        if QUANT:
-                            part, scale = quantised(part, ROWS, COLS)
-                            of_cols = column // 128 + tl.arange(0, COLS // 128)
-                            tl.store(words[:, None] + (META - SCALES) + of_cols[None, :],
-                                     scale.to(tl.int32, bitcast=True),
-                                     mask=there[:, None] & (of_cols < SCALES)[None, :])
-                        tl.store(outbox[:, None] + cols[None, :], part, mask=tile)
-                    dl.trace_stop("push", t * WORLD + i)
-            dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))
-        if TAKE:
-            # -- the matrix, once the first round is on its way ----------------------------------------------------
-            if t == 0:
-                dl.trace_start("wait", 0, -1)
-                words_told = dl.ll_load(inbox + cells, epoch, known)
-                dl.trace_stop("wait", 0)
-                coming, landing, first = matrix_of(words_told, pid)
-                total = rows_told(words_told)
-                if pid == 0:
-                    tl.store(told, total)
-                    tl.store(told + 1 + rank[:, None] * chunks + tl.arange(0, PITCH)[None, :], words_told, mask=known)
-                longest = tl.max(tl.where((rank == index) & (FIRST == 1), 0, tl.maximum(coming, going)), 0)
-                last = tl.cdiv(longest, ROWS)
-            # -- take what came in round t - 1 ---------------------------------------------------------------------
-            if t >= 1:
-                for i in range(FIRST, WORLD):
+    line, many = tl.arange(0, ROWS), tl.arange(0, WIDE)
+    if SEND:
+        if part < PARTS:
+            everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
+            longest = tl.max(tl.where((rank == index) & (FIRST == 1), 0, going), 0)
+            for t in range(part, tl.cdiv(longest, ROWS), PARTS):
+                for i in range(FIRST, WORLD):  # not unrolled: the code would grow with the ranks
                     peer = (index + i) % WORLD
-                    come = of(coming, peer)
-                    if (t - 1) * ROWS < come:
-                        dl.trace_start("wait", t * WORLD + i, peer)
-                        arrival = dl.wait(arrived + peer * flags_source + t - 1, 1, "sys", "acquire", epoch)
-                        dl.trace_stop("wait", t * WORLD + i)
-                        dl.trace_start("store", t * WORLD + i, peer)
-                        place = (t - 1) * ROWS + slot
-                        at = (peer * slots + of(first, peer) + place).to(tl.int64)
-                        land = (of(landing, peer) + place).to(tl.int64)
-                        there = (place < come) & (land < limit)
-                        words = dl.consume_token(words_in, arrival) + at * META
-                        take_words(words, land, there, ids_out, weights_out, scales_out, K, CHOICES,
-                                   SCALES if FIRST == 1 else 0, SCALES_PAD, META, WEIGHTS)
-                        if FIRST == 1:
-                            source = dl.consume_token(rows_in, arrival) + at * row
-                            for column in range(0, row, COLS):
-                                cols = column + tl.arange(0, COLS)
-                                tile = there[:, None] & (cols < row)[None, :]
-                                tl.store(out + land[:, None] * row + cols[None, :],
-                                         tl.load(source[:, None] + cols[None, :], mask=tile),
-                                         mask=tile)
-                        dl.trace_stop("store", t * WORLD + i)
-        t += 1
+                    go = of(going, peer)
+                    if t * ROWS < go:
+                        dl.trace_start("push", t * WORLD + i, peer)
+                        place = t * ROWS + line
+                        token = (begin + tokens_in(to, peer, place)).to(tl.int64)
+                        target = dl.team_world_rank(team, peer)
+                        words = dl.symm_at(words_in, target)
+                        at = (index * slots + begin + place).to(tl.int64)
+                        put_rows(x, scales, token, place < go, dl.symm_at(rows_in, target) + at * row,
+                                 floats(words + at * META + (META - SCALES)), row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
+                        if t == 0:
+                            words += (index * slots + begin).to(tl.int64) * META
+                            put_choices(ids, weights, to, begin, go, go, peer, words, floats(words + K), META, K, CHOICES, E_LOC,
+                                        WEIGHTS, WIDE)
+                        dl.trace_stop("push", t * WORLD + i)
+                dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))
     if TAKE:
-        if FIRST == 1:  # own rows, while others' are on their way
-            own = of(going, index)
-            for t in range(tl.cdiv(own, ROWS)):
-                place = t * ROWS + slot
-                dl.trace_start("store", t * WORLD, index)
-                land = (of(landing, index) + place).to(tl.int64)
-                there = (place < own) & (land < limit)
-                token = (pid * each + tokens_in(to, index, place)).to(tl.int64)
-                here = there[:, None] & (choice < K)[None, :]
-                local = tl.load(ids + token[:, None] * K + choice[None, :], mask=here, other=-1)
-                mine = (local >= index * E_LOC) & (local < (index + 1) * E_LOC)
-                local = tl.where(mine, local - index * E_LOC, -1).to(tl.int32)
-                tl.store(ids_out + land[:, None] * K + choice[None, :], local, mask=here)
+        if part >= senders:
+            share = part - senders
+            cells = rank[:, None] * PITCH + tl.arange(0, PITCH)[None, :]
+            known = (rank < WORLD)[:, None] & (tl.arange(0, PITCH) < chunks)[None, :]
+            dl.trace_start("wait", 0, -1)
+            words_told = dl.ll_load(inbox + cells, epoch, known)
+            dl.trace_stop("wait", 0)
+            coming, landing, first_slot = matrix_of(words_told, chunk)
+            total = rows_told(words_told)
+            if (chunk == 0) & (share == 0):
+                tl.store(told, total)
+                tl.store(told + 1 + rank[:, None] * chunks + tl.arange(0, PITCH)[None, :], words_told, mask=known)
+            if FIRST == 1:  # own rows, while others' are on their way
+                own, land_of_own = of(going, index), of(landing, index)
+                dl.trace_start("store", 0, index)
+                for t in range(share, tl.cdiv(own, ROWS), PARTS):
+                    place = t * ROWS + line
+                    land = (land_of_own + place).to(tl.int64)
+                    put_rows(x, scales, (begin + tokens_in(to, index, place)).to(tl.int64), (place < own) & (land < limit),
+                             out + land * row, scales_out + land * SCALES, row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
+                if share == 0:
+                    at = land_of_own.to(tl.int64) * K
+                    put_choices(ids, weights, to, begin, own, limit - land_of_own, index, ids_out + at, weights_out + at, K, K,
+                                CHOICES, E_LOC, WEIGHTS, WIDE)
+                dl.trace_stop("store", 0)
+            longest = tl.max(tl.where((rank == index) & (FIRST == 1), 0, coming), 0)
+            for t in range(share, tl.cdiv(longest, ROWS), PARTS):
+                for i in range(FIRST, WORLD):
+                    peer = (index + WORLD - i) % WORLD  # the one that sends here first
+                    come, land_of_peer, slot = of(coming, peer), of(landing, peer), peer * slots + of(first_slot, peer)
+                    if t * ROWS < come:
+                        dl.trace_start("wait", t * WORLD + i + 1, peer)
+                        arrival = dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)
+                        dl.trace_stop("wait", t * WORLD + i + 1)
+                        dl.trace_start("store", t * WORLD + i + 1, peer)
+                        words = dl.consume_token(words_in, arrival)
+                        if FIRST == 1:
+                            place = t * ROWS + line
+                            at, land = (slot + place).to(tl.int64), (land_of_peer + place).to(tl.int64)
+                            take_rows(dl.consume_token(rows_in, arrival) + at * row,
+                                      floats(words + at * META + (META - SCALES)), (place < come) & (land < limit),
+                                      out + land * row, scales_out + land * SCALES, row, SCALES, SCALES_PAD, COLS)
+                        if t == 0:
+                            words += slot.to(tl.int64) * META
+                            goal = land_of_peer.to(tl.int64) * K
+                            take_choices(words, floats(words + K), META, tl.minimum(come, limit - land_of_peer), ids_out + goal,
+                                         weights_out + goal, K, CHOICES, WEIGHTS, WIDE)
+                        dl.trace_stop("store", t * WORLD + i + 1)
+            # rows that nothing came for: no expert, no weight
+            choice = tl.arange(0, CHOICES)
+            for first in range(total + (share * chunks + chunk) * WIDE, limit, PARTS * chunks * WIDE):
+                empty = ((first + many) < limit)[:, None] & (choice < K)[None, :]
+                at = (first + many).to(tl.int64)[:, None] * K + choice[None, :]
+                tl.store(ids_out + at, tl.full((WIDE, CHOICES), -1, tl.int32), mask=empty)
                 if WEIGHTS:
-                    by = tl.load(weights + token[:, None] * K + choice[None, :], mask=mine & here, other=0.0)
-                    tl.store(weights_out + land[:, None] * K + choice[None, :], by, mask=here)
-                if SCALES > 0 and not QUANT:
-                    of_row = there[:, None] & (group < SCALES)[None, :]
-                    scale = tl.load(scales + token[:, None] * SCALES + group[None, :], mask=of_row, other=0.0)
-                    tl.store(scales_out + land[:, None] * SCALES + group[None, :], scale, mask=of_row)
-                for column in range(0, row, COLS):
-                    cols = column + tl.arange(0, COLS)
-                    tile = there[:, None] & (cols < row)[None, :]
-                    part = tl.load(x + token[:, None] * row + cols[None, :], mask=tile, other=0)
-                    if QUANT:
-                        part, scale = quantised(part, ROWS, COLS)
-                        of_cols = column // 128 + tl.arange(0, COLS // 128)
-                        tl.store(scales_out + land[:, None] * SCALES + of_cols[None, :],
-                                 scale,
-                                 mask=there[:, None] & (of_cols < SCALES)[None, :])
-                    tl.store(out + land[:, None] * row + cols[None, :], part, mask=tile)
-                dl.trace_stop("store", t * WORLD)
-        # rows that nothing came for: no expert, no weight
-        for begin in range(total + pid * ROWS, limit, chunks * ROWS):
-            empty = ((begin + slot) < limit)[:, None] & (choice < K)[None, :]
-            at = (begin + slot).to(tl.int64)[:, None] * K + choice[None, :]
-            tl.store(ids_out + at, tl.full((ROWS, CHOICES), -1, tl.int32), mask=empty)
-            if WEIGHTS:
-                tl.store(weights_out + at, tl.zeros((ROWS, CHOICES), tl.float32), mask=empty)
-        if INDEX:
-            tl.debug_barrier()  # every thread's part of ids_out is there
-            expert = tl.arange(0, E_PAD)
-            for source in range(WORLD):
-                come, land = of(coming, source), of(landing, source)
-                found = tl.zeros((E_PAD, ), tl.int32)
-                for i in range(0, tl.minimum(come, limit - land) * K, 128):
-                    entry = i + tl.arange(0, 128)
-                    inside = entry < tl.minimum(come, limit - land) * K
-                    local = tl.load(ids_out + land.to(tl.int64) * K + entry, mask=inside, other=-1)
-                    found += tl.sum((local[:, None] == expert[None, :]).to(tl.int32), 0)
-                tl.store(hist + (source * chunks + pid) * E_PAD + expert, found)
+                    tl.store(weights_out + at, tl.zeros((WIDE, CHOICES), tl.float32), mask=empty)
+            if INDEX:
+                ENTRIES: tl.constexpr = TOKENS * CHOICES if TOKENS * CHOICES < 128 else 128
+                tl.debug_barrier()  # every thread's part of ids_out is there
+                expert = tl.arange(0, E_PAD)
+                for source in range(tl.where(share == 0, WORLD, 0)):
+                    come, land = of(coming, source), of(landing, source)
+                    found = tl.zeros((E_PAD, ), tl.int32)
+                    for i in range(0, tl.minimum(come, limit - land) * K, ENTRIES):
+                        entry = i + tl.arange(0, ENTRIES)
+                        inside = entry < tl.minimum(come, limit - land) * K
+                        local = tl.load(ids_out + land.to(tl.int64) * K + entry, mask=inside, other=-1)
+                        found += tl.sum((local[:, None] == expert[None, :]).to(tl.int32), 0)
+                    tl.store(hist + (source * chunks + chunk) * E_PAD + expert, found.to(tl.int16))
 
 
 @triton.jit
-def take_words(words, land, there, ids_out, weights_out, scales_out, K: tl.constexpr, CHOICES: tl.constexpr,
-               SCALES: tl.constexpr, SCALES_PAD: tl.constexpr, META: tl.constexpr, WEIGHTS: tl.constexpr):
-    """Stores what came beside rows, `words` [ROWS] pointers to META int32 each, into the outputs' rows `land`."""
-    choice, group = tl.arange(0, CHOICES), tl.arange(0, SCALES_PAD)
-    here = there[:, None] & (choice < K)[None, :]
-    at = land[:, None] * K + choice[None, :]
-    tl.store(ids_out + at, tl.load(words[:, None] + choice[None, :], mask=here), mask=here)
-    if WEIGHTS:
-        by = tl.load(words[:, None] + K + choice[None, :], mask=here)
-        tl.store(weights_out + at, by.to(tl.float32, bitcast=True), mask=here)
-    if SCALES > 0:
+def floats(words):
+    """Pointers to int32 as pointers to fp32."""
+    return words.to(tl.pointer_type(tl.float32), bitcast=True)
+
+
+@triton.jit
+def put_rows(x, scales, token, there, goal, scale_goal, row, SCALES: tl.constexpr, SCALES_PAD: tl.constexpr,
+             QUANT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Stores rows `token` of x, where `there`, at the pointers `goal`, and their scales at `scale_goal`."""
+    if SCALES > 0 and not QUANT:
+        group = tl.arange(0, SCALES_PAD)
         of_row = there[:, None] & (group < SCALES)[None, :]
-        scale = tl.load(words[:, None] + (META - SCALES) + group[None, :], mask=of_row)
-        tl.store(scales_out + land[:, None] * SCALES + group[None, :], scale.to(tl.float32, bitcast=True), mask=of_row)
+        scale = tl.load(scales + token[:, None] * SCALES + group[None, :], mask=of_row, other=0.0)
+        tl.store(scale_goal[:, None] + group[None, :], scale, mask=of_row)
+    for column in range(0, row, COLS):
+        cols = column + tl.arange(0, COLS)
+        tile = there[:, None] & (cols < row)[None, :]
+        values = tl.load(x + token[:, None] * row + cols[None, :], mask=tile, other=0)
+        if QUANT:
+            words, scale = quantised(values, ROWS, COLS)
+            of_cols = column // 128 + tl.arange(0, COLS // 128)
+            tl.store(scale_goal[:, None] + of_cols[None, :], scale, mask=there[:, None] & (of_cols < SCALES)[None, :])
+            word = column // 4 + tl.arange(0, COLS // 4)
+            tl.store(goal.to(tl.pointer_type(tl.int32), bitcast=True)[:, None] + word[None, :], words,
+                     mask=there[:, None] & (word < row // 4)[None, :])
+        else:
+            tl.store(goal[:, None] + cols[None, :], values, mask=tile)
+
+
+@triton.jit
+def take_rows(source, scale_source, there, goal, scale_goal, row, SCALES: tl.constexpr, SCALES_PAD: tl.constexpr,
+              COLS: tl.constexpr):
+    """Moves rows, and their scales, from pointers to pointers where `there`."""
+    if SCALES > 0:
+        group = tl.arange(0, SCALES_PAD)
+        of_row = there[:, None] & (group < SCALES)[None, :]
+        tl.store(scale_goal[:, None] + group[None, :], tl.load(scale_source[:, None] + group[None, :], mask=of_row),
+                 mask=of_row)
+    for column in range(0, row, COLS):
+        cols = column + tl.arange(0, COLS)
+        tile = there[:, None] & (cols < row)[None, :]
+        tl.store(goal[:, None] + cols[None, :], tl.load(source[:, None] + cols[None, :], mask=tile), mask=tile)
+
+
+@triton.jit
+def put_choices(ids, weights, to, begin, go, room, owner, goal, weight_goal, pitch, K: tl.constexpr, CHOICES: tl.constexpr,
+                E_LOC: tl.constexpr, WEIGHTS: tl.constexpr, WIDE: tl.constexpr):
+    """Stores the choices, and their weights, of those `go` tokens of a chunk that go to `owner`, of no more than `room`.
+
+    They are stored `pitch` words apart, as `owner` counts its experts, -1 for those of others.
+    """
+    choice = tl.arange(0, CHOICES)
+    for first in range(0, go, WIDE):
+        place = first + tl.arange(0, WIDE)
+        here = ((place < go) & (place < room))[:, None] & (choice < K)[None, :]
+        at = (begin + tokens_in(to, owner, place)).to(tl.int64)[:, None] * K + choice[None, :]
+        local = tl.load(ids + at, mask=here, other=-1)
+        mine = (local >= owner * E_LOC) & (local < (owner + 1) * E_LOC)
+        stored_at = place[:, None] * pitch + choice[None, :]
+        tl.store(goal + stored_at, tl.where(mine, local - owner * E_LOC, -1).to(tl.int32), mask=here)
+        if WEIGHTS:
+            tl.store(weight_goal + stored_at, tl.load(weights + at, mask=mine & here, other=0.0), mask=here)
+
+
+@triton.jit
+def take_choices(words, weight_words, pitch, come, goal, weight_goal, K: tl.constexpr, CHOICES: tl.constexpr,
+                 WEIGHTS: tl.constexpr, WIDE: tl.constexpr):
+    """Moves the choices, and their weights, of `come` rows, which lie `pitch` words apart."""
+    choice = tl.arange(0, CHOICES)
+    for first in range(0, come, WIDE):
+        place = first + tl.arange(0, WIDE)
+        here = (place < come)[:, None] & (choice < K)[None, :]
+        at, stored_at = place[:, None] * pitch + choice[None, :], place[:, None] * K + choice[None, :]
+        tl.store(goal + stored_at, tl.load(words + at, mask=here), mask=here)
+        if WEIGHTS:
+            tl.store(weight_goal + stored_at, tl.load(weight_words + at, mask=here), mask=here)
 
 
 @triton.jit
 def quantised(part, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """(int8 bits of float8_e4m3fn [ROWS, COLS], fp32 scales [ROWS, COLS / 128]) of `part`: values over their scale."""
+    """(float8_e4m3fn [ROWS, COLS] as int32 of four, fp32 scales [ROWS, COLS / 128]) of `part`: values over their scale."""
     values = tl.reshape(part.to(tl.float32), (ROWS, COLS // 128, 128))
     most = tl.maximum(tl.max(tl.abs(values), 2), 1e-4)
     inverse = tl.div_rn(tl.full((ROWS, COLS // 128), 448.0, tl.float32), most)
-    return tl.reshape(e4m3(values * inverse[:, :, None]), (ROWS, COLS)), most * (1.0 / 448.0)
+    even, odd = tl.split(tl.reshape(values * inverse[:, :, None], (ROWS, COLS // 4, 2, 2)))
+    (a, c), (b, d) = tl.split(even), tl.split(odd)
+    return e4m3_word(a, b, c, d), most * (1.0 / 448.0)

@@ -28,7 +28,10 @@ from triton_dist.runtime.workspace import CountedWorkspace, team
 
 LAYOUTS = ("compact", "indexed", "expert", "masked")
 QUANTS = ("fp8_1x128", )
-_LINES = 16  # of the matrix of choices that a program reads at a time
+_WIDE = 32  # rows whose choices a program moves at a time
+_CELLS = 128  # choices whose places a program finds at a time
+_COUNTS = 16384  # of choices of experts that it reads at a time
+_PLACE_WARPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,18 +224,18 @@ class Push(OnWorkspace):
                  send: bool = True,
                  take: bool = True):
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, tensors[0].shape[0], agreed.chunks
-        self.halves, self.places = dict(SEND=send, TAKE=take), take and agreed.ordered
+        self.halves, self.places = dict(send=send, take=take), take and agreed.ordered
         self.sent, each = (torch.int8, 1) if agreed.quant else carrier_of(agreed.dtype)
         self.carrier, self.row = carrier_of(agreed.dtype)[0], each * agreed.row
         self.local = agreed.experts // group.size
         self.tile = tile_of(self.chunks, self.row, self.sent.itemsize)
         if agreed.quant:  # the program holds values in fp32
-            self.tile = tile_of(self.chunks, self.row, 4, 128)
+            self.tile = tile_of(self.chunks, self.row, 4, 128, chunks.FLOAT_BYTES)
         self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
         self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space)
         self.padded = power_of_two(self.local)
         lines = group.size * self.chunks.count * self.padded if self.places else 1
-        self.hist = torch.empty(lines, dtype=torch.int32, device=backend().device())
+        self.hist = torch.empty(lines, dtype=torch.int16, device=backend().device())
         super().__init__(self.room.space)
 
     def compile(self, *tensors):
@@ -250,30 +253,37 @@ class Push(OnWorkspace):
                       PITCH=room.pitch,
                       ROWS=self.tile.rows,
                       COLS=self.tile.cols,
-                      num_warps=chunks.WARPS,
                       num_stages=1)
         rest = (self.hist, *room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
-                self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts)
-        self.send = backend().prepare(ep_dispatch_kernel, (self.chunks.count, ), (*args, *rest),
+                self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts, self.chunks.count)
+        self.send = backend().prepare(ep_dispatch_kernel, self.tile.grid(self.chunks, **self.halves), (*args, *rest),
                                       dict(shared,
                                            WEIGHTS=agreed.weighted,
                                            QUANT=agreed.quant is not None,
                                            INDEX=agreed.ordered,
                                            FIRST=0 if agreed.expanded else 1,
-                                           TOKENS=power_of_two(self.chunks.each),
-                                           **self.halves),
+                                           num_warps=chunks.WARPS,
+                                           TOKENS=(tokens := power_of_two(self.chunks.each)),
+                                           WIDE=min(tokens, _WIDE),
+                                           PARTS=self.tile.parts,
+                                           SEND=self.halves["send"],
+                                           TAKE=self.halves["take"]),
                                       varying=len(args))
         if not self.places:
             return
-        rows = max(1, min(self.tile.rows, 32 // shared["CHOICES"]))
+        parts = self.tile.parts if agreed.expanded else 1
+        rows = max(1, min(self.tile.rows, 32 // shared["CHOICES"])) if agreed.expanded else min(
+            power_of_two(self.chunks.each), _CELLS // shared["CHOICES"])
         rest = (*room.rows, *room.words, room.space.control, self.chunks.each, self.row, agreed.limit, agreed.room,
-                agreed.align)
-        self.place = backend().prepare(place_kernel, (self.chunks.count, ), (*placing, *rest),
+                agreed.align, self.chunks.count)
+        self.place = backend().prepare(place_kernel, (parts * self.chunks.count, ), (*placing, *rest),
                                        dict(shared,
                                             MASKED=agreed.layout == "masked",
                                             EXPAND=agreed.expanded,
-                                            LINES=_LINES,
-                                            ROWS=rows),
+                                            LINES=min(power_of_two(self.chunks.count), max(1, _COUNTS // self.padded)),
+                                            ROWS=rows,
+                                            PARTS=parts,
+                                            num_warps=_PLACE_WARPS),
                                        varying=len(placing))
 
     def _sending(self, x, topk_ids, topk_weights, scales, out, scales_out, ids_out, weights_out, told, positions,
