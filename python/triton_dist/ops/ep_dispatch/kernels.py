@@ -243,5 +243,6 @@ def quantised(part, ROWS: tl.constexpr, COLS: tl.constexpr):
     most = tl.maximum(tl.max(tl.abs(values), 2), 1e-4)
     inverse = tl.div_rn(tl.full((ROWS, COLS // 128), 448.0, tl.float32), most)
     even, odd = tl.split(tl.reshape(values * inverse[:, :, None], (ROWS, COLS // 4, 2, 2)))
-    (a, c), (b, d) = tl.split(even), tl.split(odd)
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
     return e4m3_word(a, b, c, d), most * (1.0 / 448.0)
