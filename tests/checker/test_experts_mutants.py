@@ -19,10 +19,10 @@ from triton_dist.testing import random_tensor
 dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_module("triton_dist.ops.ep_combine.op")
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
 ROWS = 'dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)'
-SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))"
-FITTING = "floats(words + at * META + (META - SCALES)), (place < come) & (land < limit)"
+SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROUND < going))"
+FITTING = "(place < come) & (land < limit), out + land * row"
 BACK = 'dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
-GIVEN = "                dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))\n"
+GIVEN = "                dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROUND < giving))\n"
 
 DISPATCH = {  # name: (old, new)
     "it does not wait for the matrix": (MATRIX, "tl.load(inbox + cells, mask=known, other=0).to(tl.int32)"),
@@ -58,6 +58,7 @@ def rounds(monkeypatch):
     """A row a round of a dispatch, two rows a round of a combine."""
     monkeypatch.setattr(chunks, "TILE_BYTES", 128)
     monkeypatch.setattr(chunks, "FLOAT_BYTES", 256)
+    monkeypatch.setattr(chunks, "ROUND_BYTES", 128)
 
 
 def dispatches():

@@ -22,9 +22,9 @@ dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_modu
 EPOCH = "epoch = tl.load(control + pid)  # of the call that was sent"
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
 ROWS = 'dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)'
-SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))"
+SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROUND < going))"
 BACK = 'dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
-GIVEN = "(rank < WORLD) & (rank != index) & (t * ROWS < giving))"
+GIVEN = "(rank < WORLD) & (rank != index) & (t * ROUND < giving))"
 
 DISPATCH = {  # name: (old, new)
     "it takes the call before": (EPOCH, EPOCH.replace("+ pid)", "+ pid) - 1")),
@@ -51,6 +51,7 @@ def rounds(monkeypatch):
     """A few rows a round."""
     monkeypatch.setattr(chunks, "TILE_BYTES", 128)
     monkeypatch.setattr(chunks, "FLOAT_BYTES", 128)
+    monkeypatch.setattr(chunks, "ROUND_BYTES", 128)
 
 
 def ids_of(rank, seed):

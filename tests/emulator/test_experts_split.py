@@ -87,6 +87,7 @@ def test_two_micro_batches_under_way(mode, monkeypatch):
     """A dispatch of one and a combine of the other travel at once. A rank is slow, and whole calls are in between."""
     monkeypatch.setattr(chunks, "TILE_BYTES", 128)
     monkeypatch.setattr(chunks, "FLOAT_BYTES", 128)
+    monkeypatch.setattr(chunks, "ROUND_BYTES", 256)
 
     def script():
         group, found = resolve(), []

@@ -86,10 +86,12 @@ all_to_all_vdev_2d_offset = _sample(all_to_all_vdev_2d_kernel, "all_to_all_vdev_
 # H = 7168, 8 choices of 64 experts, 32 of them on each of 2 ranks
 _EXPERTS = dict(K=8, CHOICES=8, SCALES=0, SCALES_PAD=1, META=16, E_LOC=32, E_PAD=32, WORLD=2, RANKS=2, PITCH=256, ROWS=2,
                 COLS=4096, num_stages=1)
-_HALVES = dict(SEND=True, TAKE=True, TOKENS=32, num_warps=4)
-ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=False, INDEX=False, FIRST=1, WIDE=32, PARTS=2, **_HALVES, **_EXPERTS)
-ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXPAND=True, LINES=256, PARTS=2, num_warps=8, **_EXPERTS)
-ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, PARTS=2,
+_HALVES = dict(SEND=True, TAKE=True, TOKENS=32, ROUND=4, PARTS=2, num_warps=4)
+ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=False, INDEX=False, FIRST=1, WIDE=32, **_HALVES,
+                      **_EXPERTS)
+ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXPAND=True, LINES=256, PARTS=2, num_warps=8,
+                            **_EXPERTS)
+ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False,
                      **_HALVES, **_EXPERTS)
 _OF_ROWS = {name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")}
 dispatch_grouped_gemm = _sample(exchange_rows_kernel, "dispatch_grouped_gemm", TOKENS=32, FAR=True, num_warps=8, **_OF_ROWS)

@@ -16,6 +16,7 @@ MOST_EACH = 1024  # tokens of a chunk that a program can hold
 MOST_CHOICES = 16  # experts of a token
 TILE_BYTES = 32 * KIB  # of rows that a program moves at a time
 ROW_BYTES = 16 * KIB  # of a row that it moves at a time
+ROUND_BYTES = 64 * KIB  # of rows that it tells of with one flag
 FLOAT_BYTES = 16 * KIB  # of a tile that it holds in fp32
 WARPS = 4  # of a program
 PARTS = 2  # programs that send the rows of a chunk, and as many that take them
@@ -49,17 +50,15 @@ def most_chunks() -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program moves at a time: `rows` rows of `cols` elements of them, and in how many rounds a chunk's rows go.
+    """What a program moves at a time: `rows` rows of `cols` elements of them. It tells of `round` rows with one flag.
 
-    parts: programs that share the rounds.
+    rounds: of a chunk. parts: programs that share them.
     """
     rows: int
     cols: int
+    round: int
     rounds: int
-
-    @property
-    def parts(self) -> int:
-        return min(PARTS, self.rounds)
+    parts: int
 
     def grid(self, chunks: Chunks, send: bool, take: bool) -> tuple[int]:
         """Of a launch of programs that send, that take, or of both."""
@@ -68,11 +67,13 @@ class Tile:
 
 def tile_of(chunks: Chunks, row: int, itemsize: int, multiple: int = 1, most: int | None = None) -> Tile:
     """The tile for rows of `row` elements, whose columns are a multiple of `multiple`, a power of two. most: bytes of it."""
-    most = TILE_BYTES if most is None else most
-    cols = max(multiple, min(power_of_two(max(1, row)), min(ROW_BYTES, most) // itemsize))
+    most, width = TILE_BYTES if most is None else most, power_of_two(max(1, row))
+    cols = max(multiple, min(width, min(ROW_BYTES, most) // itemsize))
     rows = max(1, min(most // (cols * itemsize), power_of_two(chunks.each)))
     rows = 1 << (rows.bit_length() - 1)
-    return Tile(rows, cols, -(-chunks.each // rows))
+    each_round = max(rows, min(power_of_two(chunks.each), power_of_two(ROUND_BYTES // (width * itemsize))))
+    rounds = -(-chunks.each // each_round)
+    return Tile(rows, cols, each_round, rounds, min(PARTS, rounds))
 
 
 def whole_calls(group: Group) -> CountedWorkspace:

@@ -16,14 +16,14 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                       K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr, PLACED: tl.constexpr,
                       WEIGHTED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr,
                       RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-                      COLS: tl.constexpr, PARTS: tl.constexpr, SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
+                      COLS: tl.constexpr, ROUND: tl.constexpr, PARTS: tl.constexpr, SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
     """out [m, row] = for each token the sum over ranks of what came of it there, in the order of ranks, + bias + residual.
 
     What a rank has of a row that came: row `r` of y [limit, row]; or, where PLACED, the sum over its choices j in order of
     weights[r, j] * y[positions[r, j]], in fp32 with one rounding. Rows of `limit` and beyond were cut off, and count as zeros.
     The order of rows and `told` are those of ep_dispatch_kernel, and `ids` is what that was given.
-    PARTS programs send the rows of a chunk to each rank, by rounds of ROWS rows, and PARTS others sum the chunk's tokens, by
-    rounds of ROWS tokens. SEND, TAKE: as in ep_dispatch_kernel.
+    PARTS programs send the rows of a chunk to each rank, by rounds of ROUND rows, ROWS at a time, and PARTS others sum the
+    chunk's tokens, ROWS at a time. SEND, TAKE: as in ep_dispatch_kernel.
     Who writes: a program that sends, its rounds' rows of source s into slots [own index] of s's half `epoch & 1`, and after
     each round the epoch (sys) into flags [own index][epoch & 1][chunk][round] there; program 0 a packet to every rank.
     Who waits: a program that sums, for the rounds that have its tokens' rows; the first of them for the packets of all, which
@@ -59,26 +59,27 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
         if part < PARTS:
             everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
             longest = tl.max(tl.where(rank == index, 0, giving), 0)
-            for t in range(part, tl.cdiv(longest, ROWS), PARTS):
+            for t in range(part, tl.cdiv(longest, ROUND), PARTS):
                 for i in range(1, WORLD):  # not unrolled: the code would grow with the ranks
                     peer = (index + i) % WORLD
                     give = of(giving, peer)
-                    if t * ROWS < give:
-                        place = t * ROWS + line
+                    if t * ROUND < give:
                         dl.trace_start("push", t * WORLD + i, peer)
-                        land = of(landing, peer) + place
-                        there = (place < give) & (land < limit)
-                        spots, by = choices_of(positions, weights, land, there, choice, K, PLACED, WEIGHTED)
                         outbox = dl.symm_at(rows_in, dl.team_world_rank(team, peer))
-                        outbox += (index * slots + of(first_slot, peer) + place).to(tl.int64)[:, None] * row
-                        for column in range(0, row, COLS):
-                            cols = column + tl.arange(0, COLS)
-                            values = part_of(y, spots, by, land, there, choice, cols, row, K, PLACED, WEIGHTED)
-                            tl.store(outbox + cols[None, :],
-                                     values.to(data.dtype.element_ty),
-                                     mask=(place < give)[:, None] & (cols < row)[None, :])
+                        for begin_of_rows in range(t * ROUND, tl.minimum((t + 1) * ROUND, give), ROWS):
+                            place = begin_of_rows + line
+                            land = of(landing, peer) + place
+                            there = (place < give) & (land < limit)
+                            spots, by = choices_of(positions, weights, land, there, choice, K, PLACED, WEIGHTED)
+                            at = (index * slots + of(first_slot, peer) + place).to(tl.int64)[:, None] * row
+                            for column in range(0, row, COLS):
+                                cols = column + tl.arange(0, COLS)
+                                values = part_of(y, spots, by, land, there, choice, cols, row, K, PLACED, WEIGHTED)
+                                tl.store(outbox + at + cols[None, :],
+                                         values.to(data.dtype.element_ty),
+                                         mask=(place < give)[:, None] & (cols < row)[None, :])
                         dl.trace_stop("push", t * WORLD + i)
-                dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROWS < giving))
+                dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROUND < giving))
     if TAKE:
         if part >= senders:
             to = owners(ids, begin + tl.arange(0, TOKENS),
@@ -104,8 +105,8 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                             place = slots_of(to, r, local)
                             sent = (place >= 0) & (local < tokens)
                             if tl.max(sent.to(tl.int32), 0) > 0:  # some of these tokens went to rank r
-                                first = tl.min(tl.where(sent, place, slots), 0) // ROWS
-                                last = tl.max(tl.where(sent, place, 0), 0) // ROWS
+                                first = tl.min(tl.where(sent, place, slots), 0) // ROUND
+                                last = tl.max(tl.where(sent, place, 0), 0) // ROUND
                                 dl.trace_start("wait", (t * tl.cdiv(row, COLS) + column // COLS) * WORLD + r, r)
                                 arrival = dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)
                                 dl.trace_stop("wait", (t * tl.cdiv(row, COLS) + column // COLS) * WORLD + r)

@@ -168,6 +168,7 @@ class Push(OnWorkspace):
                                              TOKENS=power_of_two(self.chunks.each),
                                              ROWS=self.tile.rows,
                                              COLS=self.tile.cols,
+                                             ROUND=self.tile.round,
                                              PARTS=self.tile.parts,
                                              SEND=self.halves["send"],
                                              TAKE=self.halves["take"],

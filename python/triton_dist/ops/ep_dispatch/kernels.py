@@ -19,13 +19,13 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                        E_PAD: tl.constexpr, WEIGHTS: tl.constexpr, QUANT: tl.constexpr, INDEX: tl.constexpr,
                        FIRST: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr,
                        TOKENS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-                       PARTS: tl.constexpr, SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
+                       ROUND: tl.constexpr, PARTS: tl.constexpr, SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
     """Rows of x [m, row] to the ranks of their choices, ids [m, K]; there they lie in the order (source, token).
 
     out, ids_out, weights_out, scales_out [limit, .]: what this rank gets, its own experts counted from 0, -1 for others'; what
     is beyond `limit` rows is not stored. told: int32 [1 + WORLD * chunks]: how many rows came, and a word of each source's chunk.
-    Tokens are cut into `chunks` chunks. PARTS programs send the rows of a chunk, by rounds of ROWS rows, and PARTS others take
-    those that the same chunk of each source brings. At once every rank is told how many rows of a chunk go there, in packets
+    Tokens are cut into `chunks` chunks. PARTS programs send the rows of a chunk, by rounds of ROUND rows, ROWS at a time, and
+    PARTS others take those that the same chunk of each source brings. At once every rank is told how many rows of a chunk go there, in packets
     [source][PITCH]. From the matrix of these the receiver knows where rows belong. Rows are sent without waiting for it.
     FIRST: 1: own rows go straight to `out`; 0: rows stay in the workspace, own ones as well, for place_kernel.
     INDEX: hist, int16 [WORLD * chunks, E_PAD], becomes the choices of each expert among the rows of each chunk.
@@ -66,25 +66,25 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
         if part < PARTS:
             everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
             longest = tl.max(tl.where((rank == index) & (FIRST == 1), 0, going), 0)
-            for t in range(part, tl.cdiv(longest, ROWS), PARTS):
+            for t in range(part, tl.cdiv(longest, ROUND), PARTS):
                 for i in range(FIRST, WORLD):  # not unrolled: the code would grow with the ranks
                     peer = (index + i) % WORLD
                     go = of(going, peer)
-                    if t * ROWS < go:
+                    if t * ROUND < go:
                         dl.trace_start("push", t * WORLD + i, peer)
-                        place = t * ROWS + line
-                        token = (begin + tokens_in(to, peer, place)).to(tl.int64)
                         target = dl.team_world_rank(team, peer)
-                        words = dl.symm_at(words_in, target)
-                        at = (index * slots + begin + place).to(tl.int64)
-                        put_rows(x, scales, token, place < go, dl.symm_at(rows_in, target) + at * row,
-                                 floats(words + at * META + (META - SCALES)), row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
+                        outbox, words = dl.symm_at(rows_in, target), dl.symm_at(words_in, target)
+                        for first in range(t * ROUND, tl.minimum((t + 1) * ROUND, go), ROWS):
+                            place = first + line
+                            at = (index * slots + begin + place).to(tl.int64)
+                            put_rows(x, scales, (begin + tokens_in(to, peer, place)).to(tl.int64), place < go, outbox + at * row,
+                                     floats(words + at * META + (META - SCALES)), row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
                         if t == 0:
                             words += (index * slots + begin).to(tl.int64) * META
                             put_choices(ids, weights, to, begin, go, go, peer, words, floats(words + K), META, K, CHOICES, E_LOC,
                                         WEIGHTS, WIDE)
                         dl.trace_stop("push", t * WORLD + i)
-                dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROWS < going))
+                dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROUND < going))
     if TAKE:
         if part >= senders:
             share = part - senders
@@ -112,22 +112,22 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                                 CHOICES, E_LOC, WEIGHTS, WIDE)
                 dl.trace_stop("store", 0)
             longest = tl.max(tl.where((rank == index) & (FIRST == 1), 0, coming), 0)
-            for t in range(share, tl.cdiv(longest, ROWS), PARTS):
+            for t in range(share, tl.cdiv(longest, ROUND), PARTS):
                 for i in range(FIRST, WORLD):
                     peer = (index + WORLD - i) % WORLD  # the one that sends here first
                     come, land_of_peer, slot = of(coming, peer), of(landing, peer), peer * slots + of(first_slot, peer)
-                    if t * ROWS < come:
+                    if t * ROUND < come:
                         dl.trace_start("wait", t * WORLD + i + 1, peer)
                         arrival = dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)
                         dl.trace_stop("wait", t * WORLD + i + 1)
                         dl.trace_start("store", t * WORLD + i + 1, peer)
-                        words = dl.consume_token(words_in, arrival)
-                        if FIRST == 1:
-                            place = t * ROWS + line
+                        words, rows = dl.consume_token(words_in, arrival), dl.consume_token(rows_in, arrival)
+                        for first in range(t * ROUND, tl.minimum((t + 1) * ROUND, come) if FIRST == 1 else 0, ROWS):
+                            place = first + line
                             at, land = (slot + place).to(tl.int64), (land_of_peer + place).to(tl.int64)
-                            take_rows(dl.consume_token(rows_in, arrival) + at * row,
-                                      floats(words + at * META + (META - SCALES)), (place < come) & (land < limit),
-                                      out + land * row, scales_out + land * SCALES, row, SCALES, SCALES_PAD, COLS)
+                            take_rows(rows + at * row, floats(words + at * META + (META - SCALES)),
+                                      (place < come) & (land < limit), out + land * row, scales_out + land * SCALES, row, SCALES,
+                                      SCALES_PAD, COLS)
                         if t == 0:
                             words += slot.to(tl.int64) * META
                             goal = land_of_peer.to(tl.int64) * K

@@ -265,6 +265,7 @@ class Push(OnWorkspace):
                                            num_warps=chunks.WARPS,
                                            TOKENS=(tokens := power_of_two(self.chunks.each)),
                                            WIDE=min(tokens, _WIDE),
+                                           ROUND=self.tile.round,
                                            PARTS=self.tile.parts,
                                            SEND=self.halves["send"],
                                            TAKE=self.halves["take"]),
