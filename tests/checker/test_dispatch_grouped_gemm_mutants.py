@@ -51,7 +51,7 @@ STREAMS = {
 @pytest.fixture(autouse=True)
 def few_rows_at_a_time(monkeypatch):
     """Several rounds of rows in a chunk; two programs share the chunks."""
-    monkeypatch.setattr(plan, "TILE_BYTES", 128)
+    monkeypatch.setattr(plan, "PIECES", chunks.Pieces(128, 128))
     monkeypatch.setattr(op, "COMM_SMS", (2, ))
 
 

@@ -35,11 +35,13 @@ DISPATCH = {  # name: (old, new)
     "a wait of this device": (ROWS, ROWS.replace('"sys"', '"gpu"')),
     "nothing is released": (f"                dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
     "all rounds have one flag": (f"dl.notify_each(everyone + t, epoch, {SENT}", f"dl.notify_each(everyone, epoch, {SENT}"),
-    "rows lie where the first rank's do": ("at = (index * slots + begin + place).to(tl.int64)\n", "at = (begin + place).to(tl.int64)\n"),
+    "rows lie where the first rank's do":
+    ("at = (index * slots + begin + place).to(tl.int64)\n", "at = (begin + place).to(tl.int64)\n"),
     "it stores what does not fit": (FITTING, FITTING.replace(" & (land < limit)", "")),
 }
 COMBINE = {
-    "it does not hear of all": ("dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == senders * chunks))\n", "pass\n"),
+    "it does not hear of all":
+    ("dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == senders * chunks))\n", "pass\n"),
     "rows keep to one half": ("rows_in = data + (epoch & 1).to(tl.int64) * half", "rows_in = data"),
     "flags keep to one half": ("arrived = flags + (epoch & 1) * flags_half", "arrived = flags"),
     "it does not wait for rows": (BACK, "0"),
@@ -49,16 +51,15 @@ COMBINE = {
     "it waits for the last of its rounds": (BACK, BACK.replace("+ first, last - first + 1", "+ last, 1")),
     "nothing is released": (GIVEN, ""),
     "rows lie where the first rank's do":
-    ("outbox += (index * slots + of(first_slot, peer) + place)", "outbox += (of(first_slot, peer) + place)"),
+    ("at = (index * slots + of(first_slot, peer) + place)", "at = (of(first_slot, peer) + place)"),
 }
 
 
 @pytest.fixture(autouse=True)
 def rounds(monkeypatch):
     """A row a round of a dispatch, two rows a round of a combine."""
-    monkeypatch.setattr(chunks, "TILE_BYTES", 128)
-    monkeypatch.setattr(chunks, "FLOAT_BYTES", 256)
-    monkeypatch.setattr(chunks, "ROUND_BYTES", 128)
+    monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 128))
+    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(256, 128))
 
 
 def dispatches():

@@ -49,9 +49,8 @@ COMBINE = {
 @pytest.fixture(autouse=True)
 def rounds(monkeypatch):
     """A few rows a round."""
-    monkeypatch.setattr(chunks, "TILE_BYTES", 128)
-    monkeypatch.setattr(chunks, "FLOAT_BYTES", 128)
-    monkeypatch.setattr(chunks, "ROUND_BYTES", 128)
+    monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 128))
+    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(128, 128))
 
 
 def ids_of(rank, seed):

@@ -167,7 +167,7 @@ def test_ranks_with_other_numbers_of_tokens_and_with_none():
 @pytest.mark.parametrize("tile, sms", [(128, 3), pytest.param(64, 2, marks=FULL)])
 def test_many_chunks_share_few_programs(tile, sms, monkeypatch):
     """Several rounds of rows in a chunk, and a number of chunks that the programs do not divide."""
-    monkeypatch.setattr(plan, "TILE_BYTES", tile)
+    monkeypatch.setattr(plan, "PIECES", chunks.Pieces(tile, tile))
     monkeypatch.setattr(op, "COMM_SMS", (sms, ))
     run_ranks(lambda: back_to_back([Product(37, 24), Product(50, 16, dtype=F16)], repeat=1), 2, num_sms=8)
 

@@ -141,9 +141,8 @@ def test_both_methods_and_all_schedules_give_the_same_bits(layout):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_shapes_in_turn_and_a_slow_rank(mode, monkeypatch):
-    monkeypatch.setattr(chunks, "TILE_BYTES", 128)  # rounds
-    monkeypatch.setattr(chunks, "FLOAT_BYTES", 128)
-    monkeypatch.setattr(chunks, "ROUND_BYTES", 256)
+    monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 256))  # rounds
+    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(128, 256))
     calls = [
         EP(6, 48),
         EP(12, 24, layout="expert", combine=False),

@@ -220,7 +220,7 @@ def exchange(bench: Bench, sizes: tuple | None = None, label: str = "") -> None:
                                                     dict(layout="masked",
                                                          quant="fp8_1x128",
                                                          capacity=max(16, 2 * tokens * world * k // experts)))):
-            if label and how:
+            if label and "layout" in how:
                 continue
             nbytes = remote * (row * (1 if "quant" in how else 2))
             line(
@@ -254,18 +254,16 @@ def line(bench: Bench, what: str, nbytes: int, us: float | None) -> None:
 
 
 def sweep(bench: Bench) -> None:
-    """The exchange by other tiles, warps and programs, 128 and 4096 tokens. The fastest ones belong into ops/ep/chunks.py."""
-    names = ("TILE_BYTES", "ROW_BYTES", "FLOAT_BYTES", "WARPS", "PARTS", "MOST_CHUNKS")
+    """The exchange by other tiles, rounds, warps and parts, 128 and 4096 tokens. The fastest ones belong into ops/ep/chunks.py."""
+    names = ("MOVED", "ROUNDED", "SUMMED", "WARPS", "PARTS")
     kept = [getattr(chunks, name) for name in names]
-    space = ((32, 16, 16, 4, 2, 132), (16, 16, 16, 4, 2, 132), (16, 8, 8, 4, 3, 132), (32, 16, 16, 4, 1, 132),
-             (32, 16, 16, 4, 4, 128), (64, 16, 32, 8, 1, 132), (32, 16, 16, 8, 1, 132),
-             (32, 16, 16, 8, 2, 132)) if bench.gpu else ((1, 1, 1, 4, 2, 4), )
-    for tile, row, sums, warps, parts, programs in space:
+    space = [(32, 64, 4, 2), (32, 128, 4, 2), (32, 32, 4, 2), (16, 64, 4, 2), (16, 16, 4, 2), (8, 128, 4, 2), (8, 64, 4, 2),
+             (16, 64, 4, 1), (32, 128, 8, 1)] if bench.gpu else [(1, 4, 4, 2)]
+    for tile, a_round, warps, parts in space:
         reset()
-        for name, value in zip(names, (tile << 10, row << 10, sums << 10, warps, parts, programs)):
+        for name, value in zip(names, [chunks.Pieces(tile << 10, a_round << 10)] * 3 + [warps, parts]):
             setattr(chunks, name, value)
-        exchange(bench, (128, 4096) if bench.gpu else (4, ),
-                 f"tile {tile} KiB, row {row} KiB, sums {sums} KiB, {warps} warps, {parts} parts of {programs}: ")
+        exchange(bench, (128, 4096) if bench.gpu else (4, ), f"{tile}, {a_round} KiB, {warps} warps, {parts} parts: ")
     reset()
     for name, value in zip(names, kept):
         setattr(chunks, name, value)

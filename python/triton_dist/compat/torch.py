@@ -32,9 +32,12 @@ DisableAutocast = torch._C._DisableAutocast
 neg_view = torch._neg_view                                              # a view with the negative bit
 
 
+FORWARD_AD, DUAL_LEVEL = vars(forward_ad), "_current_level"              # FORWARD_AD[DUAL_LEVEL]: see dual_level; the quick way
+
+
 def dual_level() -> int:
     """How many levels of forward-mode AD are open, less one."""
-    return forward_ad._current_level
+    return FORWARD_AD[DUAL_LEVEL]
 
 
 def schema_of(operator: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from triton_dist.compat.torch import dispatch_modes as _modes, dual_level
+from triton_dist.compat.torch import DUAL_LEVEL, FORWARD_AD, dispatch_modes as _modes
 from triton_dist.ops.calls import checks, decide, log, ranges
 from triton_dist.ops.calls.agree import Agreed, agree_once, meet_once, refuse, same_call, withdraw
 from triton_dist.ops.calls.plans import Plan, Trial, Unfused, Wrapped
@@ -66,7 +66,7 @@ class Calls:
         me, key, given = state(), None, ()
         if me.thread != get_ident():
             threads.take_turn()
-        if _modes() or dual_level() >= 0:          # which guards do not see
+        if _modes() or FORWARD_AD[DUAL_LEVEL] >= 0:        # which guards do not see
             return self._looked_at(key, given, asked, group, (x, weight, out, bias, residual, second, *more))
         try:
             key = (asked, x.data_ptr(), None if weight is None else weight.data_ptr(), None if out is None else out.data_ptr())

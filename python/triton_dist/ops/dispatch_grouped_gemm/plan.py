@@ -9,8 +9,7 @@ import torch
 from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.calls.plans import OnWorkspace
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
-from triton_dist.ops.ep import chunks
-from triton_dist.ops.ep.chunks import Room, tile_of
+from triton_dist.ops.ep.chunks import Pieces, Room, tile_of
 from triton_dist.ops.ep_dispatch.op import EP_DISPATCH
 from triton_dist.ops.exchange.sizes import KIB, power_of_two
 from triton_dist.ops.grouped_gemm.plans import ByCore, Portable
@@ -20,7 +19,7 @@ from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import side_streams, team
 
 PER_CHUNK = 4  # programs that store the own rows of a chunk
-TILE_BYTES, WARPS = 64 * KIB, 16  # few SMs move the rows, so each must have much under way
+PIECES, WARPS = Pieces(64 * KIB, 64 * KIB), 16  # few SMs move the rows, so each must have much under way
 # What an SM does: for the estimate of how many own tiles run while rows travel. It changes times, not results. Not measured.
 SENT_GBS, STORED_GBS, FLOP_NS = 11.0, 50.0, 5000.0
 
@@ -73,7 +72,7 @@ class Fused(OnWorkspace):
         x = tensors[0]
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, x.shape[0], agreed.chunks
         self.local, row = agreed.experts // group.size, agreed.row
-        self.tile = tile_of(self.chunks, row, agreed.dtype.itemsize, most=TILE_BYTES)
+        self.tile = tile_of(self.chunks, row, agreed.dtype.itemsize, PIECES)
         self.dispatch = agreed.ids(group)
         for _ in range(2):  # the second time nothing grows, so both know where buffers are
             self.ids = EP_DISPATCH.plan(Choice("push"), self.dispatch, group, x)

@@ -14,15 +14,25 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, worksp
 KIND = "tokens to experts"  # of the workspace
 MOST_EACH = 1024  # tokens of a chunk that a program can hold
 MOST_CHOICES = 16  # experts of a token
-TILE_BYTES = 32 * KIB  # of rows that a program moves at a time
-ROW_BYTES = 16 * KIB  # of a row that it moves at a time
-ROUND_BYTES = 64 * KIB  # of rows that it tells of with one flag
-FLOAT_BYTES = 16 * KIB  # of a tile that it holds in fp32
 WARPS = 4  # of a program
 PARTS = 2  # programs that send the rows of a chunk, and as many that take them
 MOST_CHUNKS = MAX_PROGRAMS // (2 * PARTS)  # however many programs the device has room for
 _PACKET = 8  # bytes
 _ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """In what pieces programs move rows, in bytes: `tile` at a time, `round` of them with one flag."""
+    tile: int
+    round: int
+
+
+# The fastest of those measured on 2 x H200 (tests/nvidia/moe.py --parts sweep)
+MOVED = Pieces(32 * KIB, 64 * KIB)
+ROUNDED = Pieces(8 * KIB, 128 * KIB)  # rows that become fp8 on the way, counted in fp32
+SUMMED = Pieces(16 * KIB, 16 * KIB)  # rows of a combine, counted in fp32
+ROW_BYTES = 16 * KIB  # of a row, at most, that a program moves at a time
 
 
 @dataclass(frozen=True)
@@ -65,15 +75,16 @@ class Tile:
         return ((send + take) * self.parts * chunks.count, )
 
 
-def tile_of(chunks: Chunks, row: int, itemsize: int, multiple: int = 1, most: int | None = None) -> Tile:
-    """The tile for rows of `row` elements, whose columns are a multiple of `multiple`, a power of two. most: bytes of it."""
-    most, width = TILE_BYTES if most is None else most, power_of_two(max(1, row))
-    cols = max(multiple, min(width, min(ROW_BYTES, most) // itemsize))
-    rows = max(1, min(most // (cols * itemsize), power_of_two(chunks.each)))
+def tile_of(chunks: Chunks, row: int, itemsize: int, pieces: Pieces, multiple: int = 1) -> Tile:
+    """The tile for rows of `row` elements, whose columns are a multiple of `multiple`, a power of two."""
+    width, most = power_of_two(max(1, row)), power_of_two(chunks.each)
+    cols = max(multiple, min(width, min(ROW_BYTES, pieces.tile) // itemsize))
+    rows = max(1, min(pieces.tile // (cols * itemsize), most))
     rows = 1 << (rows.bit_length() - 1)
-    each_round = max(rows, min(power_of_two(chunks.each), power_of_two(ROUND_BYTES // (width * itemsize))))
-    rounds = -(-chunks.each // each_round)
-    return Tile(rows, cols, each_round, rounds, min(PARTS, rounds))
+    a_round = max(rows, min(pieces.round // (width * itemsize), most))
+    a_round = 1 << (a_round.bit_length() - 1)
+    rounds = -(-chunks.each // a_round)
+    return Tile(rows, cols, a_round, rounds, min(PARTS, rounds))
 
 
 def whole_calls(group: Group) -> CountedWorkspace:

@@ -16,7 +16,8 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                       K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr, PLACED: tl.constexpr,
                       WEIGHTED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WORLD: tl.constexpr,
                       RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-                      COLS: tl.constexpr, ROUND: tl.constexpr, PARTS: tl.constexpr, SEND: tl.constexpr = True, TAKE: tl.constexpr = True):
+                      COLS: tl.constexpr, ROUND: tl.constexpr, PARTS: tl.constexpr, SEND: tl.constexpr = True,
+                      TAKE: tl.constexpr = True):
     """out [m, row] = for each token the sum over ranks of what came of it there, in the order of ranks, + bias + residual.
 
     What a rank has of a row that came: row `r` of y [limit, row]; or, where PLACED, the sum over its choices j in order of
@@ -129,7 +130,7 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
 
 @triton.jit
 def choices_of(positions, weights, land, there, choice, K: tl.constexpr, PLACED: tl.constexpr, WEIGHTED: tl.constexpr):
-    """For rows `land` that came, [ROWS, CHOICES]: where each choice lies in y, -1 for none, and its weight. (0, 0): not needed."""
+    """For rows `land` that came, [ROWS, CHOICES]: where each choice lies in y, -1 for none, and its weight; 0 if not needed."""
     spots, by = 0, 0
     if PLACED:
         at = land.to(tl.int64)[:, None] * K + choice[None, :]

@@ -145,7 +145,7 @@ class Push(OnWorkspace):
         y, topk_ids, _, positions = tensors[:4]
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, topk_ids.shape[0], agreed.chunks
         self.limit = y.shape[0] if positions is None else positions.shape[0]
-        self.tile = tile_of(self.chunks, agreed.row, 4, most=chunks.FLOAT_BYTES)
+        self.tile = tile_of(self.chunks, agreed.row, 4, chunks.SUMMED)
         self.room = Room(group, self.chunks, self.tile, agreed.dtype, agreed.row, 0, space)
         super().__init__(self.room.space)
 
