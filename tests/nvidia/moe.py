@@ -254,7 +254,7 @@ def line(bench: Bench, what: str, nbytes: int, us: float | None) -> None:
 
 
 def sweep(bench: Bench) -> None:
-    """The exchange by other tiles, rounds, warps and parts, 128 and 4096 tokens. The fastest ones belong into ops/ep/chunks.py."""
+    """The exchange by other pieces, warps and parts, 128 and 4096 tokens. The fastest belong into ops/ep/chunks.py."""
     names = ("MOVED", "ROUNDED", "SUMMED", "WARPS", "PARTS")
     kept = [getattr(chunks, name) for name in names]
     space = [(32, 64, 4, 2), (32, 128, 4, 2), (32, 32, 4, 2), (16, 64, 4, 2), (16, 16, 4, 2), (8, 128, 4, 2), (8, 64, 4, 2),
