@@ -9,14 +9,13 @@ from triton_dist.ops.ag_gemm import by_sms, gather, in_graphs
 from triton_dist.ops.ag_gemm.nodes import GatherOverNodes
 from triton_dist.ops.calls import aligned, possible
 from triton_dist.ops.calls.agree import withdraw
-from triton_dist.ops.calls.plans import OnWorkspace
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import side_streams
 
 
-class Fused(OnWorkspace):
+class Fused(gather.OnGather):
     """A gather beside one kernel. Holds all that does not change from call to call.
 
     asked: whether the caller named the core's method. m, k, n: sizes of x [m, k] and weight [n, k].
@@ -85,9 +84,3 @@ class Fused(OnWorkspace):
         gathered = self.gather.chunks(epoch)
         gathered[self.group.rank].copy_(x)              # the own shard never goes through the workspace
         return gathered.view(self.out_shape[0], self.k)
-
-    def serves(self) -> bool:
-        """Where only eager calls are served, a warm-up before a capture is one more reason to look at the call."""
-        if self.captured is None:
-            return True
-        return not backend().is_capturing() and (self.prepared or not backend().warms_up())

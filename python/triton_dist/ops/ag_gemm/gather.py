@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from triton_dist.ops.calls.plans import OnWorkspace
 from triton_dist.ops.calls.possible import precision, switched
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
@@ -55,6 +56,16 @@ class Gather:
         """[world, m, k]: what a call gathered, but for the own chunk."""
         p = self.plan
         return p.halves[epoch & 1].view(p.group.size, p.pitch, p.k)[:, :p.m].clone(memory_format=torch.contiguous_format)
+
+
+class OnGather(OnWorkspace):
+    """A plan that runs a gather, and is captured as that is."""
+
+    def serves(self) -> bool:
+        """Where only eager calls are served, a warm-up before a capture is one more reason to look at the call."""
+        if self.captured is None:
+            return True
+        return not backend().is_capturing() and (self.prepared or not backend().warms_up())
 
 
 class PushesByCopies(Gather):

@@ -226,7 +226,7 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
             them: for few rows, where a copy's start takes longest. Over nodes, how many programs send at most. The same on
             all ranks.
         save_gathered: where a gradient of weight is wanted, keep the gathered x [M, K] for it. False: keep x [M / W, K], and
-            gather it again in the backward pass. The same on all ranks.
+            gather it again in the backward pass, by the copy engine beside the gemm_rs of x's gradient. The same on all ranks.
 
     Gradients (without `out`): that of x by gemm_rs, that of weight from the gathered x. The same tensors must require them on
     all ranks.

@@ -44,10 +44,14 @@ def ag_gemm_backward(ctx: Any, grad: torch.Tensor | None, grad_gathered: torch.T
     grad_x = grad_weight = grad_bias = None
     if grad is not None:
         grad = grad.contiguous()
-        if wants_x:
+        if wants_x and wants_weight and not ctx.gathered:
+            grad_x, x = ops.gemm_rs_beside_gather(grad, weight.t(), x, ctx.group, ctx.method)
+        elif wants_x:
             grad_x = ops.gemm_rs(grad, weight.t(), group=ctx.group, method=ctx.method)
+        elif not ctx.gathered and wants_weight:
+            x = ops.all_gather(x, group=ctx.group)
         if wants_weight:
-            grad_weight = weights.gradient(ctx, grad, x if ctx.gathered else ops.all_gather(x, group=ctx.group))
+            grad_weight = weights.gradient(ctx, grad, x)
         if wants_bias:
             grad_bias = grad.sum(0)
     if grad_gathered is not None and wants_x:
