@@ -10,7 +10,7 @@ from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, posit
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
-from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
+from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
 from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel, grouped_weight_kernel
 
 POINTERS = {
@@ -41,7 +41,7 @@ KNOWN = dict(K=8,
              INDEX=False,
              FIRST=1,
              MASKED=False,
-             EXPAND=True,
+             SOURCES=True,
              LINES=256,
              PLACED=True,
              WEIGHTED=True,
@@ -84,7 +84,7 @@ KERNELS = {
     "dispatch, fp8 on the way": (ep_dispatch_kernel, dict(QUANT=True, SCALES=56, SCALES_PAD=64, META=72)),
     "dispatch, first half": (ep_dispatch_kernel, dict(TAKE=False)),
     "dispatch, second half": (ep_dispatch_kernel, dict(SEND=False)),
-    "place": (place_kernel, dict(ROWS=2)),
+    "expand": (expand_kernel, dict(ROWS=1)),
     "exchange_rows": (exchange_rows_kernel, {}),
     "own_rows": (own_rows_kernel, {}),
     "combine": (ep_combine_kernel, {}),
@@ -134,12 +134,12 @@ def test_code_of_rows_does_not_grow_with_ranks(kernel):
     assert len(moves[0]) == len(moves[1]) > 0
 
 
-@pytest.mark.parametrize("kernel, known", [(ep_dispatch_kernel, dict(INDEX=True)), (place_kernel, dict(EXPAND=False))],
+@pytest.mark.parametrize("kernel, known", [(ep_dispatch_kernel, dict(INDEX=True)), (place_kernel, dict(ROWS=4))],
                          ids=["dispatch", "place"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_dispatch_of_ids_alone(kernel, known, target):
-    """Rows without elements: a column that is never there, and many rows at a time."""
-    made = compiled(kernel, target, world=2, ROWS=64 if kernel is ep_dispatch_kernel else 4, COLS=1, TOKENS=64, **known)
+    """Rows without elements: a column that is never there, and many rows at a time. Their places are found as those of others."""
+    made = compiled(kernel, target, world=2, **{**dict(ROWS=64, COLS=1, TOKENS=64), **known})
     lines = assert_sound(made, target) if target in HIP else instructions(made)
     position(lines, r"global_store_dword" if target in HIP else r"st\.global")
 

@@ -29,7 +29,7 @@ from triton_dist.ops.all_reduce import kernels as all_reduce_kernels
 from triton_dist.ops.all_reduce_rmsnorm import kernels as rmsnorm_kernels
 from triton_dist.ops.all_to_all_vdev import kernels as vdev_kernels
 from triton_dist.ops.ep_combine import kernels as combine_kernels
-from triton_dist.ops.ep_dispatch import kernels as dispatch_kernels, place_kernel
+from triton_dist.ops.ep_dispatch import kernels as dispatch_kernels, place_kernels
 from triton_dist.ops.exchange import kernels as exchange_kernels
 from triton_dist.ops.gemm_ar import kernels as gemm_ar_kernels
 from triton_dist.ops.gemm_rs import kernels as gemm_rs_kernels, scatter_kernel
@@ -97,7 +97,8 @@ EXCHANGES = [(exchange_kernels, "one_hop_packets"), (exchange_kernels, "one_hop_
              (all_reduce_kernels, "push_kernel"), (dispatch_kernels, "ep_dispatch_kernel"),
              (combine_kernels, "ep_combine_kernel"), (exchange_kernels, "one_hop_self_flagged"),
              (all_reduce_kernels, "two_hops_self_flagged"), (rmsnorm_kernels, "one_hop_rmsnorm"),
-             (rmsnorm_kernels, "two_hops_rmsnorm"), (place_kernel, "place_kernel")]
+             (rmsnorm_kernels, "two_hops_rmsnorm"), (place_kernels, "place_kernel"),
+             (place_kernels, "expand_kernel")]
 OFTEN = ("one_hop_push", "two_shot_kernel", "ep_combine_kernel", "two_hops_rmsnorm")          # the rest under --full
 
 
@@ -206,7 +207,7 @@ def test_on_the_kernels_of_rows_record(target, monkeypatch):
     """In each: as many reads of the clock as there are places that record, at least."""
     for module in (test_experts_code, test_self_flag_code, test_vdev_code):
         monkeypatch.setattr(module, "compile_kernel", functools.partial(compile_kernel, **traced(target)))
-    found = {"place": (test_experts_code.compiled(place_kernel.place_kernel, target), 4),
+    found = {"place": (test_experts_code.compiled(place_kernels.place_kernel, target), 4),
              "norm": (test_self_flag_code.compiled(rmsnorm_kernels.two_hops_rmsnorm, target), 12),
              "splits": (test_vdev_code.compiled(target), 10)}
     for name, (kernel, least) in found.items():

@@ -16,7 +16,7 @@ from triton_dist.ops.all_to_all_vdev_2d.kernels import all_to_all_vdev_2d_kernel
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
-from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
+from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
 from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
@@ -89,8 +89,8 @@ _EXPERTS = dict(K=8, CHOICES=8, SCALES=0, SCALES_PAD=1, META=16, E_LOC=32, E_PAD
 _HALVES = dict(SEND=True, TAKE=True, TOKENS=32, ROUND=4, PARTS=2, num_warps=4)
 ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=False, INDEX=False, FIRST=1, WIDE=32, **_HALVES,
                       **_EXPERTS)
-ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, EXPAND=True, LINES=256, PARTS=2, num_warps=8,
-                            **_EXPERTS)
+ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, SOURCES=True, LINES=256, num_warps=8, **_EXPERTS)
+ep_dispatch_expand = _sample(expand_kernel, "ep_dispatch_expand", MASKED=False, PARTS=4, num_warps=4, **_EXPERTS)
 ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False,
                      **_HALVES, **_EXPERTS)
 _OF_ROWS = {name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")}

@@ -6,7 +6,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import count_call, this_epoch
-from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, tokens_in
+from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, spread, tokens_in
 from triton_dist.runtime.jit import jit
 
 
@@ -76,7 +76,7 @@ def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_
                 place = first + line
                 at = (peer * slots + of(slot, peer) + place).to(tl.int64)
                 land = of(landing, peer) + place
-                spread(source + at * row, land, place < come, positions, out, row, K, CHOICES, COLS)
+                spread(source + at * row, 0, land, place < come, positions, out, 0, row, K, CHOICES, 0, 1, COLS)
             dl.trace_stop("store", chunk * WORLD + i)
 
 
@@ -107,7 +107,7 @@ def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, 
     for first in range(share * ROWS, come, PER_CHUNK * ROWS):
         place = first + tl.arange(0, ROWS)
         mine = (chunk * each + tokens_in(to, index, place)).to(tl.int64)
-        spread(x + mine * row, of(landing, index) + place, place < come, positions, out, row, K, CHOICES, COLS)
+        spread(x + mine * row, 0, of(landing, index) + place, place < come, positions, out, 0, row, K, CHOICES, 0, 1, COLS)
     dl.trace_stop("store", 0)
     if tl.program_id(0) == tl.num_programs(0) - 1:
         rows = tl.sum(matrix & 0xFFFF, 1)
@@ -132,26 +132,6 @@ def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, 
         tl.store(second + 1, begin + high, mask=inside)
         tl.store(second + 2 * E_LOC, low, mask=inside)
         tl.store(second + 2 * E_LOC + 1, count - high, mask=inside)
-
-
-@triton.jit
-def spread(row_at, land, there, positions, out, row, K: tl.constexpr, CHOICES: tl.constexpr, COLS: tl.constexpr):
-    """Stores rows, where `there`, at the place of each of their choices in out.
-
-    row_at: pointers to the rows. land: their numbers among all that came, by which `positions` has the places.
-    """
-    choice = tl.arange(0, CHOICES)
-    places = tl.load(positions + land.to(tl.int64)[:, None] * K + choice[None, :],
-                     mask=there[:, None] & (choice < K)[None, :],
-                     other=-1)
-    for column in range(0, row, COLS):
-        cols = column + tl.arange(0, COLS)
-        part = tl.load(row_at[:, None] + cols[None, :], mask=there[:, None] & (cols < row)[None, :])
-        for j in range(K):
-            place = tl.sum(tl.where(choice[None, :] == j, places, 0), 1)
-            tl.store(out + place.to(tl.int64)[:, None] * row + cols[None, :],
-                     part,
-                     mask=(there & (place >= 0))[:, None] & (cols < row)[None, :])
 
 
 @triton.jit

@@ -20,15 +20,22 @@ from triton_dist.runtime.workspace import side_streams, team
 
 PER_CHUNK = 4  # programs that store the own rows of a chunk
 PIECES, WARPS = Pieces(64 * KIB, 64 * KIB), 16  # few SMs move the rows, so each must have much under way
-# What an SM does: for the estimate of how many own tiles run while rows travel. It changes times, not results. Not measured.
+# For the estimate, which changes times, not results. What an SM does, and what a GPU does in the ops in turn: read off 2 x H200.
 SENT_GBS, STORED_GBS, FLOP_NS = 11.0, 50.0, 5000.0
+LINK_GBS, COPY_GBS, START_NS = 330.0, 2000.0, 25e3
+BUSY_SMS = 22  # more of them move rows no faster
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Nanoseconds: of the exchange beside the first product, and of the tiles that this has of one expert."""
+    """Nanoseconds: of the exchange beside the first product, of the tiles that this has of one expert, and of the ops in turn.
+
+    fused: of all.
+    """
     exchange: float
     expert: float
+    in_turn: float
+    fused: float
 
     def head(self, experts: int) -> int:
         """Experts, of so many, that have tiles in the first product.
@@ -37,9 +44,6 @@ class Estimate:
         """
         return max(1, min(experts, round(experts if not self.expert else self.exchange / self.expert)))
 
-    def hidden(self, experts: int) -> float:
-        """The part of the exchange that the first product of so many experts hides."""
-        return min(1.0, experts * self.expert / self.exchange) if self.exchange else 1.0
 
 
 def near_of(choice: Choice, world: int) -> int:
@@ -53,10 +57,16 @@ def estimate(agreed: Any, world: int, choice: Choice, comm_sms: int, num_sms: in
     choices = agreed.max_tokens * agreed.k / world  # of a rank's tokens on another rank
     sent = (world - near) * min(agreed.max_tokens, choices) * row
     stored = (world - near) * (choices + min(agreed.max_tokens, choices)) * row
-    exchange = (sent / SENT_GBS + stored / STORED_GBS) / comm_sms
+    exchange = (sent / SENT_GBS + stored / STORED_GBS) / min(comm_sms, BUSY_SMS)
     # Rows in whole tiles: about a tile of an expert's is not.
     whole = max(0.0, near * choices / local - choice.config.block_m)  # pyright: ignore[reportOptionalMemberAccess]
-    return Estimate(exchange, 2 * whole * agreed.row * agreed.n / (FLOP_NS * max(1, num_sms - comm_sms)))
+    expert = 2 * whole * agreed.row * agreed.n / (FLOP_NS * max(1, num_sms - comm_sms))
+    product = 2 * world * choices * agreed.row * agreed.n / (FLOP_NS * num_sms)
+    under = min(exchange, local * expert)           # of the product, on the SMs that are left to it
+    fused = (START_NS + near * choices * row / COPY_GBS + max(exchange, under) + product
+             - under * (num_sms - comm_sms) / num_sms)
+    in_turn = START_NS + sent / LINK_GBS + world * choices * row / COPY_GBS + product
+    return Estimate(exchange, expert, in_turn, fused)
 
 
 class Fused(OnWorkspace):

@@ -32,6 +32,7 @@ class Pieces:
 MOVED = Pieces(32 * KIB, 64 * KIB)
 ROUNDED = Pieces(8 * KIB, 128 * KIB)  # rows that become fp8 on the way, counted in fp32
 SUMMED = Pieces(16 * KIB, 16 * KIB)  # rows of a combine, counted in fp32
+EXPANDED = Pieces(16 * KIB, 16 * KIB)  # rows of this rank, to the places of their choices
 ROW_BYTES = 16 * KIB  # of a row, at most, that a program moves at a time
 
 

@@ -77,3 +77,37 @@ def rows_told(told):
 def of(values, i):
     """Element `i` of a vector."""
     return tl.sum(tl.where(tl.arange(0, values.shape[0]) == i, values, 0))
+
+
+@triton.jit
+def floats(words):
+    """Pointers to int32 as pointers to fp32."""
+    return words.to(tl.pointer_type(tl.float32), bitcast=True)
+
+
+@triton.jit
+def spread(row_at, scales_at, land, there, positions, out, scales_out, row, K: tl.constexpr, CHOICES: tl.constexpr,
+           SCALES: tl.constexpr, SCALES_PAD: tl.constexpr, COLS: tl.constexpr):
+    """Stores rows, where `there`, at the place of each of their choices in out, and their scales in scales_out.
+
+    row_at, scales_at: pointers to them. land: their numbers among all that came, by which `positions` has places, -1 for none.
+    """
+    choice, group = tl.arange(0, CHOICES), tl.arange(0, SCALES_PAD)
+    places = tl.load(positions + land.to(tl.int64)[:, None] * K + choice[None, :],
+                     mask=there[:, None] & (choice < K)[None, :],
+                     other=-1)
+    for column in range(0, row, COLS):
+        cols = column + tl.arange(0, COLS)
+        part = tl.load(row_at[:, None] + cols[None, :], mask=there[:, None] & (cols < row)[None, :])
+        for j in range(K):
+            place = tl.sum(tl.where(choice[None, :] == j, places, 0), 1)
+            tl.store(out + place.to(tl.int64)[:, None] * row + cols[None, :],
+                     part,
+                     mask=(there & (place >= 0))[:, None] & (cols < row)[None, :])
+    if SCALES > 0:
+        scale = tl.load(scales_at[:, None] + group[None, :], mask=there[:, None] & (group < SCALES)[None, :])
+        for j in range(K):
+            place = tl.sum(tl.where(choice[None, :] == j, places, 0), 1)
+            tl.store(scales_out + place.to(tl.int64)[:, None] * SCALES + group[None, :],
+                     scale,
+                     mask=(there & (place >= 0))[:, None] & (group < SCALES)[None, :])

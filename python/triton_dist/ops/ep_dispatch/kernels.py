@@ -7,7 +7,7 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.float8 import e4m3_word
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
-from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, rows_told, tokens_in
+from triton_dist.ops.ep.device import counts_of, floats, matrix_of, of, owners, rows_told, tokens_in
 from triton_dist.runtime.jit import jit
 
 
@@ -156,12 +156,6 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                         local = tl.load(ids_out + land.to(tl.int64) * K + entry, mask=inside, other=-1)
                         found += tl.sum((local[:, None] == expert[None, :]).to(tl.int32), 0)
                     tl.store(hist + (source * chunks + chunk) * E_PAD + expert, found.to(tl.int16))
-
-
-@triton.jit
-def floats(words):
-    """Pointers to int32 as pointers to fp32."""
-    return words.to(tl.pointer_type(tl.float32), bitcast=True)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from triton_dist.ops.ep import checks as ep_checks, chunks
 from triton_dist.ops.ep.chunks import Room, tile_of
 from triton_dist.ops.ep.op import ExpertsOp, OfTokens
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
-from triton_dist.ops.ep_dispatch.place_kernel import place_kernel
+from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
 from triton_dist.ops.ep_dispatch.unfused import ep_dispatch_unfused
 from triton_dist.ops.exchange.sizes import power_of_two
 from triton_dist.ops.registry import Gradient
@@ -32,6 +32,7 @@ _WIDE = 32  # rows whose choices a program moves at a time
 _CELLS = 128  # choices whose places a program finds at a time
 _COUNTS = 16384  # of choices of experts that it reads at a time
 _PLACE_WARPS = 8
+_EXPANDING = 4  # programs that put the rows of a chunk in their places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +213,7 @@ class EPDispatch(ExpertsOp):
 
 
 class Push(OnWorkspace):
-    """The kernel that sends and takes, and where rows are wanted by expert the one that places them.
+    """The kernel that sends and takes; for rows by expert, one that finds their places, and one that puts them there.
 
     send, take: False in a plan of the other half alone (ep/split.py).
     """
@@ -239,53 +240,61 @@ class Push(OnWorkspace):
         super().__init__(self.room.space)
 
     def compile(self, *tensors):
-        (args, placing), agreed, room, world = self.args(*tensors), self.agreed, self.room, self.group.size
-        scales = agreed.scales
+        (args, placing, expanding), agreed, room = self.args(*tensors), self.agreed, self.room
+        tokens, chunked = power_of_two(self.chunks.each), self.chunks.count
         shared = dict(K=agreed.k,
                       CHOICES=power_of_two(agreed.k),
-                      SCALES=scales,
-                      SCALES_PAD=power_of_two(max(1, scales)),
-                      META=self.meta,
                       E_LOC=self.local,
-                      E_PAD=self.padded,
-                      WORLD=world,
+                      WORLD=self.group.size,
                       RANKS=room.ranks,
                       PITCH=room.pitch,
-                      ROWS=self.tile.rows,
-                      COLS=self.tile.cols,
                       num_stages=1)
+        of_rows = dict(shared,
+                       SCALES=agreed.scales,
+                       SCALES_PAD=power_of_two(max(1, agreed.scales)),
+                       META=self.meta,
+                       num_warps=chunks.WARPS)
         rest = (self.hist, *room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
-                self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts, self.chunks.count)
+                self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts, chunked)
         self.send = backend().prepare(ep_dispatch_kernel, self.tile.grid(self.chunks, **self.halves), (*args, *rest),
-                                      dict(shared,
+                                      dict(of_rows,
+                                           E_PAD=self.padded,
                                            WEIGHTS=agreed.weighted,
                                            QUANT=agreed.quant is not None,
                                            INDEX=agreed.ordered,
                                            FIRST=0 if agreed.expanded else 1,
-                                           num_warps=chunks.WARPS,
-                                           TOKENS=(tokens := power_of_two(self.chunks.each)),
+                                           TOKENS=tokens,
                                            WIDE=min(tokens, _WIDE),
+                                           ROWS=self.tile.rows,
+                                           COLS=self.tile.cols,
                                            ROUND=self.tile.round,
                                            PARTS=self.tile.parts,
                                            SEND=self.halves["send"],
                                            TAKE=self.halves["take"]),
                                       varying=len(args))
-        if not self.places:
-            return
-        parts = self.tile.parts if agreed.expanded else 1
-        rows = max(1, min(self.tile.rows, 32 // shared["CHOICES"])) if agreed.expanded else min(
-            power_of_two(self.chunks.each), _CELLS // shared["CHOICES"])
-        rest = (*room.rows, *room.words, room.space.control, self.chunks.each, self.row, agreed.limit, agreed.room,
-                agreed.align, self.chunks.count)
-        self.place = backend().prepare(place_kernel, (parts * self.chunks.count, ), (*placing, *rest),
-                                       dict(shared,
-                                            MASKED=agreed.layout == "masked",
-                                            EXPAND=agreed.expanded,
-                                            LINES=min(power_of_two(self.chunks.count), max(1, _COUNTS // self.padded)),
-                                            ROWS=rows,
-                                            PARTS=parts,
-                                            num_warps=_PLACE_WARPS),
-                                       varying=len(placing))
+        if placing:
+            self.place = backend().prepare(place_kernel, (chunked, ),
+                                           (*placing, agreed.limit, agreed.room, agreed.align, chunked),
+                                           dict(shared,
+                                                E_PAD=self.padded,
+                                                MASKED=agreed.layout == "masked",
+                                                SOURCES=not agreed.expanded,
+                                                ROWS=min(tokens, _CELLS // shared["CHOICES"]),
+                                                LINES=min(power_of_two(chunked), max(1, _COUNTS // self.padded)),
+                                                num_warps=_PLACE_WARPS),
+                                           varying=len(placing))
+        if expanding:
+            tile = tile_of(self.chunks, self.row, self.sent.itemsize, chunks.EXPANDED)
+            parts = min(_EXPANDING, -(-self.chunks.each // tile.rows))
+            rest = (*room.rows, *room.words, room.space.control, self.chunks.each, self.row, agreed.limit, agreed.room,
+                    agreed.align, chunked)
+            self.expand = backend().prepare(expand_kernel, (parts * chunked, ), (*expanding, *rest),
+                                            dict(of_rows,
+                                                 MASKED=agreed.layout == "masked",
+                                                 ROWS=tile.rows,
+                                                 COLS=tile.cols,
+                                                 PARTS=parts),
+                                            varying=len(expanding))
 
     def _sending(self, x, topk_ids, topk_weights, scales, out, scales_out, ids_out, weights_out, told, positions,
                  sources) -> tuple:
@@ -293,20 +302,23 @@ class Push(OnWorkspace):
                 weights_out if topk_weights is None else topk_weights, scales_out if scales is None else scales,
                 out if out.dtype == self.sent else flat(out, self.sent), scales_out, ids_out, weights_out, told)
 
-    def _placing(self, args: tuple, tensors: Sequence) -> tuple:
-        out, scales_out, ids_out, _, told = args[4:]
-        begin = 1 + self.group.size * self.chunks.count
-        return self.hist, told, ids_out, out, scales_out, tensors[9], tensors[10], told[begin:]
-
     def args(self, *tensors) -> tuple:
-        """Of the kernel that sends and takes, and of the one that places; () where there is none."""
+        """Of the kernel that sends and takes, of the one that places, and of the one that expands; () where there is none."""
         sent = self._sending(*tensors)
-        return sent, self._placing(sent, tensors) if self.places else ()
+        if not self.places:
+            return sent, (), ()
+        out, scales_out, ids_out, _, told = sent[4:]
+        positions, sources = tensors[9:11]
+        of_experts = told[1 + self.group.size * self.chunks.count:]
+        expanding = (told, positions, of_experts, out, scales_out) if self.agreed.expanded else ()
+        return sent, (self.hist, told, ids_out, positions, sources, of_experts), expanding
 
-    def launch(self, sent: tuple, placing: tuple) -> None:
+    def launch(self, sent: tuple, placing: tuple, expanding: tuple) -> None:
         self.send(*sent)
         if self.places:
             self.place(*placing)
+        if self.places and expanding:
+            self.expand(*expanding)
 
 
 EP_DISPATCH = EPDispatch()
