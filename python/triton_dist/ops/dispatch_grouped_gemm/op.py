@@ -93,7 +93,7 @@ class DispatchGroupedGemm(ExpertsOp):
         unfused = Choice("unfused")
         if group.size == 1 or not agreed.max_tokens * agreed.row * agreed.n:
             return [unfused]
-        core, ways = backend().core("grouped_gemm"), []
+        core, ways, tilings = backend().core("grouped_gemm"), [], []
         steps = (1, 2) if group.size % 2 == 0 and group.size > 2 else (1, )
         if agreed.no_core is None:
             tilings = core.configs(agreed.dtype, agreed.each * group.size, agreed.act is not None)
@@ -102,7 +102,7 @@ class DispatchGroupedGemm(ExpertsOp):
         portable = [Choice("portable", config, pieces, COMM_SMS[0]) for pieces in steps]
         if agreed.method != "auto":
             return [way for way in (*ways, *portable, unfused) if way.method == agreed.method]
-        hiding = [way for way in ways if core.preferred and self._pays(agreed, group, way)]
+        hiding = [way for way in ways if core.preferred and way.config == tilings[0] and self._pays(agreed, group, way)]
         if hiding:
             return [*hiding, *(way for way in ways if way not in hiding), unfused]
         return [unfused, *ways, *portable]
