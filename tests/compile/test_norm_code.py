@@ -38,7 +38,6 @@ def test_quantising_needs_no_barrier_no_memory_and_no_spill_of_its_own(kernel, q
     assert count(lines, BARRIER) == count(usual, BARRIER) > 0
     values = 2 if quant == "row" else 1
     assert count(lines, SHARED) == values * count(usual, SHARED) > 0
-    assert "convert_layout" not in built.asm["ttgir"] and "convert_layout" not in plain.asm["ttgir"]
     norms = 1 + (kernel is two_hops_rmsnorm)
     assert count(lines, r"st\.global\.b64") == norms, "eight numbers in one store"
     assert spilled(built) == 0
@@ -47,9 +46,9 @@ def test_quantising_needs_no_barrier_no_memory_and_no_spill_of_its_own(kernel, q
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("quant", QUANTS)
 def test_other_dtypes_stay_in_registers_too(quant, dtype):
-    built = compiled(one_hop_rmsnorm, "sm_90", dtype, warps=32, quant=quant)
-    assert "convert_layout" not in built.asm["ttgir"] and spilled(built) == 0
+    plain, built = (compiled(one_hop_rmsnorm, "sm_90", dtype, warps=32, quant=word) for word in ("", quant))
     lines = instructions(built)
+    assert count(lines, SHARED) == (2 if quant == "row" else 1) * count(instructions(plain), SHARED) and spilled(built) == 0
     assert not count(lines, r"st\.global\.b(8|16)") and count(lines, r"st\.global\.b64") == (dtype != "fp32")
 
 
@@ -64,12 +63,11 @@ def test_layer_norm_has_one_exchange_more(target):
     plain, built = (compiled(one_hop_rmsnorm, target, center=center) for center in (False, True))
     barrier = BARRIER if target in CUDA else "s_barrier"
     assert count(instructions(built), barrier) > count(instructions(plain), barrier)
-    assert "convert_layout" not in built.asm["ttgir"]
 
 
 def spilled(built) -> int:
     """Bytes that ptxas stores to memory for want of registers."""
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas-blackwell"        # takes any version of PTX
     told = subprocess.run([ptxas, "-v", "--gpu-name=sm_90a", "-o", "/dev/null", "/dev/stdin"], input=code(built), text=True,
                           capture_output=True, check=True).stderr
     return int(re.search(r"(\d+) bytes spill stores", told)[1])

@@ -22,13 +22,11 @@ QUANTS = {"fp8_tensor": "tensor", "fp8_row": "row", "fp8_1x128": "group"}       
 
 
 class QuantizedNorm(NamedTuple):
-    """What all_reduce_rmsnorm_quant gives. The norm is about out.float() * scales.
+    """What all_reduce_rmsnorm_quant gives: out, scales, residual_out and norm_out. The norm is about out.float() * scales.
 
-    Attributes:
-        out: float8_e4m3fn [..., N]: the norm over its scales.
-        scales: fp32. "fp8_tensor": the `scale` of the call; "fp8_row": [..., 1]; "fp8_1x128": [..., N / 128 rounded up].
-        residual_out: [..., N] of x's dtype: the sum over ranks, with bias and residual.
-        norm_out: [..., N] of x's dtype: the norm before it was quantised; None unless the call asked for it.
+    `out` is float8_e4m3fn [..., N]: the norm over its scales. `scales` is fp32: the `scale` of the call for "fp8_tensor",
+    [..., 1] for "fp8_row", and [..., N / 128 rounded up] for "fp8_1x128". `residual_out` [..., N] is the sum over ranks with bias
+    and residual, of x's dtype. `norm_out` [..., N] is the norm before it was quantised, of x's dtype; None unless it was asked for.
     """
     out: torch.Tensor
     scales: torch.Tensor
