@@ -89,13 +89,14 @@ def gemm_ar_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: t
 
 
 def all_reduce_rmsnorm_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None,
-                               residual: torch.Tensor | None = None, eps: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the sum's rows over their root mean square, times weight; all_reduce(x) + bias + residual), in float64."""
+                               residual: torch.Tensor | None = None, eps: float = 1e-6,
+                               weight_bias: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the sum's rows over their root mean square, times weight + weight_bias; all_reduce(x) + bias + residual), in float64."""
     total = x.double().contiguous()
     group.all_reduce_tensor(total)
     for added in (bias, residual):
         total = total if added is None else total + added.double()
-    return total * (total.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double(), total
+    return total * (total.square().mean(-1, keepdim=True) + eps).rsqrt() * (weight.double() + weight_bias), total
 
 
 def milliseconds(call: Callable, group: Group, iterations: int, warmup: int = 1) -> float:

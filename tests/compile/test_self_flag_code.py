@@ -24,8 +24,8 @@ def compiled(kernel, target: str, dtype: str = "bf16", world: int = 2, whole: bo
     types = {name: "constexpr" if name.isupper() else POINTERS.get(name, "i32") for name in kernel.arg_names}
     types.update({name: f"*{dtype}" for name in OPERANDS if name in types})
     known = dict(SCATTER=False, OP="sum", WORLD=world, THREADS=warps * (64 if target in HIP else 32), EACH=each, WHOLE=whole,
-                 EPS=1e-6, HAS_BIAS=True, HAS_RESIDUAL=True, ALL_FIRST=True, HAS_OUT=keep, QUANT=quant, CENTER=center,
-                 HAS_SHIFT=center)
+                 EPS=1e-6, WEIGHT_BIAS=0.0, HAS_BIAS=True, HAS_RESIDUAL=True, ALL_FIRST=True, HAS_OUT=keep, QUANT=quant,
+                 CENTER=center, HAS_SHIFT=center)
     aligned = (*(OPERANDS if whole else ()), *POINTERS, "half", *(("n",) if "weight" in types and whole else ()))
     return compile_kernel(kernel, types, {name: value for name, value in known.items() if name in types}, target,
                           divisible=aligned, num_warps=warps, num_stages=1, **options)

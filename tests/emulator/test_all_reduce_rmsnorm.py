@@ -218,3 +218,38 @@ def test_a_group_whose_memory_is_not_reachable_takes_its_own_collective():
         assert not any(isinstance(space, CountedWorkspace) for space in state().workspaces.values())
     with mock.patch.object(SymmetricHeap, "reachable", lambda self, group: False):
         run_ranks(script, 2)
+
+
+# -- models whose norm multiplies by 1 + weight -------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("method", [*OURS, "unfused"])
+def test_a_number_is_added_to_the_weight_before_it_is_rounded(method, dtype):
+    """1 + 2^-12 is no number of bfloat16: a weight of that size would be lost if 1 were added to it in its own dtype."""
+    def script():
+        x, weight = random_tensor(5, 72, dtype=dtype, seed=resolve().rank), random_tensor(72, dtype=dtype, seed=9) * 2.0**-12
+        residual = random_tensor(5, 72, dtype=dtype, seed=8)
+        out, total = all_reduce_rmsnorm(x, weight, residual=residual, weight_bias=1.0, method=method)
+        found = OPS["all_reduce_rmsnorm_quant"].function(x, weight, residual=residual, weight_bias=1.0, keep_norm=True,
+                                                         method=method)
+        plain, _ = all_reduce_rmsnorm(x, weight, residual=residual, method=method)
+        triton_dist.synchronize()
+        expected, summed = all_reduce_rmsnorm_float64(x, weight, resolve(), residual=residual, weight_bias=1.0)
+        assert_matches(out, expected, k=72, roundings=4)
+        assert torch.equal(found.norm_out, out) and not torch.equal(plain, out)
+        if dtype is F32:
+            assert float((out.double() - expected).abs().max()) < 2.0**-18, "the weight itself counts"
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("through", [lambda f: f, lambda f: torch.compile(f, backend="aot_eager", fullgraph=True)],
+                         ids=["eager", "compiled"])
+def test_gradients_of_a_norm_with_one_added(through):
+    def script():
+        leaves = [random_tensor(*shape, dtype=F32, seed=seed).requires_grad_() for shape, seed in (((4, 24), 3), ((24,), 8))]
+        call = through(lambda x, w: all_reduce_rmsnorm(x, w, eps=1e-5, weight_bias=1.0)[0].square().sum())
+        found = torch.autograd.grad(call(*leaves), leaves)
+        x, weight = leaves
+        expected = torch.autograd.grad(torch.nn.functional.rms_norm(2 * x, (24,), weight + 1, 1e-5).square().sum(), leaves)
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[0], expected[0] / 2, rtol=1e-4, atol=1e-5)     # of this rank's term alone
+    run_ranks(script, 2)

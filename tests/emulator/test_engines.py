@@ -132,6 +132,10 @@ def test_flashinfers_patterns_give_what_the_ops_give(use_oneshot):
             triton_dist.synchronize()
             assert torch.equal(q.view(torch.uint8), own.out.view(torch.uint8)) and torch.equal(scales, own.scales)
             assert torch.equal(total, summed) and (kept is None or torch.equal(kept, expected))
+        one_more = allreduce_fusion(x, space, P.kARResidualRMSNorm, weight_bias=1.0, **common)
+        triton_dist.synchronize()
+        reference = all_reduce_rmsnorm_float64(x, gamma, resolve(), residual=before, eps=1e-5, weight_bias=1.0)[0]
+        assert_matches(one_more, reference, k=256, roundings=4)
         in_place = residual.clone()
         allreduce_fusion(x, space, P.kARResidualRMSNorm, residual_out=in_place, **dict(common, residual_in=in_place))
         triton_dist.synchronize()
@@ -151,7 +155,7 @@ REFUSED = [
     (dict(pattern=P.kARResidualRMSNormFP8Quant, scale_factor=-1.0), InvalidArgument, "scale_factor: .*above 0, found -1.0"),
     (dict(pattern=P.kARResidualRMSNormFP8Quant, scale_factor=torch.ones(2)), InvalidArgument, "scale: .*one element"),
     (dict(pattern=P.kARResidualRMSNormDynamicFP8Quant), InvalidArgument, "scale_out: expected a tensor"),
-    (dict(weight_bias=1.0), UnsupportedFeature, "weight_bias: expected 0, found 1.0; add it to rms_gamma"),
+    (dict(weight_bias="1"), InvalidArgument, "weight_bias: expected a number, found '1'"),
     (dict(input=torch.ones(9, 256, dtype=BF16)), InvalidArgument, "input: expected at most 8 x 256 .*larger workspace"),
     (dict(input=torch.ones(256, dtype=BF16)), InvalidArgument, r"input: expected a tensor \[tokens, hidden\]"),
 ]

@@ -57,8 +57,8 @@ def _sample(kernel: Any, name: str, slots: str = "*bf16", **constants: Any) -> A
 _GEMM = dict(HAS_BIAS=False, EVEN_K=True, PRECISION="ieee", BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8,
              num_stages=2)
 _EXCHANGE = dict(OP="sum", WORLD=2, RANKS=2, num_warps=8, num_stages=1)
-_NORM = dict(EPS=1e-6, CENTER=False, HAS_BIAS=False, HAS_RESIDUAL=True, HAS_SHIFT=False, HAS_OUT=True, QUANT="", WORLD=2, EACH=1,
-             WHOLE=True, num_warps=8, num_stages=1)
+_NORM = dict(EPS=1e-6, WEIGHT_BIAS=0.0, CENTER=False, HAS_BIAS=False, HAS_RESIDUAL=True, HAS_SHIFT=False, HAS_OUT=True, QUANT="",
+             WORLD=2, EACH=1, WHOLE=True, num_warps=8, num_stages=1)
 _QUANTISED = dict(_NORM, HAS_OUT=False, QUANT="row")
 
 ag_gemm_by_sms_portable = _sample(ag_gemm_by_sms_kernel, "ag_gemm_by_sms", MOST=32, **_GEMM)

@@ -182,20 +182,21 @@ def allreduce_fusion(input: torch.Tensor, workspace: AllReduceFusionWorkspace, p
         layout_code: has no meaning here.
         use_oneshot: True for one hop, False for two, None for the faster one.
         fp32_acc: has no meaning: sums are always in fp32.
-        weight_bias: is added to rms_gamma, as models with 1 + weight want it. Must be 0 here: see below.
+        weight_bias: is added to rms_gamma in fp32: 1 for models whose norm multiplies by 1 + weight.
         Others belong to patterns that are not here.
 
     Returns:
         quant_out for patterns with fp8, norm_out for kARResidualRMSNorm, output for kAllReduce.
 
-    Raises UnsupportedFeature for patterns that are not here, and for a weight_bias, which belongs into rms_gamma before (in fp32,
-    once). Raises InvalidArgument, a ValueError, for arguments that a pattern lacks. Both are raised before anything is sent.
+    Raises UnsupportedFeature for patterns that are not here, and InvalidArgument, a ValueError, for arguments that a pattern
+    lacks. Both are raised before anything is sent.
     """
-    _checked(input, workspace, pattern, residual_in, rms_gamma, scale_out, scale_factor, weight_bias)
+    _checked(input, workspace, pattern, residual_in, rms_gamma, scale_out, scale_factor)
     method = "auto" if use_oneshot is None else "one_shot" if use_oneshot else "two_shot"
     if pattern == _P.kAllReduce:
         return all_reduce(input, group=workspace.members, out=output, method=method)
-    asked = dict(residual=residual_in, eps=rms_eps, group=workspace.members, method=method, residual_out=residual_out)
+    asked = dict(residual=residual_in, eps=rms_eps, weight_bias=weight_bias, group=workspace.members, method=method,
+                 residual_out=residual_out)
     if pattern == _P.kARResidualRMSNorm:
         return all_reduce_rmsnorm(input, rms_gamma, out=norm_out, **asked)[0]
     if pattern in _STATIC:
@@ -206,8 +207,8 @@ def allreduce_fusion(input: torch.Tensor, workspace: AllReduceFusionWorkspace, p
                                     **asked).out
 
 
-def _checked(input: Any, workspace: Any, pattern: Any, residual_in: Any, rms_gamma: Any, scale_out: Any, scale_factor: Any,
-             weight_bias: float) -> None:
+def _checked(input: Any, workspace: Any, pattern: Any, residual_in: Any, rms_gamma: Any, scale_out: Any,
+             scale_factor: Any) -> None:
     """What the ops themselves do not see."""
     if not isinstance(workspace, AllReduceFusionWorkspace):
         raise InvalidArgument(f"workspace: expected one of create_allreduce_fusion_workspace of this module, found "
@@ -234,9 +235,6 @@ def _checked(input: Any, workspace: Any, pattern: Any, residual_in: Any, rms_gam
     for argument, missing in lacking.items():
         if missing:
             raise InvalidArgument(f"{argument}: expected a tensor for {name}, found None")
-    if weight_bias != 0:
-        raise UnsupportedFeature(f"weight_bias: expected 0, found {weight_bias!r}; add it to rms_gamma once, when the model is "
-                                 "loaded")
 
 
 def _as_tensor(scale: Any) -> torch.Tensor:

@@ -31,28 +31,31 @@ def weight_and_eps(norm: nn.Module, bias: torch.Tensor | None = None) -> tuple:
 
 
 class AllReduceRMSNorm(Held):
-    """total = all_reduce(x [..., N]) + bias [N] + residual [..., N]; y = rms_norm(total) * weight [N]."""
+    """total = all_reduce(x [..., N]) + bias [N] + residual [..., N]; y = rms_norm(total) * (weight [N] + weight_bias)."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float | None = 1e-6, group: Any = None):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float | None = 1e-6, group: Any = None,
+                 weight_bias: float = 0.0):
         super().__init__(weight, bias, group)
-        self.eps = eps
+        self.eps, self.weight_bias = eps, weight_bias
 
     @classmethod
-    def from_norm(cls, norm: nn.Module, bias: torch.Tensor | None = None, group: Any = None) -> "AllReduceRMSNorm":
+    def from_norm(cls, norm: nn.Module, bias: torch.Tensor | None = None, group: Any = None,
+                  weight_bias: float = 0.0) -> "AllReduceRMSNorm":
         """From an RMS norm over the last dimension, the same on all ranks, with its weight and eps. Holds its weight itself.
 
         Args:
             norm: an nn.RMSNorm, or another module with a `weight` [N] and an `eps`, `variance_epsilon` or `epsilon`, as models of
-                Hugging Face have them. It must multiply by `weight`, not by 1 + weight as Gemma's do.
+                Hugging Face have them. It must multiply by `weight` + weight_bias.
             bias: [N] or None, that of the linear before it, which then must not add it on each rank.
+            weight_bias: 1 for norms that multiply by 1 + weight, as Gemma's do.
         """
-        return cls(*weight_and_eps(norm, bias), group)
+        return cls(*weight_and_eps(norm, bias), group, weight_bias)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None,
                 residual_out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """x [..., N] (partial sums), residual [..., N] or None -> (y, total). See triton_dist.ops.all_reduce_rmsnorm."""
-        return all_reduce_rmsnorm(x, self.weight, bias=self.bias, residual=residual, eps=self.eps, group=self.group, out=out,
-                                  residual_out=residual_out)
+        return all_reduce_rmsnorm(x, self.weight, bias=self.bias, residual=residual, eps=self.eps,
+                                  weight_bias=self.weight_bias, group=self.group, out=out, residual_out=residual_out)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, eps={self.eps}"

@@ -26,10 +26,11 @@ _MOST_ROW_BYTES = 8 * _MOST_THREADS * sizes.VECTOR      # that one program holds
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Agreed):
-    """x has m rows of n elements."""
+    """x has m rows of n elements. weight_bias: what is added to the norm's weight."""
     m: int
     n: int
     eps: float
+    weight_bias: float = 0.0
 
 
 class NormedAllReduce(Op):
@@ -43,7 +44,7 @@ class NormedAllReduce(Op):
     steps = {2: ((16 * MIB, "one_shot"),), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))}
 
     def check_inputs(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
-                     eps: Any) -> None:
+                     eps: Any, weight_bias: Any = 0.0) -> None:
         """Refuses what no norm of an all-reduced x takes."""
         checks.tensor("x", x)
         if x.ndim == 0:
@@ -61,6 +62,9 @@ class NormedAllReduce(Op):
                                       f"{list(residual.shape)}; it is added to the sum")
         if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf):
             raise InvalidArgument(f"eps: expected None or a number of at least 0, found {eps!r}; 1e-6 is usual")
+        if isinstance(weight_bias, bool) or not isinstance(weight_bias, (int, float)) or not abs(weight_bias) < math.inf:
+            raise InvalidArgument(f"weight_bias: expected a number, found {weight_bias!r}; it is added to the norm's weight: 0, "
+                                  "or 1 for models whose norm multiplies by 1 + weight")
         if x.numel() >= 2**31:
             raise InvalidArgument(f"x: expected fewer than 2^31 elements, found shape {list(x.shape)}; split the call")
 
@@ -78,12 +82,13 @@ class NormedAllReduce(Op):
         checks.no_overlap("residual_out", residual_out, **dict(read, residual=None if in_place else residual))
         checks.no_grad(**read)
 
-    def agreed_of(self, x: torch.Tensor, method: str, eps: float | None, group: Group) -> Norm:
+    def agreed_of(self, x: torch.Tensor, method: str, eps: float | None, group: Group, weight_bias: float = 0.0) -> Norm:
         """What ranks agree on in a call with this x, which is checked."""
         n = x.shape[-1]
-        return self._agreed(x.numel() // n if n else 0, n, x.dtype, method, eps, group)
+        return self._agreed(x.numel() // n if n else 0, n, x.dtype, method, eps, group, weight_bias)
 
-    def _agreed(self, m: int, n: int, dtype: torch.dtype, method: str, eps: float | None, group: Group) -> Norm:
+    def _agreed(self, m: int, n: int, dtype: torch.dtype, method: str, eps: float | None, group: Group,
+                weight_bias: float = 0.0) -> Norm:
         chosen, why = sizes.choose(self, method, group, m * n * dtype.itemsize)
         if chosen != "unfused" and n * dtype.itemsize > _MOST_ROW_BYTES:
             if method != "auto":
@@ -91,7 +96,7 @@ class NormedAllReduce(Op):
                                       f"{n * dtype.itemsize}; use 'auto' or 'unfused'")
             chosen, why = "unfused", f"a row has more than {_MOST_ROW_BYTES} bytes"
         return Norm(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n,
-                    eps=float(torch.finfo(dtype).eps if eps is None else eps))
+                    eps=float(torch.finfo(dtype).eps if eps is None else eps), weight_bias=float(weight_bias))
 
     def candidates(self, agreed: Norm, group: Group) -> Sequence[Choice]:
         return [Choice("unfused" if group.size == 1 or not agreed.m else agreed.method)]
@@ -141,8 +146,8 @@ class FusedNorm(OnWorkspace):
         space, self.slots, self.half = sizes.self_flagged(group, (terms + m * two_shot) * vectors)
         super().__init__(space)
         self.kernel = two_hops_rmsnorm if two_shot else one_hop_rmsnorm
-        self.options = dict(EPS=agreed.eps, CENTER=self.center, WORLD=group.size, THREADS=threads, EACH=each, num_stages=1,
-                            num_warps=threads // backend().warp_size)
+        self.options = dict(EPS=agreed.eps, WEIGHT_BIAS=agreed.weight_bias, CENTER=self.center, WORLD=group.size, THREADS=threads,
+                            EACH=each, num_stages=1, num_warps=threads // backend().warp_size)
         if not two_shot:
             self.options["ALL_FIRST"] = self.programs == m
 

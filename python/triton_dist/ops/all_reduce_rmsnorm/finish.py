@@ -16,9 +16,10 @@ GROUP = tl.constexpr(128)               # columns that have a scale of their own
 
 @triton.jit
 def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step,
-                 EPS: tl.constexpr, CENTER: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr, QUANT: tl.constexpr,
-                 dtype: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
-    """Stores the norm of row `row`, `totals`: times `weights`, and plus shift [n] where HAS_SHIFT.
+                 EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr, CENTER: tl.constexpr, HAS_SHIFT: tl.constexpr,
+                 HAS_OUT: tl.constexpr, QUANT: tl.constexpr, dtype: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr,
+                 WHOLE: tl.constexpr):
+    """Stores the norm of row `row`, `totals`: times `weights` + WEIGHT_BIAS, and plus shift [n] where HAS_SHIFT.
 
     CENTER: of the differences from the row's mean (LayerNorm), else of the values (RMSNorm). HAS_OUT: rounded to `dtype`, to
     `out`. QUANT: what was rounded so is rounded again, to float8_e4m3fn, and stored to int8 `quantised`. Its scales are fp32:
@@ -32,7 +33,7 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
     sizes = tl.zeros(totals[0].shape, tl.int32)
     for v in tl.static_range(EACH):
         at = v * THREADS + tl.arange(0, THREADS)
-        values, by = elements(totals[v], dtype), elements(weights[v], dtype)
+        values, by = elements(totals[v], dtype), biased(weights[v], WEIGHT_BIAS, dtype)
         for e in tl.static_range(len(values)):
             if CENTER:
                 column = (at[:, None] * 4 + tl.arange(0, 4)[None, :]) * len(values) + e
@@ -51,11 +52,11 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
         scale, inverse = scale_and_inverse(most)
         tl.store(scales + row.to(tl.int64) * row_step, scale)
     else:
-        root = tl.rsqrt(tl.sum(sum_of_four(squares), 0) / n + EPS)
+        root = tl.rsqrt(tl.reduce(sum_of_four(squares), 0, _sum) / n + EPS)
     for v in tl.static_range(EACH):
         at = v * THREADS + tl.arange(0, THREADS)
         inside = at < vectors
-        values, by = elements(totals[v], dtype), elements(weights[v], dtype)
+        values, by = elements(totals[v], dtype), biased(weights[v], WEIGHT_BIAS, dtype)
         if HAS_SHIFT:
             more = elements(load_vectors(shift, at, inside, n, WHOLE), dtype)
         normed = ()
@@ -74,6 +75,18 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
 
 
 @triton.jit
+def biased(words, WEIGHT_BIAS: tl.constexpr, dtype: tl.constexpr):
+    """The elements of a weight's words in fp32, plus a number."""
+    found = elements(words, dtype)
+    if WEIGHT_BIAS != 0.0:
+        if len(found) == 1:
+            found = (found[0] + WEIGHT_BIAS, )
+        else:
+            found = (found[0] + WEIGHT_BIAS, found[1] + WEIGHT_BIAS)
+    return found
+
+
+@triton.jit
 def mean_of(totals, n, dtype: tl.constexpr, EACH: tl.constexpr):
     """The mean of a row of n elements."""
     sums = tl.zeros(totals[0].shape, tl.float32)
@@ -81,7 +94,7 @@ def mean_of(totals, n, dtype: tl.constexpr, EACH: tl.constexpr):
         values = elements(totals[v], dtype)
         for e in tl.static_range(len(values)):
             sums += values[e]
-    return tl.sum(sum_of_four(sums), 0) / n
+    return tl.reduce(sum_of_four(sums), 0, _sum) / n
 
 
 @triton.jit
@@ -96,6 +109,12 @@ def largest_of_four(values):
     """[N] of [N, 4], likewise."""
     a, b, c, d = split_words(values)
     return tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+
+
+@triton.jit
+def _sum(a, b):
+    """In the order of _sum_and_largest, so that a norm has the same bits whether it is quantised or not."""
+    return a + b
 
 
 @triton.jit

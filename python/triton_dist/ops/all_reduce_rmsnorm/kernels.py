@@ -20,9 +20,9 @@ from triton_dist.runtime.jit import jit
 
 @jit(do_not_specialize=["m", "row_step", "group_step"], launch_metadata=normed_one_hop)
 def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale, quantised, scales, slots, half, control, team,
-                    m, n, row_step, group_step, EPS: tl.constexpr, CENTER: tl.constexpr, HAS_BIAS: tl.constexpr,
-                    HAS_RESIDUAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr, QUANT: tl.constexpr,
-                    WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, ALL_FIRST: tl.constexpr,
+                    m, n, row_step, group_step, EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr, CENTER: tl.constexpr,
+                    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr,
+                    QUANT: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, ALL_FIRST: tl.constexpr,
                     WHOLE: tl.constexpr):
     """Every row goes to every rank: int32 slots [2 buffers of `half`][rank][m][vectors of a row][4].
 
@@ -52,7 +52,7 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale, 
                                        HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
             dl.trace_start("store", (row - pid) // programs, -1)
             store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
-                         CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
+                         WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
             dl.trace_stop("store", (row - pid) // programs)
     else:
         for row in range(pid, m, programs):
@@ -66,7 +66,7 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale, 
                                        HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
             dl.trace_start("store", (row - pid) // programs, -1)
             store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
-                         CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
+                         WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
             dl.trace_stop("store", (row - pid) // programs)
 
 
@@ -115,9 +115,9 @@ def take_row(own, row, weight, bias, residual, residual_out, inbox, index, m, n,
 
 @jit(do_not_specialize=["m", "row_step", "group_step"], launch_metadata=normed_two_hops)
 def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale, quantised, scales, slots, half, control, team,
-                     m, n, row_step, group_step, EPS: tl.constexpr, CENTER: tl.constexpr, HAS_BIAS: tl.constexpr,
-                     HAS_RESIDUAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr, QUANT: tl.constexpr,
-                     WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
+                     m, n, row_step, group_step, EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr, CENTER: tl.constexpr,
+                     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr,
+                     QUANT: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, WHOLE: tl.constexpr):
     """Row r goes to rank r % WORLD, which sends its sum to all; each rank norms all rows.
 
     int32 slots [2 buffers of `half`][terms: rank, own rows; sums: rows][vectors of a row][4].
@@ -176,7 +176,7 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
                 totals = totals + (total, )
             dl.trace_start("store", (row - pid) // programs, row % WORLD)
             store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
-                         CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
+                         WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
             dl.trace_stop("store", (row - pid) // programs)
     for row in range(pid, m, programs):
         if row % WORLD != index:
@@ -193,7 +193,7 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
                 totals = totals + (total, )
             dl.trace_start("store", (row - pid) // programs, row % WORLD)
             store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
-                         CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
+                         WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
             dl.trace_stop("store", (row - pid) // programs)
 
 

@@ -21,17 +21,18 @@ class AllReduceRmsnorm(NormedAllReduce):
     name = "all_reduce_rmsnorm"
     tensors = {"x": "partial", "weight": "equal", "bias": "equal", "residual": "equal"}
     outputs = {"out": "summed", "residual_out": "summed"}
-    schema = "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, float? eps, str group, str method) -> (Tensor, Tensor)"
+    schema = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, float? eps, str group, str method, "
+              "float weight_bias=0.0) -> (Tensor, Tensor)")
     gradient = Gradient(norm.keep, norm.backward)
 
     def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
               residual: torch.Tensor | None, out: torch.Tensor | None, residual_out: torch.Tensor | None, eps: Any,
-              method: str) -> Norm:
-        self.check_inputs(x, weight, bias, residual, eps)
+              weight_bias: Any, method: str) -> Norm:
+        self.check_inputs(x, weight, bias, residual, eps, weight_bias)
         checks.output("out", out, tuple(x.shape), like=x)
         checks.output("residual_out", residual_out, tuple(x.shape), like=x)
         self.check_outputs(residual, residual_out, {"out": out}, x=x, weight=weight, bias=bias)
-        return self.agreed_of(x, method, eps, group)
+        return self.agreed_of(x, method, eps, group, weight_bias)
 
     def plan(self, choice: Choice, agreed: Norm, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Fused(agreed, group)
@@ -40,7 +41,8 @@ class AllReduceRmsnorm(NormedAllReduce):
                 residual: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor) -> None:
         """all_reduce, then torch."""
         if agreed.m:
-            all_reduce_rmsnorm_unfused(x, weight, self.reduce(group), out, residual_out, agreed.eps, bias, residual)
+            all_reduce_rmsnorm_unfused(x, weight, self.reduce(group), out, residual_out, agreed.eps, bias, residual,
+                                       agreed.weight_bias)
 
 
 class _Fused(FusedNorm):
@@ -55,10 +57,10 @@ ALL_REDUCE_RMSNORM = AllReduceRmsnorm()
 
 @ALL_REDUCE_RMSNORM.public
 def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None = None,
-                       residual: torch.Tensor | None = None, eps: float | None = 1e-6, group: Any = None,
-                       out: torch.Tensor | None = None, residual_out: torch.Tensor | None = None,
+                       residual: torch.Tensor | None = None, eps: float | None = 1e-6, weight_bias: float = 0.0,
+                       group: Any = None, out: torch.Tensor | None = None, residual_out: torch.Tensor | None = None,
                        method: str = "auto") -> tuple[torch.Tensor, torch.Tensor]:
-    """residual_out = all_reduce(x) + bias + residual and out = rms_norm(residual_out) * weight. Collective over `group`.
+    """residual_out = all_reduce(x) + bias + residual and out = rms_norm(residual_out) * (weight + weight_bias). Collective.
 
     What follows a row-parallel linear in a decoder, fused as serving engines do it.
 
@@ -68,6 +70,7 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
         bias: [N] or None, same dtype: added once, to the sum. Pass the same on every rank.
         residual: [..., N] or None, same dtype: likewise. Pass the same on every rank.
         eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
+        weight_bias: a number that is added to `weight` in fp32: 1 for models whose norm multiplies by 1 + weight, as Gemma's.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of x's shape and dtype, or None to allocate. Must not overlap what is read.
         residual_out: likewise; `residual_out=residual` adds in place.
@@ -85,10 +88,11 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
     Example:
         normed, x = all_reduce_rmsnorm(partial, norm.weight, residual=x)
     """
-    known = ALL_REDUCE_RMSNORM.known((eps, method), group, x, weight, out, bias, residual, residual_out)
+    known = ALL_REDUCE_RMSNORM.known((eps, weight_bias, method), group, x, weight, out, bias, residual, residual_out)
     if known is None:
-        return ALL_REDUCE_RMSNORM.record(x=x, weight=weight, bias=bias, residual=residual, eps=eps, group=group, out=out,
-                                         residual_out=residual_out, method=method)
+        return ALL_REDUCE_RMSNORM.record(x=x, weight=weight, bias=bias, residual=residual, eps=eps,
+                                         weight_bias=weight_bias, group=group, out=out, residual_out=residual_out,
+                                         method=method)
     if out is None:
         out = known.new_out()
     if residual_out is None:

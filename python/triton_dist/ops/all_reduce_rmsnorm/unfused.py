@@ -24,7 +24,11 @@ def all_reduce_and_add(x: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Te
 
 def all_reduce_rmsnorm_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Tensor], None],
                                out: torch.Tensor, residual_out: torch.Tensor, eps: float, bias: torch.Tensor | None = None,
-                               residual: torch.Tensor | None = None) -> None:
-    """residual_out as all_reduce_and_add gives it; out = rms_norm(residual_out) * weight [N]."""
+                               residual: torch.Tensor | None = None, weight_bias: float = 0.0) -> None:
+    """residual_out as all_reduce_and_add gives it; out = rms_norm(residual_out) * (weight [N] + weight_bias)."""
     all_reduce_and_add(x, reduce, out, residual_out, bias, residual)
-    out.copy_(torch.nn.functional.rms_norm(residual_out, weight.shape, weight, eps))
+    total = residual_out
+    if weight_bias:                     # which the weight's dtype may not have room for
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        total, weight = total.to(wide), weight.to(wide) + weight_bias
+    out.copy_(torch.nn.functional.rms_norm(total, weight.shape, weight, eps))

@@ -26,7 +26,8 @@ class QuantizedNorm(NamedTuple):
 
     `out` is float8_e4m3fn [..., N]: the norm over its scales. `scales` is fp32: the `scale` of the call for "fp8_tensor",
     [..., 1] for "fp8_row", and [..., N / 128 rounded up] for "fp8_1x128". `residual_out` [..., N] is the sum over ranks with bias
-    and residual, of x's dtype. `norm_out` [..., N] is the norm before it was quantised, of x's dtype; None unless it was asked for.
+    and residual, of x's dtype. `norm_out` [..., N] is the norm before it was quantised, of x's dtype; None unless it was asked
+    for.
     """
     out: torch.Tensor
     scales: torch.Tensor
@@ -48,13 +49,13 @@ class AllReduceRmsnormQuant(NormedAllReduce):
     tensors = {"x": "partial", "weight": "equal", "bias": "equal", "residual": "equal", "scale": "equal"}
     outputs = {"out": "summed", "residual_out": "summed", "scales_out": "summed", "norm_out": "summed"}
     schema = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, str quant, bool keep_norm, float? eps, "
-              "str group, str method) -> (Tensor, Tensor, Tensor, Tensor)")
+              "float weight_bias, str group, str method) -> (Tensor, Tensor, Tensor, Tensor)")
 
     def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
               residual: torch.Tensor | None, scale: torch.Tensor | None, out: torch.Tensor | None,
               residual_out: torch.Tensor | None, scales_out: torch.Tensor | None, norm_out: torch.Tensor | None, quant: str,
-              keep_norm: bool, eps: Any, method: str) -> Quantized:
-        self.check_inputs(x, weight, bias, residual, eps)
+              keep_norm: bool, eps: Any, weight_bias: Any, method: str) -> Quantized:
+        self.check_inputs(x, weight, bias, residual, eps, weight_bias)
         check_quant(quant, scale, scales_out)
         if scale is not None:
             checks.tensor("scale", scale)
@@ -65,7 +66,7 @@ class AllReduceRmsnormQuant(NormedAllReduce):
         check_scales(scales_out, scales_shape(shape, quant))
         self.check_outputs(residual, residual_out, {"out": out, "scales_out": scales_out, "norm_out": norm_out}, x=x,
                            weight=weight, bias=bias, scale=scale)
-        return self._quantized(self.agreed_of(x, method, eps, group), quant, bool(keep_norm))
+        return self._quantized(self.agreed_of(x, method, eps, group, weight_bias), quant, bool(keep_norm))
 
     def _quantized(self, found: Norm, quant: str, keep: bool) -> Quantized:
         return Quantized(**vars(found), quant=quant, keep=keep)
@@ -85,7 +86,8 @@ class AllReduceRmsnormQuant(NormedAllReduce):
         """all_reduce, then torch."""
         norm = torch.empty_like(x, memory_format=torch.contiguous_format) if norm_out is None else norm_out
         if agreed.m:
-            all_reduce_rmsnorm_unfused(x, weight, self.reduce(group), norm, residual_out, agreed.eps, bias, residual)
+            all_reduce_rmsnorm_unfused(x, weight, self.reduce(group), norm, residual_out, agreed.eps, bias, residual,
+                                       agreed.weight_bias)
         quantized(norm, agreed.quant, scale, out, scales_out)
 
     def filled(self, group: Group, agreed: Quantized, tensors: Sequence) -> list:
@@ -176,14 +178,14 @@ ALL_REDUCE_RMSNORM_QUANT = AllReduceRmsnormQuant()
 @ALL_REDUCE_RMSNORM_QUANT.public
 def all_reduce_rmsnorm_quant(x: torch.Tensor, weight: torch.Tensor, *, quant: str = "fp8_row",
                              scale: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-                             residual: torch.Tensor | None = None, eps: float | None = 1e-6, keep_norm: bool = False,
-                             group: Any = None, out: torch.Tensor | None = None, residual_out: torch.Tensor | None = None,
-                             scales_out: torch.Tensor | None = None, norm_out: torch.Tensor | None = None,
-                             method: str = "auto") -> QuantizedNorm:
+                             residual: torch.Tensor | None = None, eps: float | None = 1e-6, weight_bias: float = 0.0,
+                             keep_norm: bool = False, group: Any = None, out: torch.Tensor | None = None,
+                             residual_out: torch.Tensor | None = None, scales_out: torch.Tensor | None = None,
+                             norm_out: torch.Tensor | None = None, method: str = "auto") -> QuantizedNorm:
     """all_reduce_rmsnorm whose norm is quantised to fp8, as the next linear takes it. Collective over `group`.
 
-    residual_out = all_reduce(x) + bias + residual; norm = rms_norm(residual_out) * weight; out = norm / scales, to nearest,
-    with ties to even, larger numbers cut to 448. One kernel does all of it; nothing is read back from memory.
+    residual_out = all_reduce(x) + bias + residual; norm = rms_norm(residual_out) * (weight + weight_bias); out = norm / scales,
+    to nearest, with ties to even, larger numbers cut to 448. One kernel does all of it; nothing is read back from memory.
 
     Args:
         x: fp16, bf16 or fp32 [..., N] on `triton_dist.device()`: this rank's partial sums. Equal shape and dtype on all ranks.
@@ -195,6 +197,7 @@ def all_reduce_rmsnorm_quant(x: torch.Tensor, weight: torch.Tensor, *, quant: st
         bias: [N] or None, same dtype: added once, to the sum. Pass the same on every rank.
         residual: [..., N] or None, same dtype: likewise. Pass the same on every rank.
         eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
+        weight_bias: as in all_reduce_rmsnorm.
         keep_norm: gives the norm before it was quantised as well.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous float8_e4m3fn [..., N], or None to allocate. Must not overlap what is read.
@@ -216,12 +219,13 @@ def all_reduce_rmsnorm_quant(x: torch.Tensor, weight: torch.Tensor, *, quant: st
         y = torch._scaled_mm(q, w_fp8.t(), scale_a=scales, scale_b=w_scales, out_dtype=torch.bfloat16)
     """
     keep_norm = keep_norm or norm_out is not None
-    known = ALL_REDUCE_RMSNORM_QUANT.known((quant, keep_norm, eps, method), group, x, weight, out, bias, residual, residual_out,
-                                           scale, scales_out, norm_out)
+    known = ALL_REDUCE_RMSNORM_QUANT.known((quant, keep_norm, eps, weight_bias, method), group, x, weight, out, bias, residual,
+                                           residual_out, scale, scales_out, norm_out)
     if known is None:
         return ALL_REDUCE_RMSNORM_QUANT.record(
-            x=x, weight=weight, quant=quant, scale=scale, bias=bias, residual=residual, eps=eps, keep_norm=keep_norm, group=group,
-            out=out, residual_out=residual_out, scales_out=scales_out, norm_out=norm_out, method=method)
+            x=x, weight=weight, quant=quant, scale=scale, bias=bias, residual=residual, eps=eps, weight_bias=weight_bias,
+            keep_norm=keep_norm, group=group, out=out, residual_out=residual_out, scales_out=scales_out, norm_out=norm_out,
+            method=method)
     try:
         tensors = ALL_REDUCE_RMSNORM_QUANT.filled(known.group, known.plan.agreed, (
             x, weight, bias, residual, scale, out, residual_out, scales_out, norm_out))

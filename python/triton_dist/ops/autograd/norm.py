@@ -7,8 +7,9 @@ import torch
 
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    """Of all_reduce_rmsnorm(x, weight, bias, residual, eps, group, method) -> (y, total)."""
-    _, weight, _, _, eps, _, _ = inputs
+    """Of all_reduce_rmsnorm(x, weight, bias, residual, eps, group, method, weight_bias=0.0) -> (y, total)."""
+    weight, eps = inputs[1], inputs[4]
+    ctx.weight_bias = inputs[7] if len(inputs) > 7 else 0.0         # torch leaves out what is as by default
     ctx.save_for_backward(output[1], weight)
     ctx.eps = torch.finfo(weight.dtype).eps if eps is None else eps
 
@@ -25,7 +26,7 @@ def backward(ctx: Any, grad: torch.Tensor | None, grad_total: torch.Tensor | Non
         y = y * scale
         if wants_weight:
             grad_weight = ((g * y).sum(rows) if rows else g * y).to(weight.dtype)
-        g = g * weight.to(wide)
+        g = g * (weight.to(wide) + ctx.weight_bias)
         found = scale * (g - y * (g * y).mean(-1, keepdim=True))
     if grad_total is not None:
         found = grad_total.to(wide) if found is None else found + grad_total.to(wide)
@@ -33,4 +34,4 @@ def backward(ctx: Any, grad: torch.Tensor | None, grad_total: torch.Tensor | Non
     grad_bias = None
     if wants_bias and found is not None:
         grad_bias = found.sum(rows) if rows else found
-    return (found if wants_x else None, grad_weight, grad_bias, found if wants_residual else None, None, None, None)
+    return (found if wants_x else None, grad_weight, grad_bias, found if wants_residual else None, None, None, None, None)
