@@ -224,6 +224,12 @@ def test_sglangs_function_gives_the_norm_and_the_sum_or_leaves_the_call(monkeypa
             expected = all_reduce_rmsnorm(x, gamma, residual=residual, eps=1e-5, method=method)
             triton_dist.synchronize()
             assert torch.equal(norm, expected[0]) and torch.equal(total, expected[1])
+        compiled = torch.compile(lambda *t: sglang.flashinfer_allreduce_residual_rmsnorm(*t, 1e-5), backend="aot_eager",
+                                 fullgraph=True)
+        found = compiled(x, residual, gamma)
+        expected = all_reduce_rmsnorm(x, gamma, residual=residual, eps=1e-5)
+        triton_dist.synchronize()
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
         left = [sglang.flashinfer_allreduce_residual_rmsnorm(*call, **more) for call, more in (
             ((x[:, ::2], residual[:, ::2], gamma[::2].contiguous()), {}), ((x, residual, gamma), dict(max_token_num=4)),
             ((torch.empty(0, 256), torch.empty(0, 256), torch.ones(256)), {}))]

@@ -47,14 +47,18 @@ def flashinfer_allreduce_residual_rmsnorm(input_tensor: torch.Tensor, residual: 
 
     Returns:
         (norm, total); (None, None) where SGLang's own way is to be taken: on one rank, for tensors that are not contiguous, and
-        for sizes at which an all-reduce and a norm of their own are faster. All ranks decide alike.
+        for sizes at which an all-reduce and a norm of their own are faster. All ranks decide alike. A graph of torch.compile
+        always holds the call.
     """
+    method = "auto" if use_oneshot is None else "one_shot" if use_oneshot else "two_shot"
+    if torch.compiler.is_compiling():           # a graph holds the call; it may not depend on sizes
+        return all_reduce_rmsnorm(input_tensor, weight, residual=residual, eps=eps, group=_group_of(use_attn_tp_group),
+                                  method=method)
     group = engines.members(_group_of(use_attn_tp_group))
     contiguous = input_tensor.is_contiguous() and residual.is_contiguous() and weight.is_contiguous()
     if not contiguous or input_tensor.shape[0] > max_token_num or engines.why_not(group) is not None or (
             not engines.is_fused("all_reduce_rmsnorm", input_tensor, group)):
         return None, None
-    method = "auto" if use_oneshot is None else "one_shot" if use_oneshot else "two_shot"
     return all_reduce_rmsnorm(input_tensor, weight, residual=residual, eps=eps, group=group, method=method)
 
 

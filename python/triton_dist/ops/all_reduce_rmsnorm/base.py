@@ -155,8 +155,8 @@ class FusedNorm(OnWorkspace):
         agreed, args = self.agreed, self.args(*given)
         self.plain = len(args) == len(given) and all(arg is t for arg, t in zip(args, given))
         varying, tensors = present(*args, *[None] * (10 - len(args)))
-        _, _, bias, residual, out, _, shift, _, quantised, scales = (*args, *[None] * (10 - len(args)))
-        whole = sizes.whole_vectors(agreed.n, *[t for t in args if t is not None and t.dtype == agreed.dtype and t is not scales])
+        x, weight, bias, residual, out, total, shift, _, quantised, scales = (*args, *[None] * (10 - len(args)))
+        whole = sizes.whole_vectors(agreed.n, *[t for t in (x, weight, bias, residual, out, total, shift) if t is not None])
         whole = whole and (quantised is None or quantised.data_ptr() % sizes.VECTOR == 0)
         options = dict(self.options, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_SHIFT=shift is not None,
                        HAS_OUT=out is not None, QUANT=self.quant, WHOLE=whole)
