@@ -109,7 +109,7 @@ def kept(whole: bool) -> None:
     x, weight = torch.ones(8, 8), torch.ones(8, 8) * (torch.distributed.get_rank() + 1)
     report, again = [inductor.enable() if whole else inductor.Report() for _ in range(2)]
     with torch.no_grad():
-        compiled = torch.compile(sums, backend="inductor" if whole else of_graphs(report, again))
+        compiled = torch.compile(sums, backend="inductor" if whole else of_graphs(again))
         got, want = compiled(x, weight), sums(x, weight)
     inductor.disable()
     for found, expected in zip(got, want, strict=True):
