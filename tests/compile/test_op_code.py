@@ -7,6 +7,7 @@ import amd_isa
 import pytest
 from compile_util import PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
 
+from triton_dist.ops.ag_gemm.arrived_kernel import arrived_kernel
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel
 from triton_dist.ops.ag_gemm.enter_kernel import enter_kernel
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
@@ -112,3 +113,14 @@ def test_ranks_enter_a_captured_call_by_a_release_and_an_acquire(target):
     release = position(lines, r"fence\.(release|acq_rel)\.sys" if PLAIN_RELEASE else r"atom\.global\.sys\.release\.exch", barrier)
     position(lines, r"ld\.(relaxed|acquire)\.sys", release)
     position(lines, r"fence\.acq|ld\.acquire\.sys", release)      # code of a loop may lie anywhere
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_gather_without_a_gemm_is_waited_for_with_acquire(target):
+    types = {name: "*i32" if name == "flags" else "i32" for name in arrived_kernel.arg_names}
+    lines = instructions(compile_kernel(arrived_kernel, types, {}, target, num_warps=1))
+    if target.startswith("gfx"):
+        assert amd_isa.acquire(lines, target, "sys") > 0
+    else:
+        position(lines, r"ld\.(relaxed|acquire)\.sys")
+        position(lines, r"fence\.acq|ld\.acquire\.sys")
