@@ -267,6 +267,7 @@ def test_a_world_says_where_its_kernels_come_from(monkeypatch):
     assert asked[-1] == ("/later", True)
 
 
+@pytest.mark.full
 def test_a_script_runs_emulated_with_the_variable_set():
     import subprocess
     from aot_mock import HERE

@@ -115,6 +115,7 @@ def first_of_tiles(calls, world=2, **options):
     return max(int(parts[len(parts) // 6:len(parts) // 3].sum()) for parts in most[2:])
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("method", FUSED)
 def test_shapes_in_turn(method, world):
@@ -140,6 +141,7 @@ def test_own_tiles_of_some_experts_go_first(head, monkeypatch):
     assert first_of_tiles([Product(60, k=4, share=3)], repeat=1) > 0
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("method, tokens, world", [("portable", 20, 2), ("ws", 80, 4),
                                                    *(pytest.param("portable", *case, marks=FULL) for case in ((30, 4), (12, 6)))])
 def test_rows_travel_in_two_steps(method, tokens, world, monkeypatch):

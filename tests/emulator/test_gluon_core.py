@@ -19,6 +19,7 @@ def depth(steps):
     return steps * BLOCK_K - (8 if steps in (1, 2, 5) else 0)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_gemm_rs(world, mode):
@@ -31,6 +32,7 @@ def test_gemm_rs(world, mode):
         run_ranks(back_to_back, world, calls[seed:] + calls[:seed], mode=mode, seed=seed, num_sms=2)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_ag_gemm(world, mode):

@@ -189,6 +189,7 @@ def test_hang_report_of_all_ranks(tmp_path):
                                        "ge 3", "0", "never written"]
 
 
+@pytest.mark.full
 def test_hang_in_collectives_says_how_long_it_took(tmp_path):
     table = told_once(finish(start("apart", tmp_path, TRITON_DIST_HANG_SECONDS="0.25"), 60), "HangError")
     assert table[0].endswith("none has moved for 2 seconds:")              # all in collectives: eight times as patient
@@ -210,6 +211,7 @@ def test_killed_rank(tmp_path):
     assert not left_over()
 
 
+@pytest.mark.full
 def test_bounded_wait(tmp_path):
     begin = time.monotonic()
     results = finish(start("hung", tmp_path, TRITON_DIST_WAIT_TIMEOUT="0.3", TRITON_DIST_HANG_SECONDS="20"), 15)

@@ -122,6 +122,7 @@ def test_other_ops_are_traced(op, method, events, tmp_path, capsys):
         assert all(one[1] <= other[0] for one, other in zip(row, row[1:]))
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("layout", ["indexed", "expert"])
 def test_the_kernel_that_places_rows_is_traced(layout, tmp_path, capsys):
     """It begins where the kernel of the dispatch has ended, and goes over each source's rows. So does the one that expands."""

@@ -38,8 +38,9 @@ def test_with_checkpoints(world, reentrant, steps, alone):
     near(run_ranks(lambda: trained(ParallelGPT(GPT(), reentrant), steps), world)[0], alone[:steps])
 
 
-@pytest.mark.parametrize("world, checkpointed, steps", [(1, None, FEW), *(
-    pytest.param(*case, marks=pytest.mark.full) for case in (
+@pytest.mark.parametrize("world, checkpointed, steps", [
+    *(pytest.param(*case, marks=pytest.mark.full) for case in (
+        (1, None, FEW),
         (2, None, FEW), (1, None, STEPS), (2, None, STEPS), (4, None, STEPS), (1, False, FEW), (2, False, STEPS),
         (4, False, FEW)))])
 def test_compiled(world, checkpointed, steps, alone):

@@ -50,6 +50,7 @@ def _python(code: str, tmp_path, **environ) -> str:
     return done.stdout
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("decorator", ["triton.jit", "triton_dist.jit"])
 def test_plain_python_on_a_cpu_launches_in_the_emulator(decorator, tmp_path):
     """Nothing but the import: no launcher, no initialisation."""

@@ -131,6 +131,7 @@ def test_a_rank_that_cannot_load_the_binding_is_named_on_every_rank(shim, tmp_pa
     assert all("refused: TRITON_DIST_HEAP=rocshmem: rank 1: cannot load" in text for text in said), said
 
 
+@pytest.mark.full
 def test_a_heap_that_does_not_fit_on_one_rank_is_refused_on_every_rank(shim, tmp_path):
     said = run(shim, tmp_path, 2, lambda rank: {"ROCSHMEM_STUB_FAIL": "malloc"} if rank == 1 else {})
     assert all("full: rocSHMEM cannot allocate 4096 bytes of symmetric heap on rank 1" in text for text in said), said

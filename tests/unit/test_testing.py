@@ -44,6 +44,7 @@ assert_matches(one, one.double(), k=8)
 """
 
 
+@pytest.mark.full
 def test_wrong_results_are_found_without_assert_statements_too():
     done = subprocess.run([sys.executable, "-O", "-c", OPTIMIZED], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["found"] * 4
