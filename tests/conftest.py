@@ -11,6 +11,7 @@ other values meet each other somewhere in the suite, and a run repeats. The rest
 for a single item. Tests of mutants are left alone: they choose their schedules by themselves. A test that only compiles has one
 item, but for those with `every`, which have them all under the newest Triton.
 """
+import gc
 import os
 import re
 import zlib
@@ -75,6 +76,12 @@ def pytest_collection_modifyitems(config, items):
             keep_some(items_alike, sorted(items_alike, key=drawn)[:1])
         else:
             keep_some(items_alike, covering(items_alike))
+
+
+def pytest_collection_finish():
+    """Full collections of garbage leave alone what is imported: all test modules, torch and Triton. Else they take half the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def of_tests(items: list) -> dict:

@@ -24,12 +24,15 @@ from triton_dist.checker.trouble import note_error
 def few_collections() -> Iterator[None]:
     """What lives before the block is not looked at by the collector inside: a run makes many small objects, all its own.
 
-    After it nothing that the checker remembers keeps a kernel alive."""
-    gc.freeze()
+    What the caller has frozen stays so. After the block nothing that the checker remembers keeps a kernel alive."""
+    frozen = gc.get_freeze_count()
+    if not frozen:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         sites.forget()
         ties.forget()
 
