@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Schedules: what runs, tokens, exhaustive enumeration; hangs, and what a report says of them."""
+import gc
+
 import pytest
 import torch
 import triton.language as tl
@@ -181,3 +183,16 @@ def spins(word):
 def test_a_livelock_ends():
     report = check_kernel(lambda rank: spins[(1, )](torch.zeros(1, dtype=torch.int32)), world_size=1)
     assert [fault.kind for fault in report.faults] == ["livelock"] and "tl.load(word) == 0" in report.faults[0].text
+
+
+def test_what_the_caller_has_frozen_stays_frozen():
+    already = gc.get_freeze_count()
+    if not already:
+        gc.freeze()
+    frozen = gc.get_freeze_count()
+    try:
+        assert check_kernel(around("start"), world_size=4, schedules=1).clean and frozen
+        assert frozen - 100 < gc.get_freeze_count() <= frozen           # a few have ended meanwhile
+    finally:
+        if not already:
+            gc.unfreeze()
