@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Full collections of garbage leave alone what is imported: all test modules, torch and Triton. Else they take half the time."""
+    """The collector leaves alone what is imported: the modules of tests, torch and Triton. So ended worlds go soon."""
     gc.collect()
     gc.freeze()
 
