@@ -37,7 +37,9 @@ def hang():
 
 
 @pytest.mark.parametrize("variable, seconds, says", [("TRITON_DIST_HANG_SECONDS", 1, "hang: all ranks wait, or have left"),
-                                                     ("TRITON_DIST_WAIT_TIMEOUT", 1, "a device wait lasted longer than")])
+                                                     pytest.param(
+                                                         "TRITON_DIST_WAIT_TIMEOUT", 1, "a device wait lasted longer than",
+                                                         marks=pytest.mark.full)])
 def test_one_table_then_a_line_for_each_rank(variable, seconds, says, tmp_path):
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
                        BEGUN=str(tmp_path / "begun"), **{variable: str(seconds)})

@@ -262,7 +262,8 @@ def run(*args, world: int = 2) -> None:
     assert done.returncode == 0 and done.stdout.count("as expected") == world, done.stderr
 
 
-@pytest.mark.parametrize("layout, batch, phase", [("sequence", 1, "infer"), ("whole", 1, "infer")])
+@pytest.mark.parametrize("layout, batch, phase", [
+    ("sequence", 1, "infer"), pytest.param("whole", 1, "infer", marks=pytest.mark.full)])
 def test_collectives_beside_products_become_our_ops_and_results_stay(layout, batch, phase):
     run(layout, str(batch), phase)
 

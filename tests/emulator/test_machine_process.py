@@ -154,6 +154,7 @@ def test_ping_pong(tmp_path):
     assert not left_over()
 
 
+@pytest.mark.full
 def test_a_world_after_another():
     """Under torchrun, whose store outlives a world and keeps what its ranks have left there."""
     from triton_dist.cli import launch

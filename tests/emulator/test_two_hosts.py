@@ -92,6 +92,7 @@ def run(namespaces: list, tmp_path, hang: bool) -> tuple:
     return first.returncode, first.stdout, second.read_text()
 
 
+@pytest.mark.full
 def test_ops_run_over_a_network(namespaces, tmp_path):
     status, *out = run(namespaces, tmp_path, hang=False)
     assert status == 0, "\n".join(out)
