@@ -161,7 +161,8 @@ def lives(pid):
 
 @pytest.mark.parametrize("how, status, words", [
     ("error", 1, "rank 1 failed with exit code 1"), *(pytest.param(*case, marks=pytest.mark.full) for case in (
-        ("kill", 137, "rank 1 was ended by SIGKILL"), ("status", 7, "rank 1 failed with exit code 7"), ("interrupt", 130, "rank 1 was ended by SIGINT")))])
+        ("kill", 137, "rank 1 was ended by SIGKILL"),
+        ("status", 7, "rank 1 failed with exit code 7"), ("interrupt", 130, "rank 1 was ended by SIGINT")))])
 def test_a_rank_that_fails_ends_the_others(how, status, words, tmp_path):
     """Its traceback is that of a plain run. The others get SIGTERM, and what they have started as well."""
     script = tmp_path / "ends.py"
