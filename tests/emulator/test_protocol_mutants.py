@@ -101,8 +101,8 @@ MUTANTS = {
     "gemm_rs has an epoch for each program (9)": (
         RS_KERNEL, "count_call(control, epoch)", "tl.store(control + tl.program_id(0), epoch)", RS_PLACE, shapes(RS)),
     "the workspace keeps to one half (10)": (
-        WORKSPACE, "return [self.data[:self.half_bytes], self.data[self.half_bytes:]]",
-        "return [self.data[:self.half_bytes]] * 2",
+        WORKSPACE, "return list(self.data.view(self.num_halves, self.half_bytes))",
+        "return [self.data[:self.half_bytes]] * self.num_halves",
         (Workspace, "halves", lambda m: m.Workspace.halves), overtaken(AG)),
     "the workspace places halves by the shape (10)": (
         AG_OP, "half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]",
