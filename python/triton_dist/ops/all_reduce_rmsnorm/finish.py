@@ -30,7 +30,7 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
     offset = row.to(tl.int64) * n
     mean = mean_of(totals, n, dtype, EACH) if CENTER else 0.0
     squares = tl.zeros(totals[0].shape, tl.float32)
-    sizes = tl.zeros(totals[0].shape, tl.int32)
+    sizes = tl.zeros(totals[0].shape, tl.float32)
     for v in tl.static_range(EACH):
         at = v * THREADS + tl.arange(0, THREADS)
         values, by = elements(totals[v], dtype), biased(weights[v], WEIGHT_BIAS, dtype)
@@ -42,17 +42,18 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
             else:
                 squares += values[e] * values[e]
             if QUANT == "row":
-                sizes = tl.maximum(sizes, size_bits(values[e] * by[e]))
+                sizes = larger_size(sizes, values[e] * by[e])
     inverse = given
     if QUANT == "row":                  # one exchange between warps for both
-        total, largest = tl.reduce((sum_of_four(squares), largest_of_four(sizes)), 0, _sum_and_largest)
+        largest = tl.max(by_lanes(size_bits(largest_of_four(sizes))), 1)        # one instruction, of integers
+        total, largest = tl.reduce((tl.reduce(by_lanes(sum_of_four(squares)), 1, _sum), largest), 0, _sum_and_largest)
         root = tl.rsqrt(total / n + EPS)
         # Roundings keep the order of sizes, so this is the largest size of what is stored.
         most = (largest.to(tl.float32, bitcast=True) * root).to(dtype).to(tl.float32)
         scale, inverse = scale_and_inverse(most)
         tl.store(scales + row.to(tl.int64) * row_step, scale)
     else:
-        root = tl.rsqrt(tl.reduce(sum_of_four(squares), 0, _sum) / n + EPS)
+        root = tl.rsqrt(sum_of_all(squares) / n + EPS)
     for v in tl.static_range(EACH):
         at = v * THREADS + tl.arange(0, THREADS)
         inside = at < vectors
@@ -94,7 +95,25 @@ def mean_of(totals, n, dtype: tl.constexpr, EACH: tl.constexpr):
         values = elements(totals[v], dtype)
         for e in tl.static_range(len(values)):
             sums += values[e]
-    return tl.reduce(sum_of_four(sums), 0, _sum) / n
+    return sum_of_all(sums) / n
+
+
+@triton.jit
+def sum_of_all(values):
+    """Of [N, 4]: of threads, of warps, and of all. In the order in which a row that is quantised is summed."""
+    return tl.reduce(tl.reduce(by_lanes(sum_of_four(values)), 1, _sum), 0, _sum)
+
+
+@triton.jit
+def by_lanes(values):
+    """[N / 32, 32] of [N]: the threads of a warp, or of half of one."""
+    return tl.reshape(values, (values.shape[0] // 32, 32))
+
+
+@triton.jit
+def larger_size(sizes, values):
+    """The larger of `sizes` and the sizes of `values`, NaN if one is."""
+    return tl.maximum(sizes, tl.abs(values), propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -106,14 +125,13 @@ def sum_of_four(values):
 
 @triton.jit
 def largest_of_four(values):
-    """[N] of [N, 4], likewise."""
+    """[N] of sizes [N, 4], likewise."""
     a, b, c, d = split_words(values)
-    return tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+    return larger_size(larger_size(a, b), larger_size(c, d))
 
 
 @triton.jit
 def _sum(a, b):
-    """In the order of _sum_and_largest, so that a norm has the same bits whether it is quantised or not."""
     return a + b
 
 
@@ -127,11 +145,11 @@ def store_scales_of_groups(scales, words, first, n, group_step, dtype: tl.conste
     """Stores a scale for each group of a row in `words` [N, 4], the vectors from `first` on; fp32 [N]: by what to multiply."""
     vectors: tl.constexpr = words.shape[0]
     each: tl.constexpr = GROUP * dtype.primitive_bitwidth // 128         # vectors of a group, which neighbouring threads hold
-    sizes = tl.zeros(words.shape, tl.int32)
+    sizes = tl.zeros(words.shape, tl.float32)
     values = elements(words, dtype)
     for e in tl.static_range(len(values)):
-        sizes = tl.maximum(sizes, size_bits(values[e]))
-    most = tl.max(tl.reshape(largest_of_four(sizes), (vectors // each, each)), 1, keep_dims=True)
+        sizes = larger_size(sizes, values[e])
+    most = tl.max(tl.reshape(size_bits(largest_of_four(sizes)), (vectors // each, each)), 1, keep_dims=True)
     most = tl.reshape(tl.broadcast_to(most, (vectors // each, each)), (vectors, ))      # each thread its own group's
     scale, inverse = scale_and_inverse(most.to(tl.float32, bitcast=True))
     at = first + tl.arange(0, vectors)
