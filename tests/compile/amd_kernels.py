@@ -30,6 +30,7 @@ from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_k
 from triton_dist.ops.ag_gemm.kernels import ag_gemm_kernel
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_hops_self_flagged, two_shot_kernel
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
+from triton_dist.ops.ep_dispatch.place_kernels import place_kernel
 from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push, one_hop_self_flagged
 from triton_dist.ops.gemm_rs.kernels import gemm_rs_kernel
 from triton_dist.ops.gemm_rs.nodes_kernel import gemm_rs_nodes_kernel
@@ -74,6 +75,8 @@ _one_hop = functools.partial(test_collective_code.compiled, world=8)
 KERNELS = {
     "ag_gemm": functools.partial(test_op_code.compiled, ag_gemm_kernel),
     "ag_gemm by_sms": functools.partial(test_op_code.compiled, ag_gemm_by_sms_kernel),
+    "ag_gemm in graphs, enter": functools.partial(test_op_code.compiled_enter),
+    "ag_gemm's gather alone, wait": functools.partial(test_op_code.compiled_arrived),
     "ag_gemm by_sms push": functools.partial(test_op_code.compiled_push, ag_push_kernel),
     "gemm_rs": functools.partial(test_op_code.compiled, gemm_rs_kernel),
     "gemm_rs scatter": functools.partial(test_op_code.compiled, gemm_rs_scatter_kernel),
@@ -100,6 +103,7 @@ KERNELS = {
     "all_to_all_vdev_2d_offset": functools.partial(test_vdev_2d_code.compiled, world=8, by_rank=False),
     **{f"ep_{name}": functools.partial(test_experts_code.compiled, kernel, **known)
        for name, (kernel, known) in test_experts_code.KERNELS.items()},
+    "ep_place": functools.partial(test_experts_code.compiled, place_kernel, ROWS=4),
     **{f"grouped {name}": functools.partial(test_experts_code.compiled_gemm, kernel, **known)
        for name, (kernel, known) in test_experts_code.GEMMS.items()},
     "ag_gemm over nodes, gather": functools.partial(over_nodes, gather_kernel),

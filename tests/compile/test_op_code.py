@@ -103,11 +103,22 @@ def test_a_push_moves_16_bytes_at_a_time_and_signals_after_a_barrier_and_a_relea
         position(before, r"fence\.(release|acq_rel)\.sys")
 
 
+def compiled_enter(target):
+    """The kernel in which ranks meet before a captured call."""
+    types = {name: "constexpr" if name.isupper() else "i32" if name == "count" else "*i32" for name in enter_kernel.arg_names}
+    return compile_kernel(enter_kernel, types, dict(BLOCK=256), target, num_warps=1)
+
+
+def compiled_arrived(target):
+    """The kernel that waits for a gather without a GEMM."""
+    types = {name: "*i32" if name == "flags" else "i32" for name in arrived_kernel.arg_names}
+    return compile_kernel(arrived_kernel, types, {}, target, num_warps=1)
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_ranks_enter_a_captured_call_by_a_release_and_an_acquire(target):
     """Flags are cleared before peers are told."""
-    types = {name: "constexpr" if name.isupper() else "i32" if name == "count" else "*i32" for name in enter_kernel.arg_names}
-    lines = instructions(compile_kernel(enter_kernel, types, dict(BLOCK=256), target, num_warps=1))
+    lines = instructions(compiled_enter(target))
     clear = position(lines, r"st\.global\S*\.b32")
     barrier = position(lines, r"bar\.(warp\.)?sync", clear)
     release = position(lines, r"fence\.(release|acq_rel)\.sys" if PLAIN_RELEASE else r"atom\.global\.sys\.release\.exch", barrier)
@@ -117,8 +128,7 @@ def test_ranks_enter_a_captured_call_by_a_release_and_an_acquire(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_gather_without_a_gemm_is_waited_for_with_acquire(target):
-    types = {name: "*i32" if name == "flags" else "i32" for name in arrived_kernel.arg_names}
-    lines = instructions(compile_kernel(arrived_kernel, types, {}, target, num_warps=1))
+    lines = instructions(compiled_arrived(target))
     if target.startswith("gfx"):
         assert amd_isa.acquire(lines, target, "sys") > 0
     else:
