@@ -113,6 +113,28 @@ def test_fp8_by_integers_has_the_bits_of_torch():
     run_ranks(script, 1)
 
 
+def test_fp8_of_rows_with_nan_infinity_and_zeros():
+    """A NaN stays alone; an infinity makes its 128 columns NaN; both methods agree."""
+    special = [float("nan"), float("inf"), -float("inf"), 3e38, 1e-30]
+
+    def script(method):
+        x = random_tensor(8, 256, dtype=F32, seed=1)
+        x[range(5), 5] = torch.tensor(special)
+        x[5] = float("nan")
+        x[6] = 0.0
+        to_the_next = torch.full((8, 1), 1 - resolve().rank)
+        came = ep_dispatch(x, to_the_next, num_experts=2, quant="fp8_1x128", max_tokens=8, capacity=8, method=method)
+        triton_dist.synchronize()
+        back = came.x.float().unflatten(1, (2, 128)) * came.scales.unsqueeze(-1)
+        assert bool(back[1:3, 0].isnan().all() and back[5].isnan().all() and (back[6] == 0).all())
+        assert bool(back[0, 0, 5].isnan()) and int(back.isnan().sum()) == 1 + 2 * 128 + 256
+        return came.x.float(), came.scales
+
+    by_kernel, unfused = (run_ranks(script, 2, method)[0] for method in METHODS)
+    for ours, others in zip(by_kernel, unfused):
+        torch.testing.assert_close(ours, others, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("layout", ONE)
 def test_both_methods_and_all_schedules_give_the_same_bits(layout):
     def script(method):

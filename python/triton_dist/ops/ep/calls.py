@@ -100,7 +100,8 @@ def ep_dispatch(x: torch.Tensor,
             under TRITON_DIST_DEBUG=1 the call then raises.
         max_tokens: the most tokens that a rank may have; None: T, which is then the same on all ranks. It decides how much of
             the symmetric heap is used, 2 * W * max_tokens rows.
-        quant: "fp8_1x128": rows are sent as float8_e4m3fn with a scale for each 128 columns: amax / 448, amax at least 1e-4.
+        quant: "fp8_1x128": rows are sent as float8_e4m3fn with a scale for each 128 columns: amax / 448, amax at least 1e-4. A
+            NaN stays one and does not count for amax. An infinity makes the scale one, so that all 128 are NaN when scaled back.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of the shape of the result's x, or None to allocate.
         method: "push" (kernels), "unfused" (the group's own collective; the host waits) or "auto".

@@ -53,7 +53,7 @@ def floats(name: str, t: Any, shape: tuple) -> None:
     """A contiguous fp32 tensor of this shape, or None."""
     if t is None:
         return
-    checks.tensor(name, t)
+    checks.tensor(name, t, any_dtype=True)
     if t.dtype != torch.float32 or tuple(t.shape) != shape or not t.is_contiguous():
         raise InvalidArgument(
             f"{name}: expected a contiguous float32 tensor of shape {list(shape)}, found {t.dtype} of shape "

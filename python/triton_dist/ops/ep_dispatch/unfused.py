@@ -34,9 +34,9 @@ def exchanged(t: torch.Tensor, theirs: list, mine: list, group: Group) -> torch.
 
 
 def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x [T, H] as float8_e4m3fn, fp32 scales [T, H / 128]): each 128 values over their scale."""
+    """(x [T, H] as float8_e4m3fn, fp32 scales [T, H / 128]): each 128 values over their scale, for which NaNs do not count."""
     values = x.float().unflatten(1, (-1, 128))
-    most = values.abs().amax(-1).clamp_min(1e-4)
+    most = values.abs().nan_to_num(0.0, torch.inf).amax(-1).clamp_min(1e-4)
     inverse = torch.full_like(most, 448.0) / most  # not by a reciprocal
     scaled = (values * inverse.unsqueeze(-1)).clamp(-448.0, 448.0)
     return scaled.to(torch.float8_e4m3fn).view(
