@@ -36,7 +36,7 @@ WRONG = [
     (sent(ids=IDS.float()), "topk_ids: expected torch.int32 or torch.int64"),
     (sent(ids=IDS.t().contiguous().t()), "topk_ids: expected a contiguous tensor"),
     (sent(ids=torch.zeros(4, 17, dtype=I32)), "topk_ids: expected 1 to 16 experts a token, found 17"),
-    (sent(weights=WEIGHTS.double()), "topk_weights: expected float16, bfloat16 or float32"),
+    (sent(weights=WEIGHTS.double()), "topk_weights: expected a contiguous float32 tensor"),
     (sent(weights=WEIGHTS.half()), "topk_weights: expected a contiguous float32 tensor"),
     (sent(weights=WEIGHTS[:, :1]), "topk_weights: expected a contiguous float32 tensor of shape"),
     (sent(num_experts=3), "num_experts: expected a number that divides by the 2 ranks, found 3"),
@@ -50,6 +50,7 @@ WRONG = [
     (sent(quant="int4"), "quant: expected None or one of fp8_1x128"),
     (sent(quant="fp8_1x128"), "quant: 'fp8_1x128' takes rows of .* multiple of 128"),
     (sent(capacity=-1), "capacity: expected a size of at least 0"),
+    (sent(layout="masked", capacity=2**30), "capacity: expected fewer rows"),  # for each of two experts: positions are int32
     (sent(max_tokens=3), "max_tokens: expected at least as many as this rank has, 4, found 3"),
     (sent(out=torch.ones(3, 8)), r"out: expected shape \[8, 8\], found \[3, 8\]"),
     (sent(method="ring"), "method: expected one of auto, push, unfused"),

@@ -28,9 +28,10 @@ BUSY_SMS = 22  # more of them move rows no faster
 
 @dataclass(frozen=True)
 class Estimate:
-    """Nanoseconds: of the exchange beside the first product, of the tiles that this has of one expert, and of the ops in turn.
+    """Nanoseconds.
 
-    fused: of all.
+    exchange: of rows, beside the first product. expert: of the tiles that this product has of one expert.
+    in_turn: of ep_dispatch, then grouped_gemm. fused: of both as one op.
     """
     exchange: float
     expert: float
@@ -43,7 +44,6 @@ class Estimate:
         The weights of these are read twice, so they are as few as hide the exchange.
         """
         return max(1, min(experts, round(experts if not self.expert else self.exchange / self.expert)))
-
 
 
 def near_of(choice: Choice, world: int) -> int:

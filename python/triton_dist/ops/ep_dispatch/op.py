@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""ep_dispatch: what ranks agree on, its plan of one or two kernels, and the call by tensors. ep/calls.py has what users call."""
+"""ep_dispatch: what ranks agree on, its plan of one to three kernels, and the call by tensors. Users call ep/calls.py."""
 from dataclasses import dataclass
 from typing import Any, Sequence
 
@@ -126,8 +126,8 @@ class EPDispatch(ExpertsOp):
         limit = most
         if capacity is not None:
             room, limit = (capacity, most) if layout in ("expert", "masked") else (room, capacity)
-        if max(limit, room *
-               (experts // group.size if layout == "masked" else 1)) * max(row, k) >= 2**46 or room >= 2**31:
+        by_expert = room * (experts // group.size if layout == "masked" else 1)
+        if max(limit, by_expert) * max(row, k) >= 2**46 or by_expert >= 2**31:
             raise InvalidArgument(f"capacity: expected fewer rows, found {room}; split the call")
         return Tokens(op=self.name,
                       dtype=dtype,
