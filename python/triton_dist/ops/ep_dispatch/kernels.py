@@ -28,7 +28,7 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
     PARTS others take those that the same chunk of each source brings. At once every rank is told how many rows of a chunk go
     there, in packets [source][PITCH]. From the matrix of these the receiver knows where rows belong. Rows are sent without
     waiting for it.
-    FIRST: 1: own rows go straight to `out`; 0: rows stay in the workspace, own ones as well, for place_kernel.
+    FIRST: 1: own rows go straight to `out`; 0: rows stay in the workspace, own ones as well, for expand_kernel.
     INDEX: hist, int16 [WORLD * chunks, E_PAD], becomes the choices of each expert among the rows of each chunk.
     SEND, TAKE: both in one launch; or a launch that only sends and waits for nobody, and later one that only takes, with no
     other call on this workspace in between.

@@ -235,12 +235,12 @@ class Push(OnWorkspace):
         self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
         self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space)
         self.padded = power_of_two(self.local)
-        lines = group.size * self.chunks.count * self.padded if self.places else 1
-        self.hist = torch.empty(lines, dtype=torch.int16, device=backend().device())
+        self.counts = group.size * self.chunks.count * self.padded
         super().__init__(self.room.space)
 
     def compile(self, *tensors):
         (args, placing, expanding), agreed, room = self.args(*tensors), self.agreed, self.room
+        args, placing = (*args, hist := self._hist()), (hist, *placing) if placing else ()
         tokens, chunked = power_of_two(self.chunks.each), self.chunks.count
         shared = dict(K=agreed.k,
                       CHOICES=power_of_two(agreed.k),
@@ -254,24 +254,24 @@ class Push(OnWorkspace):
                        SCALES_PAD=power_of_two(max(1, agreed.scales)),
                        META=self.meta,
                        num_warps=chunks.WARPS)
-        rest = (self.hist, *room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
+        rest = (*room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
                 self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts, chunked)
-        self.send = backend().prepare(ep_dispatch_kernel, self.tile.grid(self.chunks, **self.halves), (*args, *rest),
-                                      dict(of_rows,
-                                           E_PAD=self.padded,
-                                           WEIGHTS=agreed.weighted,
-                                           QUANT=agreed.quant is not None,
-                                           INDEX=agreed.ordered,
-                                           FIRST=0 if agreed.expanded else 1,
-                                           TOKENS=tokens,
-                                           WIDE=min(tokens, _WIDE),
-                                           ROWS=self.tile.rows,
-                                           COLS=self.tile.cols,
-                                           ROUND=self.tile.round,
-                                           PARTS=self.tile.parts,
-                                           SEND=self.halves["send"],
-                                           TAKE=self.halves["take"]),
-                                      varying=len(args))
+        self.exchange = backend().prepare(ep_dispatch_kernel, self.tile.grid(self.chunks, **self.halves), (*args, *rest),
+                                          dict(of_rows,
+                                               E_PAD=self.padded,
+                                               WEIGHTS=agreed.weighted,
+                                               QUANT=agreed.quant is not None,
+                                               INDEX=agreed.ordered,
+                                               FIRST=0 if agreed.expanded else 1,
+                                               TOKENS=tokens,
+                                               WIDE=min(tokens, _WIDE),
+                                               ROWS=self.tile.rows,
+                                               COLS=self.tile.cols,
+                                               ROUND=self.tile.round,
+                                               PARTS=self.tile.parts,
+                                               SEND=self.halves["send"],
+                                               TAKE=self.halves["take"]),
+                                          varying=len(args))
         if placing:
             self.place = backend().prepare(place_kernel, (chunked, ),
                                            (*placing, agreed.limit, agreed.room, agreed.align, chunked),
@@ -311,12 +311,19 @@ class Push(OnWorkspace):
         positions, sources = tensors[9:11]
         of_experts = told[1 + self.group.size * self.chunks.count:]
         expanding = (told, positions, of_experts, out, scales_out) if self.agreed.expanded else ()
-        return sent, (self.hist, told, ids_out, positions, sources, of_experts), expanding
+        return sent, (told, ids_out, positions, sources, of_experts), expanding
+
+    def _hist(self) -> torch.Tensor:
+        """Room for numbers of choices between two kernels of a call: its own, as a graph may outlive this plan."""
+        if not self.places:  # nobody writes to it
+            return self.space.control.view(torch.int16)
+        return torch.empty(self.counts, dtype=torch.int16, device=backend().device())
 
     def launch(self, sent: tuple, placing: tuple, expanding: tuple) -> None:
-        self.send(*sent)
+        hist = self._hist()
+        self.exchange(*sent, hist)
         if self.places:
-            self.place(*placing)
+            self.place(hist, *placing)
         if self.places and expanding:
             self.expand(*expanding)
 
