@@ -8,7 +8,7 @@ from triton_dist.ops.all_to_all_single.op import all_to_all_single
 from triton_dist.ops.internode.op import all_gather_2d, reduce_scatter_2d
 from triton_dist.ops.ag_gemm.op import ag_gemm
 from triton_dist.ops.gemm_rs.op import gemm_rs
-from triton_dist.ops.ag_gemm.dgrad import gemm_rs_beside_gather
+from triton_dist.ops.ag_gemm.dgrad import gemm_rs_beside_gather as gemm_rs_beside_gather  # for gradients, not for users
 from triton_dist.ops.gemm_ar.op import gemm_ar
 from triton_dist.ops.all_reduce_rmsnorm.op import all_reduce_rmsnorm
 from triton_dist.ops.all_reduce_layernorm.op import all_reduce_layernorm

@@ -5,7 +5,6 @@
 The copy engine gathers, so gemm_rs has all SMs. Both are one operator, so that a graph keeps them together.
 """
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from triton_dist.ops.registry import Operator
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
-from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import side_streams
 
 LEAST_BYTES = 4 << 20               # of a shard: a kernel gathers less than that in the time in which copies start
