@@ -19,7 +19,8 @@ class EPHandle:
     """The way back of a dispatch. It may be used any number of times, also after other dispatches.
 
     Attributes:
-        topk_ids: what was dispatched by.
+        topk_ids: what was dispatched by: the tensor itself, no copy. Do not write to it while the handle is in use, or a combine
+            waits for rows that nobody sends.
         told: int32 on the device: how many rows came, and from which tokens.
         positions: int32 [rows, K] or None: where each choice of a row lies by expert.
         num_experts, max_tokens, layout, group: as they were given.
