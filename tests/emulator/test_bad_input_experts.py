@@ -29,6 +29,8 @@ def back(y=None, **how):
     return call
 
 
+AT_ODD = torch.empty(8 * 128 + 1, dtype=torch.float8_e4m3fn)[1:].view(8, 128)
+
 WRONG = [
     (sent(x=torch.ones(8)), "x: expected 2 dimensions"),
     (sent(ids=IDS[:3]), r"topk_ids: expected int32 or int64 \[4, K\].*found shape \[3, 2\]"),
@@ -53,6 +55,7 @@ WRONG = [
     (sent(layout="masked", capacity=2**30), "capacity: expected fewer rows"),  # for each of two experts: positions are int32
     (sent(max_tokens=3), "max_tokens: expected at least as many as this rank has, 4, found 3"),
     (sent(out=torch.ones(3, 8)), r"out: expected shape \[8, 8\], found \[3, 8\]"),
+    (sent(x=torch.ones(4, 128), quant="fp8_1x128", out=AT_ODD), "out: expected an address that is a multiple of 4 bytes"),
     (sent(method="ring"), "method: expected one of auto, push, unfused"),
     (back(y=torch.ones(4)), "y: expected .rows, H."),
     (back(y=torch.ones(16, 8).double()), "y: expected float16, bfloat16 or float32"),

@@ -104,7 +104,7 @@ def ep_dispatch(x: torch.Tensor,
         quant: "fp8_1x128": rows are sent as float8_e4m3fn with a scale for each 128 columns: amax / 448, amax at least 1e-4. A
             NaN stays one and does not count for amax. An infinity makes the scale one, so that all 128 are NaN when scaled back.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
-        out: contiguous, of the shape of the result's x, or None to allocate.
+        out: contiguous, of the shape of the result's x, or None to allocate. With quant its address is a multiple of 4 bytes.
         method: "push" (kernels), "unfused" (the group's own collective; the host waits) or "auto".
 
     Returns:

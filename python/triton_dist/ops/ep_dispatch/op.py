@@ -112,6 +112,10 @@ class EPDispatch(ExpertsOp):
                               ep_checks.most_tokens(max_tokens, x.shape[0]), quant, method, group)
         like = torch.empty(0, dtype=torch.float8_e4m3fn, device=x.device) if quant else x
         checks.output("out", out, self._shape_out(agreed, group), like=like, any_dtype=True)
+        if quant is not None and out is not None and out.data_ptr() % 4:
+            raise InvalidArgument(
+                "out: expected an address that is a multiple of 4 bytes, since four numbers of fp8 are stored at a time, "
+                f"found one {out.data_ptr() % 4} bytes beyond; pass None to have it allocated")
         checks.no_overlap("out", out, x=x, topk_ids=topk_ids, topk_weights=topk_weights, scales=scales)
         checks.no_grad(x=x, topk_weights=topk_weights)
         self.refuse_unfused_capture(agreed)
