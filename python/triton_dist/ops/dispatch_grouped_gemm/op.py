@@ -117,8 +117,8 @@ class DispatchGroupedGemm(ExpertsOp):
         if agreed.method != "auto":
             return ways[0], agreed.why or "it was asked for"
         if ways[0].method == "unfused":
-            return ways[0], agreed.no_core or "it is not expected to be slower: few own rows hide the exchange"
-        return ways[0], "the product of rows that are there hides much of the exchange"
+            return ways[0], agreed.no_core or "too few rows of this rank itself to hide the exchange of the others"
+        return ways[0], "the product of its own rows hides much of the exchange"
 
     def plan(self, choice: Choice, agreed: Rows, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return Fused(choice, agreed, group, tensors)
