@@ -75,3 +75,15 @@ def replayed(name, comm_sms, method, slow=None):
                 dawdle()
             step() if isinstance(step, Static) else step.replay()
         finish(calls)
+
+
+def replayed_on_two_streams(calls):
+    """Captures calls, replays them three times on a stream of its own and once more on the current one, and looks at results."""
+    made, stream = captured(calls), triton_dist.new_stream()
+    stream.wait_stream(triton_dist.current_stream())
+    with triton_dist.use_stream(stream):
+        for _ in range(3):
+            made.replay()
+    triton_dist.current_stream().wait_stream(stream)
+    made.replay()
+    finish(calls)

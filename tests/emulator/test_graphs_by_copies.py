@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from gluon_core import small_tiles
-from graph_calls import Static, captured, finish, replayed, statics, warm_up
+from graph_calls import Static, captured, finish, replayed, replayed_on_two_streams, statics, warm_up
 from scenarios import AG, F32, back_to_back, captures_by_rank, capturing, dawdle
 
 import triton_dist
@@ -90,14 +90,7 @@ def test_two_groups_and_a_replay_on_another_stream():
         halves = [world.new_group([0, 1]), world.new_group([2, 3])]
         calls = [Static("ag_gemm", 20, 24, 64, seed, group) for seed in range(2) for group in (world, halves[world.rank // 2])]
         warm_up(calls)
-        made, stream = captured(calls), triton_dist.new_stream()
-        stream.wait_stream(triton_dist.current_stream())
-        with triton_dist.use_stream(stream):
-            for _ in range(3):
-                made.replay()
-        triton_dist.current_stream().wait_stream(stream)
-        made.replay()
-        finish(calls)
+        replayed_on_two_streams(calls)
     run_ranks(script, 4, mode="late")
 
 

@@ -21,7 +21,7 @@ from triton_dist.compat.triton import JITFunction
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError
 
 
-TOLD_EVERY = 50  # a line of progress after so many compiled variants
+TOLD_EVERY = 50  # compiled variants for each line of progress
 _FIELDS = ("types", "hints", "constexprs", "options")  # of a recorded launch
 
 

@@ -9,7 +9,7 @@ from triton_dist.runtime.jit import jit
 def arrived_kernel(flags, epoch, index, world):
     """Returns once all shards are there.
 
-    Who writes: the copy engine of each peer, behind its shard, the call's epoch into flags[peer] (system scope).
+    Who writes: the copy engine of each peer: its shard, and after it the call's epoch into flags[peer] (system scope).
     Who waits: this kernel, for every peer. That is also what bounds the epoch.
     """
     dl.wait(flags, index, "sys", "acquire", epoch, cmp="ge")

@@ -25,8 +25,8 @@ from triton_dist.runtime.groups import Group
 _MOST_BY_SMS = 4 << 20
 # Numbers of programs that send over nodes, which are tried beside the usual one.
 _OVER_NODES = (1, 2, 4, 16)
-# Inside graph capture, where graphs cannot hold pushes by the copy engine, SMs push gathers of up to so many bytes without being
-# asked: it takes as much room again as eager calls have.
+# Bytes of a gather up to which SMs push in a captured call without comm_sms, if graphs cannot hold the copy engine's pushes. This
+# takes as much memory again as eager calls have.
 _MOST_BY_SMS_IN_GRAPHS = 64 << 20
 
 

@@ -21,7 +21,7 @@ def e4m3(values):
     size = tl.minimum(tl.abs(values), 448.0)
     raw = size.to(tl.int32, bitcast=True)
     normal = ((raw + 0x7FFFF + ((raw >> 20) & 1)) >> 20) - (120 << 3)  # 3 bits of mantissa, exponents biased by 7
-    tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # in steps of 2^-9, of which 16384 has the last bit
+    tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # the last bit of a float near 16384 is 2^-9
     found = tl.where(size < 0.015625, tiny, normal)
     found = tl.where(values != values, 0x7F, found)
     return (found | sign).to(tl.int8)

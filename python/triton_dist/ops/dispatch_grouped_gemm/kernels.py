@@ -6,7 +6,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import count_call, this_epoch
-from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, spread, tokens_in
+from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, spread, tokens_in, words_of
 from triton_dist.runtime.jit import jit
 
 
@@ -59,9 +59,7 @@ def exchange_rows_kernel(x, ids, told, positions, out, data, half, flags, flags_
             dl.trace_stop("push", chunk * WORLD + i)
         dl.notify_each(everyone + chunk, epoch, (rank < WORLD) & (rank != index))
     count_call(control, epoch)
-    cells = rank[:, None] * chunks + tl.arange(0, PITCH)[None, :]
-    known = (rank < WORLD)[:, None] & (tl.arange(0, PITCH) < chunks)[None, :]
-    matrix = tl.load(told + 1 + cells, mask=known, other=0)
+    matrix = words_of(told, chunks, WORLD, RANKS, PITCH)
     for chunk in range(pid, chunks, programs):
         coming, landing, slot = matrix_of(matrix, chunk)
         for i in range(1, WORLD):
@@ -96,8 +94,7 @@ def own_rows_kernel(x, ids, told, positions, sources, out, parts, team, m, row, 
     index = dl.team_rank(team)
     chunk, share = tl.program_id(0) // PER_CHUNK, tl.program_id(0) % PER_CHUNK
     rank = tl.arange(0, RANKS)
-    known = (rank < WORLD)[:, None] & (tl.arange(0, PITCH) < chunks)[None, :]
-    matrix = tl.load(told + 1 + rank[:, None] * chunks + tl.arange(0, PITCH)[None, :], mask=known, other=0)
+    matrix = words_of(told, chunks, WORLD, RANKS, PITCH)
     coming, landing, _ = matrix_of(matrix, chunk)
     each = tl.cdiv(m, chunks)
     token = chunk * each + tl.arange(0, TOKENS)

@@ -39,7 +39,7 @@ class Estimate:
     fused: float
 
     def head(self, experts: int) -> int:
-        """Experts, of so many, that have tiles in the first product.
+        """How many of these `experts` have tiles in the first product.
 
         The weights of these are read twice, so they are as few as hide the exchange.
         """

@@ -55,6 +55,13 @@ def slots_of(to, rank, token):
 
 
 @triton.jit
+def words_of(told, chunks, WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr):
+    """int32 [RANKS, PITCH]: the words of the chunks of each source, of a dispatch's `told`; 0 where there is none."""
+    rank, chunk = tl.arange(0, RANKS)[:, None], tl.arange(0, PITCH)[None, :]
+    return tl.load(told + 1 + rank * chunks + chunk, mask=(rank < WORLD) & (chunk < chunks), other=0)
+
+
+@triton.jit
 def matrix_of(told, pid):
     """Of int32 told [RANKS, chunks], a word for each source and chunk: what chunk `pid` brings.
 
@@ -86,6 +93,12 @@ def floats(words):
 
 
 @triton.jit
+def column_of(values, j):
+    """Column j of a matrix."""
+    return tl.sum(tl.where(tl.arange(0, values.shape[1])[None, :] == j, values, 0), 1)
+
+
+@triton.jit
 def spread(row_at, scales_at, land, there, positions, out, scales_out, row, K: tl.constexpr, CHOICES: tl.constexpr,
            SCALES: tl.constexpr, SCALES_PAD: tl.constexpr, COLS: tl.constexpr):
     """Stores rows, where `there`, at the place of each of their choices in out, and their scales in scales_out.
@@ -100,14 +113,14 @@ def spread(row_at, scales_at, land, there, positions, out, scales_out, row, K: t
         cols = column + tl.arange(0, COLS)
         part = tl.load(row_at[:, None] + cols[None, :], mask=there[:, None] & (cols < row)[None, :])
         for j in range(K):
-            place = tl.sum(tl.where(choice[None, :] == j, places, 0), 1)
+            place = column_of(places, j)
             tl.store(out + place.to(tl.int64)[:, None] * row + cols[None, :],
                      part,
                      mask=(there & (place >= 0))[:, None] & (cols < row)[None, :])
     if SCALES > 0:
         scale = tl.load(scales_at[:, None] + group[None, :], mask=there[:, None] & (group < SCALES)[None, :])
         for j in range(K):
-            place = tl.sum(tl.where(choice[None, :] == j, places, 0), 1)
+            place = column_of(places, j)
             tl.store(scales_out + place.to(tl.int64)[:, None] * SCALES + group[None, :],
                      scale,
                      mask=(there & (place >= 0))[:, None] & (group < SCALES)[None, :])

@@ -6,7 +6,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
-from triton_dist.ops.ep.device import matrix_of, of, owners, slots_of
+from triton_dist.ops.ep.device import column_of, matrix_of, of, owners, slots_of, words_of
 from triton_dist.runtime.jit import jit
 
 
@@ -47,11 +47,7 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
         count_call(control, epoch)  # while the packets travel
     each = tl.cdiv(m, chunks)  # tokens of a chunk, of at most `most`
     begin = chunk * each
-    column_of = tl.arange(0, PITCH)
-    counts = tl.load(told + 1 + rank[:, None] * chunks + column_of[None, :],
-                     mask=(rank < WORLD)[:, None] & (column_of < chunks)[None, :],
-                     other=0)
-    giving, landing, first_slot = matrix_of(counts, chunk)
+    giving, landing, first_slot = matrix_of(words_of(told, chunks, WORLD, RANKS, PITCH), chunk)
     slots = chunks * most  # that a rank may fill
     arrived = flags + (epoch & 1) * flags_half + chunk * rounds
     rows_in = data + (epoch & 1).to(tl.int64) * half
@@ -75,7 +71,7 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                             at = (index * slots + of(first_slot, peer) + place).to(tl.int64)[:, None] * row
                             for column in range(0, row, COLS):
                                 cols = column + tl.arange(0, COLS)
-                                values = part_of(y, spots, by, land, there, choice, cols, row, K, PLACED, WEIGHTED)
+                                values = part_of(y, spots, by, land, there, cols, row, K, PLACED, WEIGHTED)
                                 tl.store(outbox + at + cols[None, :],
                                          values.to(data.dtype.element_ty),
                                          mask=(place < give)[:, None] & (cols < row)[None, :])
@@ -96,7 +92,7 @@ def ep_combine_kernel(y, ids, told, positions, weights, bias, residual, out, pac
                 for column in range(0, row, COLS):
                     cols = column + tl.arange(0, COLS)
                     tile = (local < tokens)[:, None] & (cols < row)[None, :]
-                    own = part_of(y, spots, by, land, own_there, choice, cols, row, K, PLACED, WEIGHTED)
+                    own = part_of(y, spots, by, land, own_there, cols, row, K, PLACED, WEIGHTED)
                     own = own.to(data.dtype.element_ty).to(tl.float32)  # rounded as others' parts are
                     total = tl.zeros((ROWS, COLS), tl.float32)
                     for r in range(WORLD):
@@ -142,17 +138,17 @@ def choices_of(positions, weights, land, there, choice, K: tl.constexpr, PLACED:
 
 
 @triton.jit
-def part_of(y, spots, by, land, there, choice, cols, row, K: tl.constexpr, PLACED: tl.constexpr, WEIGHTED: tl.constexpr):
+def part_of(y, spots, by, land, there, cols, row, K: tl.constexpr, PLACED: tl.constexpr, WEIGHTED: tl.constexpr):
     """fp32 [len(land), len(cols)]: what this rank has of rows `land` that came; 0 where not `there`."""
     if PLACED:
         found = tl.zeros((land.shape[0], cols.shape[0]), tl.float32)
         for j in tl.static_range(K):
-            spot = tl.sum(tl.where(choice[None, :] == j, spots, 0), 1)
+            spot = column_of(spots, j)
             term = tl.load(y + spot.to(tl.int64)[:, None] * row + cols[None, :],
                            mask=(spot >= 0)[:, None] & (cols < row)[None, :],
                            other=0.0).to(tl.float32)
             if WEIGHTED:
-                term *= tl.sum(tl.where(choice[None, :] == j, by, 0.0), 1)[:, None]
+                term *= column_of(by, j)[:, None]
             found += term
     else:
         found = tl.load(y + land.to(tl.int64)[:, None] * row + cols[None, :],

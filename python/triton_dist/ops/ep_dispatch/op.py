@@ -233,9 +233,10 @@ class Push(OnWorkspace):
         self.sent, each = (torch.int8, 1) if agreed.quant else carrier_of(agreed.dtype)
         self.carrier, self.row = carrier_of(agreed.dtype)[0], each * agreed.row
         self.local = agreed.experts // group.size
-        self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, chunks.MOVED)
         if agreed.quant:  # the program holds values in fp32
             self.tile = tile_of(self.chunks, self.row, 4, chunks.ROUNDED, 128)
+        else:
+            self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, chunks.MOVED)
         self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
         self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space)
         self.padded = power_of_two(self.local)

@@ -4,7 +4,7 @@
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops.ep.device import floats, matrix_of, of, rows_told, spread
+from triton_dist.ops.ep.device import floats, matrix_of, of, rows_told, spread, words_of
 from triton_dist.runtime.jit import jit
 
 
@@ -23,11 +23,9 @@ def place_kernel(hist, told, ids_out, positions, sources, experts_told, limit, r
     dl.gdc_wait()
     chunk = tl.program_id(0)
     expert, line = tl.arange(0, E_PAD), tl.arange(0, LINES)
-    rank, column_of = tl.arange(0, RANKS), tl.arange(0, PITCH)
+    rank = tl.arange(0, RANKS)
     dl.trace_start("load", 0, -1)
-    counts = tl.load(told + 1 + rank[:, None] * chunks + column_of[None, :],
-                     mask=(rank < WORLD)[:, None] & (column_of < chunks)[None, :],
-                     other=0)
+    counts = words_of(told, chunks, WORLD, RANKS, PITCH)
     coming, landing, _ = matrix_of(counts, chunk)
     # [RANKS, E_PAD], by source: choices of each expert, and those of chunks before this one
     of_source, earlier = tl.zeros((RANKS, E_PAD), tl.int32), tl.zeros((RANKS, E_PAD), tl.int32)
@@ -100,10 +98,7 @@ def expand_kernel(told, positions, experts_told, out, scales_out, data, half, me
     epoch = tl.load(control + tl.program_id(0))  # of the call that has just ended
     rows_in = data + (epoch & 1).to(tl.int64) * half
     words_in = floats(meta) + (epoch & 1).to(tl.int64) * meta_half + (META - SCALES)
-    rank, column_of = tl.arange(0, RANKS), tl.arange(0, PITCH)
-    counts = tl.load(told + 1 + rank[:, None] * chunks + column_of[None, :],
-                     mask=(rank < WORLD)[:, None] & (column_of < chunks)[None, :],
-                     other=0)
+    counts = words_of(told, chunks, WORLD, RANKS, PITCH)
     coming, landing, first_slot = matrix_of(counts, chunk)
     for source in range(WORLD):
         come, land = of(coming, source), of(landing, source)
