@@ -29,7 +29,7 @@ KIND, BY_SMS = "ag_gemm in graphs", "ag_gemm by SMs"
 @pytest.fixture(autouse=True)
 def by_copies(monkeypatch, captures_by_rank):
     """Shards of any size are pushed by copies, in pieces as small as tests need."""
-    monkeypatch.setattr(op, "_MOST_BY_SMS", -1)
+    monkeypatch.setattr(op, "_MOST_BY_SMS_IN_GRAPHS", -1)
     monkeypatch.setattr(gather, "PIECE_BYTES", 4096)
 
 
@@ -160,8 +160,10 @@ def test_the_buffer_takes_half_of_what_eager_calls_have():
 
 
 # -- what pushes where ------------------------------------------------------------------------------------------------------
-def test_small_shards_are_pushed_by_sms_and_large_ones_by_copies(monkeypatch):
-    monkeypatch.setattr(op, "_MOST_BY_SMS", 1 << 17)
+@pytest.mark.parametrize("limit, most", [("_MOST_BY_SMS_IN_GRAPHS", 1 << 17), ("_LARGEST_GATHER_BY_SMS_IN_GRAPHS", 1 << 18)])
+def test_small_shards_are_pushed_by_sms_and_large_ones_by_copies(limit, most, monkeypatch):
+    monkeypatch.setattr(op, "_MOST_BY_SMS_IN_GRAPHS", 1 << 30)
+    monkeypatch.setattr(op, limit, most)
 
     def script():
         small, large = AG(128, 8, 512), AG(160, 8, 512)                # 128 and 160 KiB
@@ -177,7 +179,7 @@ def test_small_shards_are_pushed_by_sms_and_large_ones_by_copies(monkeypatch):
 
 
 def test_where_graphs_hold_no_copies_large_gathers_take_comm_sms(monkeypatch):
-    monkeypatch.setattr(op, "_MOST_BY_SMS_IN_GRAPHS", 1 << 20)
+    monkeypatch.setattr(op, "_LARGEST_GATHER_BY_SMS_IN_GRAPHS", 1 << 20)
     monkeypatch.setattr(EmulatorBackend, "captures_pushes", lambda self: False)
 
     class Auto(AG):
