@@ -8,7 +8,7 @@ from experts import EP, F32
 
 import triton_dist
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
-from triton_dist.ops import ep_combine, ep_dispatch
+from triton_dist.ops import ep_combine, ep_combine_send, ep_dispatch, grouped_gemm_combine
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import random_tensor
@@ -25,6 +25,24 @@ def back(y=None, **how):
     def call():
         came = ep_dispatch(X, IDS, WEIGHTS, num_experts=4, layout="expert")
         ep_combine(came.x.clone() if y is None else y, came.handle, **how)
+
+    return call
+
+
+def other_rows(layout, shape, how):
+    """A combine of rows that are other ones than the dispatch has made room for."""
+
+    def call():
+        came = ep_dispatch(X, IDS, WEIGHTS, num_experts=4, layout=layout)
+        ep_combine(torch.ones(*shape, 8), came.handle, **{name: came.positions for name in how})
+
+    return call
+
+
+def product(h):
+    def call():
+        came = ep_dispatch(X, IDS, WEIGHTS, num_experts=4, layout="expert")
+        grouped_gemm_combine(h, torch.ones(2, 8, 8), came)
 
     return call
 
@@ -64,9 +82,22 @@ WRONG = [
     (back(residual=torch.ones(3, 8)), "residual: expected None or shape .4, 8., found .3, 8."),
     (back(residual=torch.ones(4, 8).half()), "residual: expected torch.float32"),
     (back(out=torch.ones(3, 8)), r"out: expected shape \[4, 8\]"),
-    (lambda: ep_combine(X, ep_dispatch(X, IDS, WEIGHTS, num_experts=4).handle, topk_weights=WEIGHTS),
+    (lambda: ep_combine(torch.ones(8, 8), ep_dispatch(X, IDS, WEIGHTS, num_experts=4).handle, topk_weights=torch.ones(8, 2)),
      "topk_weights: expected None"),
     (lambda: ep_combine(X, "handle"), "handle: expected what ep_dispatch gave"),
+    *[(other_rows(layout, rows, how), says) for layout, rows, how, says in [
+        ("compact", (7,), {}, r"y: expected \[8, 'H'\], .* room for 8 rows, found shape \[7, 8\]"),
+        ("compact", (9,), {}, "room for 8 rows, found"),
+        ("indexed", (7,), {}, "room for 8 rows, found"),
+        ("indexed", (8,), dict(positions=True), "room for 16 rows by expert, found"),
+        ("expert", (15,), {}, "room for 16 rows by expert, found"),
+        ("masked", (2, 7), {}, r"y: expected \[16, 'H'\], or \[2, 8, 'H'\], .* found shape \[2, 7, 8\]"),
+        ("masked", (2, 9), {}, "room for 16 rows by expert"),
+        ("masked", (4, 4), {}, "room for 16 rows by expert"),
+    ]],
+    (lambda: ep_combine_send(torch.ones(7, 8), ep_dispatch(X, IDS, num_experts=4).handle), "room for 8 rows, found"),
+    (product(torch.ones(15, 8)), r"h: expected \[16, 'K'\], .* found shape \[15, 8\]"),
+    (product(torch.ones(2, 8, 8)), r"h: expected \[16, 'K'\]"),
 ]
 
 
@@ -88,6 +119,15 @@ def test_ranks_that_differ_are_told(differs):
             ep_dispatch(X, IDS, **how)
 
     run_ranks(script, 2)
+
+
+def test_too_few_rows_on_one_rank_are_told_to_all():
+    def script():
+        came = ep_dispatch(X, IDS, num_experts=4)
+        ep_combine(torch.ones(8 - resolve().rank, 8), came.handle)
+
+    with pytest.raises((InvalidArgument, CollectiveMismatch), match="room for 8 rows, found shape .7, 8."):
+        run_ranks(script, 2)
 
 
 def test_ranks_with_other_numbers_of_tokens_are_told_what_to_pass():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.ops import OPS
 from triton_dist.ops.calls.possible import METHODS
 from triton_dist.ops.op import ROLES
+from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
 from triton_dist.testing import random_tensor
@@ -91,6 +93,45 @@ def test_an_op_says_all_about_itself(name):
         return explained.chosen, explained.reason
     for chosen, reason in run_ranks(script, 2):
         assert chosen in op.methods and reason
+
+
+ROWS, IDS, WEIGHT = torch.ones(4, 16), torch.tensor([[0, 1]] * 4), torch.ones(1, 16, 16)
+WHOLE = [
+    (lambda n: ops.ag_gemm(ROWS, torch.eye(16), comm_sms=n, method="portable"), 1),
+    (lambda n: ops.all_to_all_vdev(ROWS, torch.tensor([2, 2]), capacity=n), 8),
+    (lambda n: ops.all_to_all_vdev_2d(ROWS, torch.tensor([2, 2]), capacity=n), 8),
+    (lambda n: ops.all_to_all_vdev_2d(ROWS, torch.tensor([2, 2]), capacity=8, major_align=n), 1),
+    (lambda n: ops.ep_dispatch(ROWS, IDS, num_experts=n), 2),
+    (lambda n: ops.ep_dispatch(ROWS, IDS, num_experts=2, capacity=n), 1),
+    (lambda n: ops.ep_dispatch(ROWS, IDS, num_experts=2, layout="expert", align=n), 1),
+    (lambda n: ops.ep_dispatch(ROWS, IDS, num_experts=2, max_tokens=n), 5),
+    (lambda n: ops.ep_dispatch_send(ROWS, IDS, num_experts=n).recv(), 2),
+    (lambda n: ops.dispatch_grouped_gemm(ROWS, IDS, None, WEIGHT, num_experts=n, act=None), 2),
+    (lambda n: ops.dispatch_grouped_gemm(ROWS, IDS, None, WEIGHT, num_experts=2, act=None, max_tokens=n), 5)]
+
+
+def test_numbers_that_equal_a_whole_number_are_refused_after_a_call_with_it_too(compares_nothing):
+    def script():
+        for call, number in WHOLE:
+            for _ in range(2):
+                call(number)
+            for alike in (float(number), numpy.int64(number), numpy.float32(number), *[True] * (number == 1)):
+                with pytest.raises(InvalidArgument, match="expected a whole number|comm_sms: expected"):
+                    call(alike)
+            call(number)
+    run_ranks(script, 2)
+
+
+def test_calls_with_equal_numbers_of_other_types_are_not_taken_for_each_other(long_ways, compares_nothing):
+    """Such as an epsilon of 1 and one of 1.0: whether each is allowed is the op's to say."""
+    def script():
+        x, weight, taken = torch.ones(4, 16), torch.ones(16), []
+        for eps in (1.0, 1.0, 1, numpy.float64(1), 1.0):
+            before = len(long_ways)
+            ops.all_reduce_rmsnorm(x, weight, eps=eps)
+            taken.append(len(long_ways) > before)
+        assert taken == [True, False, True, True, False]
+    run_ranks(script, 1)
 
 
 def test_no_word_of_a_method_is_unused():

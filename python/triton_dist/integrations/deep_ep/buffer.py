@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """DeepEP's Buffer (its first interface): dispatch and combine with counts on the host. low_latency.py has the other pair."""
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class DispatchHandle(tuple):
     def of(cls, matrix: torch.Tensor, is_token_in_rank: Any, way: EPHandle, limit: int | None, count: int) -> "DispatchHandle":
         """A handle of these."""
         made = cls((matrix, None, None, None, is_token_in_rank, None))
-        made.way, made.limit, made.rows = way, limit, count
+        made.way, made.limit, made.rows = replace(way, limit=count), limit, count
         return made
 
 

@@ -250,7 +250,7 @@ class ElasticBuffer:
         metadata = torch.cat([torch.where(index < came.rows, source, -1)[:, None], index[:, None], spots], 1)
         return EPHandle(request.expands, request.experts, request.align, request.most, request.sms, ids, recv, expanded, listed,
                         by_source.cumsum(0).to(torch.int32), ends.to(torch.int32), counts if request.expands else None,
-                        metadata[:recv], came.handle, came.positions)
+                        metadata[:recv], replace(came.handle, limit=recv, room=expanded), came.positions)
 
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None = None, bias: Any = None,
                 num_sms: int = 0, num_qps: int = 0, previous_event: Any = None, previous_event_before_epilogue: Any = None,
@@ -284,7 +284,8 @@ class ElasticBuffer:
                 return out, None
             if handle.positions is not None:
                 weights = rows.weights_back(weights, handle.positions)
-            return out, ep_combine(weights.contiguous(), replace(way, positions=None))
+                way = replace(way, positions=None, limit=weights.shape[0])
+            return out, ep_combine(weights.contiguous(), way)
 
         found, event = run(both, (x, topk_weights), previous_event, async_with_compute_stream)
         return *found, event

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Gradients of dispatch and combine: each is the other's."""
+import math
 from typing import Any
 
 import torch
@@ -29,17 +30,17 @@ def backward_dispatch(ctx: Any, grad: torch.Tensor | None, _: Any, __: Any, grad
     topk_ids, ids_out, told, positions = ctx.saved_tensors
     to_x = to_weights = None
     if grad is not None and ctx.needs_input_grad[0]:
-        to_x = ops.ep_combine_rows(grad.contiguous(), topk_ids, told, positions, **ctx.args)
+        to_x = ops.ep_combine_rows(grad.contiguous(), topk_ids, told, positions, rows=math.prod(grad.shape[:-1]), **ctx.args)
     if grad_weights is not None and ctx.needs_input_grad[
             2]:  # each choice is on one rank, and counts for nothing elsewhere
         rows = torch.where(ids_out >= 0, grad_weights, 0.0)
-        to_weights = ops.ep_combine_rows(rows, topk_ids, told, None, **ctx.args)
+        to_weights = ops.ep_combine_rows(rows, topk_ids, told, None, rows=rows.shape[0], **ctx.args)
     return to_x, None, to_weights, *[None] * 9
 
 
 def keep_combine(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    """Of ep_combine_rows(y, topk_ids, told, positions, topk_weights, bias, residual, num_experts, max_tokens, group, method)."""
-    y, topk_ids, told, positions, topk_weights, _, _, experts, max_tokens, group, method = inputs
+    """Of ep_combine_rows(y, topk_ids, told, positions, topk_weights, bias, residual, num_experts, rows, ..., group, method)."""
+    y, topk_ids, told, positions, topk_weights, _, _, experts, _, max_tokens, group, method = inputs
     weighs = topk_weights is not None and ctx.needs_input_grad[4]
     ctx.save_for_backward(topk_ids, told, positions, topk_weights, y if weighs else None)
     ctx.args = dict(num_experts=experts, max_tokens=max_tokens, group=group, method=method)
@@ -49,7 +50,7 @@ def keep_combine(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
 def backward_combine(ctx: Any, grad: torch.Tensor | None) -> tuple:
     """grad: [T, H]."""
     topk_ids, told, positions, topk_weights, y = ctx.saved_tensors
-    needs, found = ctx.needs_input_grad, [None] * 11
+    needs, found = ctx.needs_input_grad, [None] * 12
     if grad is None:
         return tuple(found)
     if needs[0] or needs[4]:

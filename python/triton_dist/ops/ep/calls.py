@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Dispatch and combine as users call them: tensors with names, and a handle that leads the way back."""
+import math
 from dataclasses import dataclass
 from typing import Any, Sequence
 
@@ -22,12 +23,16 @@ class EPHandle:
         topk_ids: what was dispatched by: the tensor itself, no copy. Do not write to it while the handle is in use, or a combine
             waits for rows that nobody sends.
         told: int32 on the device: how many rows came, and from which tokens.
-        positions: int32 [rows, K] or None: where each choice of a row lies by expert.
+        positions: int32 [limit, K] or None: where each choice of a row lies by expert.
+        limit: rows of the dispatch's x that there is room for, one for each token that comes.
+        room: rows by expert that there is room for, those of all experts together where "masked"; 0 where "compact".
         num_experts, max_tokens, layout, group: as they were given.
     """
     topk_ids: torch.Tensor
     told: torch.Tensor
     positions: torch.Tensor | None
+    limit: int
+    room: int
     num_experts: int
     max_tokens: int
     layout: str
@@ -144,10 +149,11 @@ def brought(outputs: Sequence, topk_ids: torch.Tensor, topk_weights: torch.Tenso
     local = num_experts // int(name_of(group).rpartition("@")[2])
     ordered, rest = layout != "compact", told[-2 * local - 1:]
     placed = positions if layout in ("expert", "masked") else None
+    room = math.prod(got.shape[:-1]) if placed is not None else sources.shape[0] if ordered else 0
     return EPDispatched(got, scales_out if scaled else None, ids, None if topk_weights is None else weights, told[:1],
                         rest[:local] if ordered else None, rest[local:] if ordered else None,
                         positions if ordered else None, sources if layout == "indexed" else None,
-                        EPHandle(topk_ids, told, placed, num_experts, max_tokens, layout, group))
+                        EPHandle(topk_ids, told, placed, ids.shape[0], room, num_experts, max_tokens, layout, group))
 
 
 def ep_combine(y: torch.Tensor,
@@ -162,10 +168,10 @@ def ep_combine(y: torch.Tensor,
     """Brings what experts made of a dispatch's rows back to the tokens: their sum. Collective over the dispatch's group.
 
     Args:
-        y: fp16, bf16 or fp32 [R, H], laid out as the dispatch's x; H may be another one.
+        y: fp16, bf16 or fp32 [R, H], laid out as the dispatch's x, with all rows that this has room for; H may be another one.
         handle: of the dispatch.
         topk_weights: float32 [R, K], of the dispatch: each choice's row counts as often. None: once. For rows by expert only.
-        positions: of an "indexed" dispatch whose y has a row for each choice, by expert; else None.
+        positions: of an "indexed" dispatch whose y has a row for each choice, by expert, as `sources` has; else None.
         bias: [H] or None, of y's dtype: added once to each token. Pass the same on every rank.
         residual: [T, H] or None, of y's dtype: added to each token.
         out: contiguous [T, H] of y's dtype, or None to allocate.
@@ -191,6 +197,7 @@ def ep_combine(y: torch.Tensor,
                            bias,
                            residual,
                            num_experts=handle.num_experts,
+                           rows=handle.limit if placed is None else handle.room,
                            max_tokens=handle.max_tokens,
                            group=handle.group,
                            out=out,

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 
+from triton_dist.ops.calls.agree import refuse
 from triton_dist.ops.dispatch_grouped_gemm.op import dispatch_grouped_gemm_rows
 from triton_dist.ops.ep.calls import EPDispatched, brought, ep_combine, ep_dispatch
 from triton_dist.ops.grouped_gemm.op import grouped_gemm
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
 
 
 def dispatch_grouped_gemm(x: torch.Tensor,
@@ -78,7 +80,7 @@ def grouped_gemm_combine(h: torch.Tensor,
     It is grouped_gemm, then ep_combine. Collective over the dispatch's group.
 
     Args:
-        h: [rows, K], as dispatch_grouped_gemm gave it, or something of the same rows.
+        h: [rows, K], as dispatch_grouped_gemm gave it, or something with as many rows.
         weight: [E / W, H, K] of h's dtype: those of this rank's experts.
         came: of dispatch_grouped_gemm, or of ep_dispatch with layout "expert". Its weights of choices count.
         bias, residual, out: as for ep_combine.
@@ -92,6 +94,11 @@ def grouped_gemm_combine(h: torch.Tensor,
     if not isinstance(came, EPDispatched) or came.handle.layout != "expert":
         raise InvalidArgument("came: expected what dispatch_grouped_gemm gave, or a dispatch of layout 'expert', found "
                               f"{came.handle.layout if isinstance(came, EPDispatched) else type(came).__name__}")
+    if isinstance(h, torch.Tensor) and (h.ndim != 2 or h.shape[0] != came.handle.room):
+        error = InvalidArgument(f"h: expected {[came.handle.room, 'K']}, a row for each that the dispatch has room for, found "
+                                f"shape {list(h.shape)}")
+        refuse(resolve(came.handle.group), "grouped_gemm_combine", error)
+        raise error
     y = grouped_gemm(h, weight, offsets=came.expert_offsets, counts=came.expert_rows)
     return ep_combine(y, came.handle, topk_weights=came.topk_weights, bias=bias, residual=residual, out=out)
 

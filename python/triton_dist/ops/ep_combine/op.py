@@ -44,12 +44,12 @@ class EPCombine(ExpertsOp):
     outputs = {"out": "sharded"}
     schema = (
         "(Tensor y, Tensor topk_ids, Tensor told, Tensor? positions, Tensor? topk_weights, Tensor? bias, Tensor? residual, "
-        "SymInt num_experts, SymInt? max_tokens, str group, str method) -> Tensor")
+        "SymInt num_experts, SymInt rows, SymInt? max_tokens, str group, str method) -> Tensor")
     gradient = Gradient(gradients.keep_combine, gradients.backward_combine)
 
     def check(self, group: Group, y: torch.Tensor, topk_ids: torch.Tensor, told: torch.Tensor,
               positions: torch.Tensor | None, topk_weights: torch.Tensor | None, bias: torch.Tensor | None,
-              residual: torch.Tensor | None, out: torch.Tensor | None, num_experts: Any, max_tokens: Any,
+              residual: torch.Tensor | None, out: torch.Tensor | None, num_experts: Any, rows: Any, max_tokens: Any,
               method: str) -> Sums:
         checks.tensor("y", y)
         ep_checks.choices(topk_ids, None)
@@ -58,7 +58,14 @@ class EPCombine(ExpertsOp):
         if y.ndim not in ((2, ) if positions is None else (2, 3)):
             raise InvalidArgument(
                 f"y: expected [rows, H], or [experts, rows, H] of a masked dispatch, found shape {list(y.shape)}")
-        row = y.shape[-1]
+        checks.size("rows", rows)
+        row, local = y.shape[-1], num_experts // group.size
+        if y.shape[:-1].numel() != rows or y.ndim == 3 and y.shape[0] != local:
+            by = "" if positions is None else " by expert"
+            each = f", or {[local, rows // local, 'H']}" if y.ndim == 3 and not rows % local else ""
+            raise InvalidArgument(
+                f"y: expected {[rows, 'H']}{each}, since the dispatch has room for {rows} rows{by}, found shape {list(y.shape)}; "
+                "pass a row for each of the dispatch, also where nothing came")
         agreed = self._agreed(row, y.dtype, k, num_experts, ep_checks.most_tokens(max_tokens, tokens), method, group)
         counted = 1 + group.size * agreed.chunks.count
         if not isinstance(told, torch.Tensor) or told.ndim != 1 or told.dtype != torch.int32 or told.numel() < counted:
@@ -129,7 +136,7 @@ class EPCombine(ExpertsOp):
         for chunk in range(chunks.count):
             told[1 + group.rank * chunks.count + chunk] = each << 16 | max(0, min(each, rows - chunk * each))
         ids = torch.full((rows, 1), group.rank, dtype=torch.int32)
-        return {"y": (rows, n), "topk_ids": ids.to(device), "told": told.to(device), "num_experts": group.size}
+        return {"y": (rows, n), "topk_ids": ids.to(device), "told": told.to(device), "num_experts": group.size, "rows": rows}
 
 
 class Push(OnWorkspace):
@@ -196,12 +203,16 @@ def ep_combine_rows(y: torch.Tensor,
                     residual: torch.Tensor | None = None,
                     *,
                     num_experts: int,
+                    rows: int,
                     max_tokens: int | None = None,
                     group: Any = None,
                     out: torch.Tensor | None = None,
                     method: str = "auto") -> torch.Tensor:
-    """ep_combine by tensors: what graphs hold of it. See there. Returns out [T, H]."""
-    known = EP_COMBINE.known((num_experts, max_tokens, method), group, y, topk_ids, out, told, positions, None,
+    """ep_combine by tensors: what graphs hold of it. See there. rows: those of y, as the dispatch has made room for.
+
+    Returns out [T, H].
+    """
+    known = EP_COMBINE.known((num_experts, rows, max_tokens, method), group, y, topk_ids, out, told, positions, None,
                              topk_weights, bias, residual)
     if known is None:
         return EP_COMBINE.record(y=y,
@@ -212,6 +223,7 @@ def ep_combine_rows(y: torch.Tensor,
                                  bias=bias,
                                  residual=residual,
                                  num_experts=num_experts,
+                                 rows=rows,
                                  max_tokens=max_tokens,
                                  group=group,
                                  out=out,
