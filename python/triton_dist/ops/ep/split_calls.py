@@ -138,7 +138,8 @@ def ep_combine_send(y: torch.Tensor,
     if stream is not None:
         y, residual = (t.contiguous() if isinstance(t, torch.Tensor) else t for t in (y, residual))
     asked = handle.num_experts, handle.limit if placed is None else handle.room, handle.max_tokens, method
-    known = COMBINE_SEND.asked(stream, asked, handle.group, y, handle.topk_ids, out, handle.told, placed, None, topk_weights, bias, residual)
+    known = COMBINE_SEND.asked(stream, asked, handle.group, y, handle.topk_ids, out, handle.told, placed, None,
+                               topk_weights, bias, residual)
     tensors = _filled(COMBINE_SEND, known, [y, handle.topk_ids, handle.told, placed, topk_weights, bias, residual, out])
     return EPSent(_sent(known, stream, tensors), stream, tensors[-1])
 
