@@ -268,11 +268,12 @@ def test_c_lays_calls_out_as_python_does(host, mocked_device):
             and integers(line, 8, 3) == [4096, blocks, rounds]
         )
     plan = SimpleNamespace(
-        config=SimpleNamespace(block_m=128, block_n=128), pitch=256, n=256, k=64, programs=8, hop_dtype=torch.bfloat16
+        config=SimpleNamespace(block_m=128, block_n=128), pitch=256, n=256, k=64, programs=8, hop_dtype=torch.bfloat16,
+        group=SimpleNamespace(size=2),
     )
     for line in done.named("cuLaunchKernelEx gemm_rs_ws_kernel "):
         assert "grid=8,1,1" in line and integers(line, 40, 4) == [2, 200, 256, 64]
-        assert integers(line, 44, 1) == [mocked_device.cores._gap(plan, 32 * 64 * 2)]
+        assert integers(line, 44, 2) == [mocked_device.cores._gap(plan, 32 * 64 * 2), mocked_device.cores._mixed(plan)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from compile_util import compile_kernel, instructions, position
+from triton import knobs
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon import language as gl
 
@@ -97,17 +98,33 @@ def test_roles_keep_their_registers_and_tensor_cores(which, request):
 
 
 def assert_assembles_well(built, tmp_path):
-    """ptxas keeps wgmma asynchronous and spills next to nothing.
+    """ptxas keeps wgmma asynchronous, spills a few words a tile, and none inside a loop over K.
 
     Where it cannot, it waits after every wgmma: 25 % slower, measured on H100.
     """
-    source = tmp_path / "kernel.ptx"
+    source, cubin = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
     source.write_text(built.asm["ptx"])
-    told = subprocess.run([get_ptxas(90).path, "-v", "--gpu-name", "sm_90a", source, "-o", tmp_path / "kernel.cubin"],
-                          capture_output=True, text=True)
+    told = subprocess.run([get_ptxas(90).path, "-v", "--gpu-name", "sm_90a", source, "-o", cubin], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert "serialized" not in told.stderr, told.stderr
-    assert int(re.search(r"(\d+) bytes spill stores", told.stderr)[1]) <= 32, told.stderr      # a word or two at the bias
+    assert int(re.search(r"(\d+) bytes spill stores", told.stderr)[1]) <= 40, told.stderr
+    loops = loops_with_wgmma(subprocess.run([knobs.nvidia.nvdisasm.path, cubin], capture_output=True, text=True, check=True).stdout)
+    assert loops, "no loop over K"
+    for loop in loops:
+        assert not re.search(r"\b(LDL|STL)\b", loop), loop
+
+
+def loops_with_wgmma(sass: str) -> list[str]:
+    """The innermost loops that multiply: from a label to a branch back to it, with no other label's loop inside."""
+    lines, found = sass.splitlines(), []
+    labels = {line.strip().rstrip(":"): i for i, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line.strip())}
+    for end, line in enumerate(lines):
+        branch = re.search(r"\bBRA\b.*`\((\.L\w+)\)", line)
+        if branch and labels.get(branch[1], end) < end:
+            found.append((labels[branch[1]], end))
+    innermost = [one for one in found if not any(one[0] <= other[0] and other[1] <= one[1] for other in found if other != one)]
+    texts = ["\n".join(lines[start:end]) for start, end in innermost]
+    return [text for text in texts if "HGMMA" in text]
 
 
 @pytest.mark.parametrize("kernel, options", [

@@ -9,6 +9,7 @@ from gluon_core import AG, BF16, BLOCK_K, F16, F32, RS, STEPS, back_to_back, sma
 
 from triton_dist.backends.emulator.engine.scheduler import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
+from triton_dist.cores.hopper import cores
 from triton_dist.ops.calls import checks
 
 pytestmark = pytest.mark.usefixtures("small_core")
@@ -61,6 +62,21 @@ def test_ag_gemm_repeated(steps, mode):
 def test_gemm_rs_with_a_k_of_its_own_on_each_rank(mode):
     calls = [RS(40, 24, lambda rank: depth(STEPS[(rank + i) % 3]), bias=True) for i in range(3)]
     run_ranks(back_to_back, 3, calls, mode=mode, seed=1, num_sms=2)
+
+
+@pytest.mark.one
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_gemm_rs_whose_last_two_steps_alternate(world, mode, monkeypatch):
+    """On all ranks, or only on those whose K is small: each waits for tiles that others send in an order of their own."""
+    mixed = []
+    monkeypatch.setattr(cores, "MARGIN", 8)
+    monkeypatch.setattr(cores, "_mixed", lambda plan, real=cores._mixed: mixed.append(real(plan)) or mixed[-1])
+    uneven = RS(200, 24, lambda rank: depth([1, 30][rank % 2]))
+    calls = [RS(130, 40, depth(2)), uneven, RS(200, 24, depth(3), bias=True), uneven]
+    for sms in (1, 3):
+        run_ranks(back_to_back, world, calls, slow=1 % world, mode=mode, seed=sms, num_sms=sms)
+    assert any(mixed) == (world > 1) and 0 in mixed
 
 
 class AGOfColumns(AG):

@@ -83,6 +83,8 @@ MUTANTS = {
         "gemm_rs_ws", [("            dl.notify_warp(flag, self.epoch)", "            pass")], DEEP),
     "gemm_rs signals the flag of another tile": ("gemm_rs_ws", [
         ("tile.number)\n            dl.notify", "0 * tile.number)\n            dl.notify")], DEEP),
+    "gemm_rs alternates, but not all tiles come": ("gemm_rs_ws", [("after % 2 * self.mixed", "0")], GRIDS),
+    "gemm_rs alternates for too long": ("gemm_rs_ws", [("after < 2 * self.mixed", "after < 2 * self.mixed + 2")], GRIDS),
     "gemm_rs reads the other half": ("gemm_rs_ws", [
         ("            if (self.epoch & 1) == 0:\n                tma_load", "            if (self.epoch & 1) == 1:\n"
          "                tma_load")], DEEP),

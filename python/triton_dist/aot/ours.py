@@ -121,7 +121,7 @@ def _ring_signature(dtype: str, hop: str, info: dict) -> str:
             *boxes,
             f"*{dtype}:16",
             *["*i32:16"] * 3,
-            *["i32"] * 6,
+            *["i32"] * 7,
             "%HAS_BIAS",
             "%COLUMNS",
             "%STAGES",

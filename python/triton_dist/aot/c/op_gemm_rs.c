@@ -6,7 +6,7 @@
 
 enum { BLOCK_M = 128, BLOCK_K = 64, BOX_ROWS = 32, BOX_BYTES = 128 };
 /* How fast all SMs together may send; cores/hopper/cores.py says why. */
-static const double SEND_GBS = 300, FULL_GBS = 430, HIDDEN = 0.45, FLOP_NS = 5300, CLOCK_GHZ = 1.7;
+static const double SEND_GBS = 300, FULL_GBS = 430, HIDDEN = 0.45, FLOP_NS = 5300, CLOCK_GHZ = 1.7, MARGIN = 1.3;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t whole(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -20,6 +20,14 @@ static int64_t gap_of(const tdist_plan *p, int64_t box_bytes) {
     rate = rate < SEND_GBS ? SEND_GBS : rate;
     rate = rate > FULL_GBS ? FULL_GBS : rate;
     return (int64_t)((double)box_bytes * p->programs / rate * CLOCK_GHZ);
+}
+
+/* How many tiles of the last two steps alternate, of each. */
+static int64_t mixed_of(const tdist_plan *p) {
+    double elements = (double)BLOCK_M * p->block_n;
+    double sending = MARGIN * p->programs * elements * (double)tdist_element_bytes(p->hop_dtype) / SEND_GBS;
+    int slow = p->world->size > 1 && sending > 2 * elements * (double)p->shape.k / FLOP_NS;
+    return slow && p->tiles > p->programs ? p->tiles - p->programs : 0;
 }
 
 static int make(tdist_plan *p) {
@@ -40,6 +48,7 @@ static int make(tdist_plan *p) {
         tdist_of_pointer(TDIST_I32, space->flags), tdist_of_pointer(TDIST_I32, tdist_peer(world, space->flags, after)),
         tdist_of_pointer(TDIST_I32, space->control), tdist_of_integer(world->rank), tdist_of_integer(world->size), tdist_of_integer(m),
         tdist_of_integer(n), tdist_of_integer(k), tdist_of_integer(gap_of(p, box * element)),
+        tdist_of_integer(mixed_of(p)),
     };
     const tdist_option options[] = {
         {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M},

@@ -27,6 +27,8 @@ BOX_ROWS, BOX_BYTES = 32, 128
 # behind a burst of tiles took 20 to 50 % longer. So all SMs together send no faster than SEND_GBS, or than lets a tile arrive
 # when HIDDEN of the time until the next rank needs it has passed. An SM does FLOP_NS in a nanosecond, of CLOCK_GHZ cycles.
 SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
+# How much longer than its bytes a tile takes until its flag may be set.
+MARGIN = 1.3
 
 _NARROWEST = 8              # columns of a wgmma
 
@@ -44,6 +46,19 @@ def _gap(plan: Any, box_bytes: int) -> int:
     burst = plan.programs * c.block_m * c.block_n * plan.hop_dtype.itemsize
     rate = min(FULL_GBS, max(SEND_GBS, burst / (HIDDEN * max(until_needed, 1.0))))
     return int(box_bytes * plan.programs / rate * CLOCK_GHZ)
+
+
+def _mixed(plan: Any) -> int:
+    """How many tiles of a gemm_rs plan's last two steps alternate, of each.
+
+    None, unless a wave of tiles takes longer to send than to compute. Then all but a wave, with which the last step but one
+    begins: half of the programs send, while the others compute tiles that stay.
+    """
+    c, tiles = plan.config, plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n)
+    elements = c.block_m * c.block_n
+    sending = MARGIN * plan.programs * elements * plan.hop_dtype.itemsize / SEND_GBS
+    slow = plan.group.size > 1 and sending > 2 * elements * plan.k / FLOP_NS
+    return max(0, tiles - plan.programs) if slow else 0
 
 
 @functools.cache
@@ -182,7 +197,7 @@ class _GemmRs(_Bound):
         self.slots = [descriptor(t, bm, bn) for t in mine]
         self.next_slots = [descriptor(peer_tensor(half, successor), *box) for half in mine]
         self.next_flags = peer_tensor(plan.space.flags, successor)
-        self.gap = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize)
+        self.gap, self.mixed = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize), _mixed(plan)
         self.varying = (0, 1, 2, *[7] * has_bias)
 
     def args(self, x, weight, bias, out) -> tuple:
@@ -194,7 +209,7 @@ class _GemmRs(_Bound):
         p, (bm, bn, bk) = self.plan, self.blocks
         return (descriptor(x, bm, bk), self.weight(weight, bn), descriptor(out, bm, bn), *self.slots, *self.next_slots,
                 bias, p.space.flags, self.next_flags, p.space.control,
-                p.group.rank, p.group.size, p.m, p.n, p.k, self.gap)
+                p.group.rank, p.group.size, p.m, p.n, p.k, self.gap, self.mixed)
 
 
 class AgGemmCore(_Core):

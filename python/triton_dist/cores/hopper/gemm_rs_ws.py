@@ -35,7 +35,8 @@ class Ring:
     tiles_m: gl.tensor
     tiles_n: gl.tensor
     total: gl.tensor
-    gap: gl.tensor                      # clock cycles between two boxes sent
+    gap: gl.tensor                      # clock cycles between two boxes sent, if all programs send
+    mixed: gl.tensor                    # how many tiles of the last two steps alternate, of each
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
     GROUP_M: gl.constexpr
@@ -44,7 +45,7 @@ class Ring:
 
     @gluon.constexpr_function
     def __init__(self, x, slots_even, slots_odd, next_even, next_odd, out, bias, flags, next_flags, epoch, index, world, m, n,
-                 tiles_m, tiles_n, total, gap, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS):
+                 tiles_m, tiles_n, total, gap, mixed, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS):
         self.x = x
         self.slots_even = slots_even
         self.slots_odd = slots_odd
@@ -63,6 +64,7 @@ class Ring:
         self.tiles_n = tiles_n
         self.total = total
         self.gap = gap
+        self.mixed = mixed
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.GROUP_M = gl.constexpr(GROUP_M)
@@ -71,10 +73,14 @@ class Ring:
 
     @gluon.jit
     def tile(self, t):
+        # The last step sends nothing. So tiles of it alternate with the last ones of the step before.
         tiles = self.tiles_m * self.tiles_n
-        step = t // tiles
-        m, n = grouped(t % tiles, self.tiles_m, self.tiles_n, self.GROUP_M)
-        return Tile(step, (self.index + 2 * self.world - 1 - step) % self.world, m, n, t % tiles, t < 0)
+        first = self.total - tiles - self.mixed
+        after = t - first
+        at = gl.where((after >= 0) & (after < 2 * self.mixed), first + after // 2 + after % 2 * self.mixed, t)
+        step, number = at // tiles, at % tiles
+        m, n = grouped(number, self.tiles_m, self.tiles_n, self.GROUP_M)
+        return Tile(step, (self.index + 2 * self.world - 1 - step) % self.world, m, n, number, t < 0)
 
     @gluon.jit
     def acquire(self, tile):
@@ -133,6 +139,8 @@ class Ring:
         # In boxes with a pause behind each: while a link is full, loads of all SMs stand still behind what waits for it.
         ROWS: gl.constexpr = self.next_even.block_type.shape[0]
         COLS: gl.constexpr = self.next_even.block_type.shape[1]
+        alternates = (tile.step == self.world - 2) & (tile.number >= self.tiles_m * self.tiles_n - self.mixed)
+        gap = gl.where(alternates, self.gap // 2, self.gap)                     # while every other program sends
         first_row = (tile.step * self.tiles_m + tile.m) * self.BLOCK_M
         for j in gl.static_range(self.BLOCK_N // COLS):
             for i in gl.static_range(self.BLOCK_M // ROWS):
@@ -142,17 +150,17 @@ class Ring:
                     tma_store(self.next_even, [row, col], box)
                 else:
                     tma_store(self.next_odd, [row, col], box)
-                pause(self.gap)
+                pause(gap)
 
     @gluon.jit
     def _out_view(self, staging):
         return reinterpret(staging, self.out.dtype, [self.BLOCK_M, self.BLOCK_N], self.out.layout)
 
 
-@gluon_jit(do_not_specialize=["index", "world", "m", "n", "k", "gap"],
+@gluon_jit(do_not_specialize=["index", "world", "m", "n", "k", "gap", "mixed"],
            launch_metadata=product(lambda args: args["m"] * args["world"], passes=2))
 def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even, next_odd, bias, flags, next_flags, control,
-                      index, world, m, n, k, gap, HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+                      index, world, m, n, k, gap, mixed, HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
                       BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr):
     """out [m, n] = this rank's rows of the sum of x [world * m, k] @ weight [n, k]^T, plus bias; as gemm_rs_kernel.
 
@@ -162,8 +170,8 @@ def gemm_rs_ws_kernel(x_desc, w_desc, out_desc, slots_even, slots_odd, next_even
     tiles_m = gl.cdiv(m, BLOCK_M)
     tiles_n = gl.cdiv(n, BLOCK_N)
     hooks = Ring(x_desc, slots_even, slots_odd, next_even, next_odd, out_desc, bias, flags + (epoch & 1),
-                 next_flags + (epoch & 1), epoch, index, world, m, n, tiles_m, tiles_n, tiles_m * tiles_n * world, gap, BLOCK_M,
-                 BLOCK_N, GROUP_M, HAS_BIAS)
+                 next_flags + (epoch & 1), epoch, index, world, m, n, tiles_m, tiles_n, tiles_m * tiles_n * world, gap,
+                 mixed, BLOCK_M, BLOCK_N, GROUP_M, HAS_BIAS)
     staging: gl.constexpr = slots_even.layout
     hop_dtype: gl.constexpr = slots_even.dtype
     gemm_ws(hooks, x_desc, w_desc, w_desc, staging, hop_dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS)
