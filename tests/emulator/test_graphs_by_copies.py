@@ -160,10 +160,8 @@ def test_the_buffer_takes_half_of_what_eager_calls_have():
 
 
 # -- what pushes where ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("limit, most", [("_MOST_BY_SMS_IN_GRAPHS", 1 << 17), ("_LARGEST_GATHER_BY_SMS_IN_GRAPHS", 1 << 18)])
-def test_small_shards_are_pushed_by_sms_and_large_ones_by_copies(limit, most, monkeypatch):
-    monkeypatch.setattr(op, "_MOST_BY_SMS_IN_GRAPHS", 1 << 30)
-    monkeypatch.setattr(op, limit, most)
+def test_small_gathers_are_pushed_by_sms_and_large_ones_by_copies(monkeypatch):
+    monkeypatch.setattr(op, "_MOST_BY_SMS_IN_GRAPHS", 1 << 18)
 
     def script():
         small, large = AG(128, 8, 512), AG(160, 8, 512)                # 128 and 160 KiB
@@ -179,7 +177,7 @@ def test_small_shards_are_pushed_by_sms_and_large_ones_by_copies(limit, most, mo
 
 
 def test_where_graphs_hold_no_copies_large_gathers_take_comm_sms(monkeypatch):
-    monkeypatch.setattr(op, "_LARGEST_GATHER_BY_SMS_IN_GRAPHS", 1 << 20)
+    monkeypatch.setattr(op, "_MOST_BY_SMS_IN_GRAPHS", 1 << 20)
     monkeypatch.setattr(EmulatorBackend, "captures_pushes", lambda self: False)
 
     class Auto(AG):

@@ -19,15 +19,18 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, team, 
 
 MOST = 32                       # programs that may push: a wait has a flag a lane
 PIECE_BYTES = 2 << 20           # a release waits until the stores before it have arrived, so smaller pieces take longer
-# SMs that push a shard without being asked for a number: a few, since the GEMM loses a wave to many; more for one so small that
-# what is left of the GEMM does not hide it. Measured on 2 H200.
-FEW_SMS, MORE_SMS, _SMALL_SHARD = 4, 16, 512 << 10
+# SMs that push without being asked for a number, as measured on 2 x H200: a few, which the GEMM hardly misses, if they are done
+# when HIDDEN of its time has passed. Each pushes SM_GBS. Else more, and the most for so few bytes that nothing hides them.
+FEW_SMS, MORE_SMS, MOST_SMS = 4, 8, 16
+SM_GBS, HIDDEN, _SMALL_SHARD = 20, 0.8, 512 << 10
 _WARPS, _LEAST_BLOCK, _MOST_BLOCK = 16, 4096, 16384        # elements that a program moves at a time
 
 
-def usual_sms(nbytes: int) -> int:
-    """SMs that push a shard of so many bytes where nobody says how many."""
-    return MORE_SMS if nbytes <= _SMALL_SHARD else FEW_SMS
+def usual_sms(shard: int, pushed: int, gemm_us: float) -> int:
+    """SMs that push a shard, where nobody says how many. shard, pushed: bytes of it, and to all peers together."""
+    if shard <= _SMALL_SHARD:
+        return MOST_SMS
+    return FEW_SMS if pushed / (FEW_SMS * SM_GBS * 1e3) <= HIDDEN * gemm_us else MORE_SMS
 
 
 class _TwoKernels(CountedWorkspace):

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ag_gemm: what ranks agree on, the ways to run it, what they move, and the call."""
+import math
 from dataclasses import dataclass, replace
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -25,9 +26,10 @@ from triton_dist.runtime.groups import Group
 _MOST_BY_SMS = 4 << 20
 # Numbers of programs that send over nodes, which are tried beside the usual one.
 _OVER_NODES = (1, 2, 4, 16)
-# In a captured call without comm_sms SMs push shards of up to so many bytes, in gathers of up to so many: this takes as much memory
-# again as eager calls have. Measured on 2 x H200: SMs take 3 % less than copies at 8 MiB, 1 % less at 16 and 1 to 5 % more at 32.
-_MOST_BY_SMS_IN_GRAPHS, _LARGEST_GATHER_BY_SMS_IN_GRAPHS = 16 << 20, 64 << 20
+# Bytes of a gather up to which SMs push in a captured call without comm_sms: it takes as much memory again as eager calls have.
+_MOST_BY_SMS_IN_GRAPHS = 64 << 20
+# If a GEMM is too short for a few SMs, more SMs push shards of up to so many bytes, and copies larger ones, which start late.
+_MOST_BY_MORE_SMS_IN_GRAPHS = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,18 +108,28 @@ class AgGemm(Op):
     def plan(self, choice: Choice, agreed: Rows, group: Group, *tensors: torch.Tensor | None) -> Fused:
         return Fused(self, choice, agreed, group, *tensors)
 
-    def choice_in_graphs(self, agreed: Rows, group: Group, choice: Choice) -> Choice | None:
+    def choice_in_graphs(self, agreed: Rows, group: Group, choice: Choice, total: Callable[[], int]) -> Choice | None:
         """A copy engine's pushes carry the epoch as an argument, which a replay would repeat.
 
-        In their place SMs push a small shard. A large one is pushed by copies, before which all ranks meet (in_graphs.py).
+        In their place SMs push, or copies before which all ranks meet (in_graphs.py).
         """
         if choice.comm_sms or possible.across_nodes(group):
             return None
-        if _by_copies_in_graphs(agreed, group):
-            return replace(choice, in_graphs=True)
-        if agreed.shard * group.size > _LARGEST_GATHER_BY_SMS_IN_GRAPHS:
-            return None
-        return replace(choice, pieces=0, comm_sms=by_sms.usual_sms(agreed.shard))
+        sms = 0
+        if agreed.shard * group.size <= _MOST_BY_SMS_IN_GRAPHS:
+            sms = by_sms.usual_sms(agreed.shard, (group.size - 1) * agreed.shard, self._gemm_us(agreed, group, total()))
+            if sms != by_sms.FEW_SMS and agreed.shard > _MOST_BY_MORE_SMS_IN_GRAPHS and backend().captures_pushes():
+                sms = 0
+        if sms:
+            return replace(choice, pieces=0, comm_sms=sms)
+        return replace(choice, in_graphs=True) if backend().captures_pushes() else None
+
+    def _gemm_us(self, agreed: Rows, group: Group, n: int) -> float:
+        """About how long a rank's GEMM takes, for n columns on all ranks; infinity where the device has not been measured."""
+        machine = backend().machine_model()
+        if machine is None:
+            return math.inf
+        return model.library_gemm_us(machine, agreed.m * group.size, n // group.size, agreed.k, agreed.dtype.itemsize)
 
     def unfused(self, agreed: Rows, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 out: torch.Tensor, return_gathered: bool = False) -> torch.Tensor | None:
@@ -179,23 +191,17 @@ def _ways_to_send(tiles: int, agreed: Rows, group: Group) -> list[tuple[int, int
     usual, _ = gather.cut(tiles, agreed.shard, gather.PIECE_BYTES if by_copies else by_sms.PIECE_BYTES)
     found = [(pieces, 0) for pieces in (1, 2, gather.MAX_PIECES) if pieces != usual and pieces <= tiles]
     if by_copies and agreed.shard <= _MOST_BY_SMS:
-        found += [(0, sms) for sms in (by_sms.FEW_SMS, by_sms.MORE_SMS)]
+        found += [(0, sms) for sms in (by_sms.FEW_SMS, by_sms.MOST_SMS)]
     return found
-
-
-def _by_copies_in_graphs(agreed: Rows, group: Group) -> bool:
-    """Whether captured calls push by the copy engine: a shard so large that SMs are missed more than the ranks' meeting takes."""
-    large = agreed.shard > _MOST_BY_SMS_IN_GRAPHS or agreed.shard * group.size > _LARGEST_GATHER_BY_SMS_IN_GRAPHS
-    return large and backend().captures_pushes()
 
 
 def _why_uncaptured(agreed: Rows, group: Group) -> str:
     """Why a call without a plan cannot be captured."""
     if agreed.comm_sms is not None:
         return possible.BEFORE_CAPTURE
-    if agreed.shard * group.size > _LARGEST_GATHER_BY_SMS_IN_GRAPHS and not backend().captures_pushes():
+    if agreed.shard * group.size > _MOST_BY_SMS_IN_GRAPHS and not backend().captures_pushes():
         return ("graphs cannot hold this device's copies, so to capture a gather of more than "
-                f"{_LARGEST_GATHER_BY_SMS_IN_GRAPHS >> 20} MiB takes comm_sms")
+                f"{_MOST_BY_SMS_IN_GRAPHS >> 20} MiB takes comm_sms")
     return (f"{possible.BEFORE_CAPTURE}, under triton_dist.prepare_graphs() or on another stream than the default one; or the "
             "symmetric heap had no room for it then")
 

@@ -111,17 +111,17 @@ def _decide(record: CallRecord, call: Call, shape_of: Callable[[int], Shape]) ->
     group, figures = record.group, tables.of(call.op, record)
     if figures.mode == "0" and not figures.entries:
         return set(), Decision(*call.rule)
-    sizes = _sizes(record, call)
+    sizes = sizes_of(record, call.agreed, call.local)
     shape = shape_of(sum(sizes))
     return set(sizes), replace(_by_figures(group, call, shape, figures), shape=shape)
 
 
-def _sizes(record: CallRecord, call: Call) -> Sequence[int]:
+def sizes_of(record: CallRecord, agreed: Any, local: int) -> Sequence[int]:
     """All ranks' `local`. Collective where it is new to the family of the call."""
-    known = record.sizes.setdefault(call.agreed.family, {})
-    found = _known(known, call.local)
+    known = record.sizes.setdefault(agreed.family, {})
+    found = _known(known, local)
     if found is None:
-        found = known[call.local] = record.group.all_gather_object(call.local)
+        found = known[local] = record.group.all_gather_object(local)
         if len(set(found)) != 1:
             known[_SHARED] = found
     return found

@@ -215,7 +215,9 @@ class Calls:
 
     def _prepare_graphs(self, record: CallRecord, group: Group, signature: tuple, plan: Plan, tensors: list) -> None:
         """Makes the plan that serves a call inside graph capture, of a call whose eager plan does not."""
-        plan.prepared, choice = True, self.choice_in_graphs(plan.agreed, group, plan.choice)
+        def total() -> int:
+            return sum(decide.sizes_of(record, plan.agreed, self.local_size(*tensors)))
+        plan.prepared, choice = True, self.choice_in_graphs(plan.agreed, group, plan.choice, total)
         if choice is None:
             return
         try:
