@@ -59,10 +59,8 @@ def loaded(take: str) -> str:
 ONE = "dl.sf_take(slots + buffer + 4 * (r * vectors + at), inside & (index != r))"
 TERM = "dl.sf_take(inbox + 4 * (r * part + at), inside & (index != r))"
 RESULT = "dl.sf_take(inbox + results + 4 * (source * part + at), inside)"
-ROW = "dl.sf_take(inbox + 4 * ((r * m + row) * vectors + at), inside & (index != r))"
+ROW = "dl.sf_take(places + r * step, inside & (index != r))"
 SUM = "dl.sf_take(outcome + 4 * (row * vectors + at), inside)"
-HALF = "inbox = slots + (epoch & 1) * half\n    "
-ONE_BUFFER = (f"{HALF}outbox", "inbox = slots\n    outbox")
 
 # name: (calls, module, kernel, (old, new))
 MUTANTS = {
@@ -89,7 +87,7 @@ MUTANTS = {
     "the quantised norm does not wait for a row": (quantised_one_hop, norm_op, "one_hop_rmsnorm", (ROW, loaded(ROW))),
     "the quantised norm does not wait for a sum": (quantised_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
     "the quantised norm keeps to one buffer": (quantised_one_hop, norm_op, "one_hop_rmsnorm", (
-        "inbox = slots + (epoch & 1) * half\n    pid, programs", "inbox = slots\n    pid, programs")),
+        "inbox = slots + (epoch & 1) * half\n    outbox", "inbox = slots\n    outbox")),
     "the norm has two owners of a place": (norm_two_hops, norm_op, "two_hops_rmsnorm", (
         "place = inbox + 4 * ((index * owned + row // WORLD) * vectors + at)",
         "place = inbox + 4 * ((row // WORLD) * vectors + at)")),

@@ -72,11 +72,11 @@ all_gather_packets = _sample(one_hop_packets, "all_gather_packets", slots="*i64"
                              **dict(_EXCHANGE, OP=None))
 reduce_scatter_packets = _sample(one_hop_packets, "reduce_scatter_packets", slots="*i64", SCATTER=True, WHOLE=True, **_EXCHANGE)
 all_reduce_packets = _sample(two_shot_kernel, "all_reduce_packets", slots="*i64", WHOLE=True, **_EXCHANGE)
-all_reduce_rmsnorm = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm", slots="*i32", ALL_FIRST=True, **_NORM)
+all_reduce_rmsnorm = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm", slots="*i32", ONE_ROW=True, **_NORM)
 all_reduce_rmsnorm_two_hops = _sample(two_hops_rmsnorm, "all_reduce_rmsnorm_two_hops", slots="*i32", **_NORM)
-all_reduce_layernorm = _sample(one_hop_rmsnorm, "all_reduce_layernorm", slots="*i32", ALL_FIRST=True,
+all_reduce_layernorm = _sample(one_hop_rmsnorm, "all_reduce_layernorm", slots="*i32", ONE_ROW=True,
                                **dict(_NORM, CENTER=True, HAS_SHIFT=True))
-all_reduce_rmsnorm_quant = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm_quant", slots="*i32", ALL_FIRST=True, **_QUANTISED)
+all_reduce_rmsnorm_quant = _sample(one_hop_rmsnorm, "all_reduce_rmsnorm_quant", slots="*i32", ONE_ROW=True, **_QUANTISED)
 all_reduce_rmsnorm_quant_two_hops = _sample(two_hops_rmsnorm, "all_reduce_rmsnorm_quant_two_hops", slots="*i32", **_QUANTISED)
 all_to_all_vdev = _sample(all_to_all_vdev_kernel, "all_to_all_vdev", slots="*i64", WORLD=2, RANKS=2, BLOCK=4096, num_warps=8,
                           num_stages=1)

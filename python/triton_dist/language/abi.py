@@ -17,9 +17,10 @@ SIGNAL_OPS = ("set", "add")
 BITS = (32, 64)
 DRAIN = "tdist_drain"
 # No rows: inline assembly that a backend may state (`_linked.Statement`). TAKE and TRY_TAKE give four words; TRY_TAKE is there
-# if waits are bounded. E4M3_WORD is for targets whose compiler knows float8_e4m3fn.
+# if waits are bounded. E4M3_WORD is for targets whose compiler knows float8_e4m3fn. BF16_WORD and FP16_WORD round two fp32.
 TAKE, TRY_TAKE = "tdist_sf_take", "tdist_sf_try_take"
 E4M3_WORD = "tdist_e4m3_word"
+BF16_WORD, FP16_WORD = "tdist_bf16_word", "tdist_fp16_word"
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,9 @@ def sf_store(ptr, words, mask):
 
 @helper
 def sf_take(ptr, mask):
-    """Polls slots of four words until no word is 0, and empties them. The thread of each element spins on its own slot.
+    """Polls slots of four words until no word is 0, and empties them. Each thread polls its own elements' slots.
+
+    Where the backend's assembly does it, a warp goes on when all its slots have filled, and its threads go on together.
 
     The accesses are relaxed: nothing but the slot itself is ordered.
 

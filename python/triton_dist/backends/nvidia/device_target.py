@@ -3,40 +3,43 @@
 """What NVIDIA's device runtime has beside device.ll."""
 from triton_dist.backends.gpu.device_runtime import Target
 from triton_dist.backends.nvidia import nvshmem_functions
-from triton_dist.language.abi import E4M3_WORD, TAKE, TRY_TAKE
+from triton_dist.language.abi import BF16_WORD, E4M3_WORD, FP16_WORD, TAKE, TRY_TAKE
 from triton_dist.language._linked import Statement
 
 _POLLS = 4096           # some milliseconds: what comes later is waited for by a function that looks at the clock
 
 # $0 to $3: the words; $4: address; $5: whether this element is taken. By _TRY_WORDS, words that have not come are 0.
+# All lanes of a warp poll until the last one's words have come. If they left the loop one by one, they would run what follows
+# apart, up to where the assembler makes them meet.
 _TAKE_WORDS = """{
-        .reg .pred q;
+        .reg .pred p, q;
         .reg .b32 t, u;
         mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
-        setp.eq.b32 q, $5, 0;
-        @q bra DONE;
+        setp.ne.b32 p, $5, 0;
         POLL:
-        ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];
+        @p ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];
         min.u32 t, $0, $1;
         min.u32 u, $2, $3;
         min.u32 t, t, u;
-        setp.eq.b32 q, t, 0;
-        @q bra POLL;
+        setp.eq.and.b32 q, t, 0, p;
+        vote.sync.any.pred q, q, -1;
+        @q bra.uni POLL;
         mov.b32 t, 0;
-        st.global.v4.b32 [$4], {t, t, t, t};
-        DONE:
+        @p st.global.v4.b32 [$4], {t, t, t, t};
         }"""
 _TRY_WORDS = _TAKE_WORDS.replace(".reg .b32 t, u;", f".reg .b32 t, u, polls;\n        mov.b32 polls, {_POLLS};").replace("""
-        @q bra POLL;
+        @q bra.uni POLL;
 """, """
-        @!q bra HERE;
+        @!q bra.uni HERE;
         sub.u32 polls, polls, 1;
         setp.ne.b32 q, polls, 0;
-        @q bra POLL;
+        @q bra.uni POLL;
+        setp.eq.and.b32 q, t, 0, p;
+        @!q bra HERE;
         mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
         bra DONE;
         HERE:
-""")
+""").replace("{t, t, t, t};\n", "{t, t, t, t};\n        DONE:\n")
 _WORDS = "=&r,=&r,=&r,=&r,l,r"
 
 # The second operand of a conversion gives the lower half. From sm_89 on.
@@ -47,6 +50,9 @@ _E4M3_WORD = """{
         mov.b32 $0, {low, high};
         }"""
 
+# Two results an instruction: rounded one by one they take a slow unit.
+_HALVES = {BF16_WORD: ("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f"), FP16_WORD: ("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f")}
+
 # LLVM gives every atomicrmw the same instruction for these GPUs, relaxed and of device scope, whatever it is asked for.
 _UPDATE = ('call i{bits} asm sideeffect "atom.{sem}.{scope}.global.{word} $0, [$1], $2;", '
            '"={register},l,{register},~{{memory}}"(ptr addrspace(1) {pointer}, i{bits} %value)\n')
@@ -55,5 +61,5 @@ TARGET = Target(
     device_scope='syncscope("device")', cta_scope='syncscope("block")',
     update=_UPDATE, updates={"add": "add.u{bits}", "xchg": "exch.b{bits}"},
     states=Statement("nvidia", nvshmem_functions.not_linked(), {
-        TAKE: (_TAKE_WORDS, _WORDS), E4M3_WORD: (_E4M3_WORD, "=r,f,f,f,f")}),
+        TAKE: (_TAKE_WORDS, _WORDS), E4M3_WORD: (_E4M3_WORD, "=r,f,f,f,f"), **_HALVES}),
     bounded_assembly={TRY_TAKE: (_TRY_WORDS, _WORDS)})

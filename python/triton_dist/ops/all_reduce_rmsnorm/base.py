@@ -149,7 +149,7 @@ class FusedNorm(OnWorkspace):
         self.options = dict(EPS=agreed.eps, WEIGHT_BIAS=agreed.weight_bias, CENTER=self.center, WORLD=group.size, THREADS=threads,
                             EACH=each, num_stages=1, num_warps=threads // backend().warp_size)
         if not two_shot:
-            self.options["ALL_FIRST"] = self.programs == m
+            self.options["ONE_ROW"] = self.programs == m
 
     def compile(self, *given: torch.Tensor | None) -> None:
         agreed, args = self.agreed, self.args(*given)

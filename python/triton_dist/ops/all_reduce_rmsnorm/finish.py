@@ -28,7 +28,8 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
     """
     tl.static_assert(not (CENTER and QUANT != ""), "only an RMS norm is quantised")
     offset = row.to(tl.int64) * n
-    mean = mean_of(totals, n, dtype, EACH) if CENTER else 0.0
+    share = 1.0 / n
+    mean = mean_of(totals, share, dtype, EACH) if CENTER else 0.0
     squares = tl.zeros(totals[0].shape, tl.float32)
     sizes = tl.zeros(totals[0].shape, tl.float32)
     for v in tl.static_range(EACH):
@@ -45,15 +46,16 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
                 sizes = larger_size(sizes, values[e] * by[e])
     inverse = given
     if QUANT == "row":                  # one exchange between warps for both
-        largest = tl.max(by_lanes(size_bits(largest_of_four(sizes))), 1)        # one instruction, of integers
-        total, largest = tl.reduce((tl.reduce(by_lanes(sum_of_four(squares)), 1, _sum), largest), 0, _sum_and_largest)
-        root = tl.rsqrt(total / n + EPS)
+        total, largest = sum_and_largest_of_all(squares, size_bits(largest_of_four(sizes)))
+        root = tl.rsqrt(total * share + EPS)
         # Roundings keep the order of sizes, so this is the largest size of what is stored.
         most = (largest.to(tl.float32, bitcast=True) * root).to(dtype).to(tl.float32)
         scale, inverse = scale_and_inverse(most)
-        tl.store(scales + row.to(tl.int64) * row_step, scale)
+        thread = tl.arange(0, THREADS)
+        tl.store(scales + row.to(tl.int64) * row_step + thread, scale, mask=thread == 0)
     else:
-        root = tl.rsqrt(sum_of_all(squares) / n + EPS)
+        root = tl.rsqrt(sum_of_all(squares) * share + EPS)
+    root = root[:, None]
     for v in tl.static_range(EACH):
         at = v * THREADS + tl.arange(0, THREADS)
         inside = at < vectors
@@ -88,26 +90,48 @@ def biased(words, WEIGHT_BIAS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def mean_of(totals, n, dtype: tl.constexpr, EACH: tl.constexpr):
-    """The mean of a row of n elements."""
+def mean_of(totals, share, dtype: tl.constexpr, EACH: tl.constexpr):
+    """[THREADS, 1]: the mean of a row of 1 / `share` elements."""
     sums = tl.zeros(totals[0].shape, tl.float32)
     for v in tl.static_range(EACH):
         values = elements(totals[v], dtype)
         for e in tl.static_range(len(values)):
             sums += values[e]
-    return sum_of_all(sums) / n
+    return (sum_of_all(sums) * share)[:, None]
 
 
 @triton.jit
 def sum_of_all(values):
-    """Of [N, 4]: of threads, of warps, and of all. In the order in which a row that is quantised is summed."""
-    return tl.reduce(tl.reduce(by_lanes(sum_of_four(values)), 1, _sum), 0, _sum)
+    """[N]: in each place the sum of all `values` [N, 4]. Of threads, of warps, and of all."""
+    return everywhere(tl.reduce(of_all_warps(tl.reduce(by_lanes(sum_of_four(values)), 1, _sum)), 1, _sum))
+
+
+@triton.jit
+def sum_and_largest_of_all(values, bits):
+    """Two of [N]: sum_of_all of `values`, and the largest of `bits` [N], which are not negative."""
+    largest = tl.max(by_lanes(bits), 1)                     # one instruction, of integers
+    total = tl.reduce(by_lanes(sum_of_four(values)), 1, _sum)
+    both = of_all_warps((largest.to(tl.int64) << 32) | (total.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF))
+    return (everywhere(tl.reduce(both.to(tl.int32).to(tl.float32, bitcast=True), 1, _sum)),
+            everywhere(tl.max((both >> 32).to(tl.int32), 1)))
 
 
 @triton.jit
 def by_lanes(values):
     """[N / 32, 32] of [N]: the threads of a warp, or of half of one."""
     return tl.reshape(values, (values.shape[0] // 32, 32))
+
+
+@triton.jit
+def of_all_warps(values):
+    """[N, N] of [N]: each warp gets what all have, in its lanes. One exchange, in place of one to a warp and one back."""
+    return tl.broadcast_to(values[None, :], (values.shape[0], values.shape[0]))
+
+
+@triton.jit
+def everywhere(values):
+    """[32 * N] of [N]: each thread gets its warp's."""
+    return tl.reshape(tl.broadcast_to(values[:, None], (values.shape[0], 32)), (32 * values.shape[0], ))
 
 
 @triton.jit
@@ -133,11 +157,6 @@ def largest_of_four(values):
 @triton.jit
 def _sum(a, b):
     return a + b
-
-
-@triton.jit
-def _sum_and_largest(sum_a, largest_a, sum_b, largest_b):
-    return sum_a + sum_b, tl.maximum(largest_a, largest_b)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton_dist.language as dl
 from triton_dist.ops.device.launch_metadata import normed_one_hop, normed_two_hops
 from triton_dist.ops.device.packets import count_call, deltas_of_peers, epoch_in_turn
 from triton_dist.ops.all_reduce_rmsnorm.finish import store_normed
-from triton_dist.ops.device.selfflag import COPIES, combined_words, from_elements, load_vectors, neutral_words, store_vectors
+from triton_dist.ops.device.selfflag import COPIES, combined_words, elements, from_elements, load_vectors, store_vectors
 from triton_dist.runtime.jit import jit
 
 
@@ -22,12 +22,12 @@ from triton_dist.runtime.jit import jit
 def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale, quantised, scales, slots, half, control, team,
                     m, n, row_step, group_step, EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr, CENTER: tl.constexpr,
                     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_OUT: tl.constexpr,
-                    QUANT: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, ALL_FIRST: tl.constexpr,
+                    QUANT: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr, ONE_ROW: tl.constexpr,
                     WHOLE: tl.constexpr):
     """Every row goes to every rank: int32 slots [2 buffers of `half`][rank][m][vectors of a row][4].
 
-    ALL_FIRST: a program sends all its rows before it awaits one, which is faster where it has one row; else row by row, which
-    is faster where it has more. Programs take rows in one order on all ranks, so that a row is sent before it is awaited.
+    A program sends its next row when it has taken one, so that it travels during the norm. ONE_ROW: programs have one each.
+    Programs take rows in one order on all ranks, so that a row is sent before it is awaited. There are no more than rows.
     Who writes: every rank stores its rows into its part of every peer's buffer `epoch & 1`.
     Who waits: a program, for its rows of every peer, and empties what it has taken. That also bounds the epoch.
     """
@@ -35,39 +35,35 @@ def one_hop_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale, 
     dtype: tl.constexpr = x.dtype.element_ty
     vectors = tl.cdiv(n * (dtype.primitive_bitwidth // 8), 16)
     deltas = deltas_of_peers(team, WORLD)
-    epoch = epoch_in_turn(control)
-    inbox = slots + (epoch & 1) * half
     pid, programs = tl.program_id(0), tl.num_programs(0)
+    epoch = epoch_in_turn(control)
+    first = row_of(x, pid, n, vectors, THREADS, EACH, WHOLE)        # at the same time as the epoch
+    inbox = slots + (epoch & 1) * half
+    outbox = inbox + 4 * index * m * vectors
+    dl.trace_start("push", 0, -1)
+    send_row(first, outbox + 4 * pid * vectors, deltas, vectors, WORLD, THREADS, EACH)
+    dl.trace_stop("push", 0)
+    count_call(control, epoch, COPIES)      # while the data travels
     given = tl.div_rn(1.0, tl.load(scale)) if QUANT == "tensor" else 1.0
-    if ALL_FIRST:
-        for row in range(pid, m, programs):
-            own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
-            dl.trace_start("push", (row - pid) // programs, -1)
-            send_row(own, inbox + 4 * (index * m + row) * vectors, deltas, vectors, WORLD, THREADS, EACH)
-            dl.trace_stop("push", (row - pid) // programs)
-        count_call(control, epoch, COPIES)      # while the data travels
-        for row in range(pid, m, programs):
+    for i in range(1 if ONE_ROW else tl.cdiv(m - pid, programs)):
+        row = pid + i * programs
+        if ONE_ROW:
+            own = first
+        else:
             own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)      # again: from a near cache, while the data travels
-            totals, weights = take_row(own, row, weight, bias, residual, residual_out, inbox, index, m, n, vectors, HAS_BIAS,
-                                       HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
-            dl.trace_start("store", (row - pid) // programs, -1)
-            store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
-                         WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
-            dl.trace_stop("store", (row - pid) // programs)
-    else:
-        for row in range(pid, m, programs):
-            own = row_of(x, row, n, vectors, THREADS, EACH, WHOLE)
-            dl.trace_start("push", (row - pid) // programs, -1)
-            send_row(own, inbox + 4 * (index * m + row) * vectors, deltas, vectors, WORLD, THREADS, EACH)
-            dl.trace_stop("push", (row - pid) // programs)
-            if row == pid:
-                count_call(control, epoch, COPIES)
-            totals, weights = take_row(own, row, weight, bias, residual, residual_out, inbox, index, m, n, vectors, HAS_BIAS,
-                                       HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
-            dl.trace_start("store", (row - pid) // programs, -1)
-            store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
-                         WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
-            dl.trace_stop("store", (row - pid) // programs)
+        totals, weights = take_row(own, row, i, weight, bias, residual, residual_out, inbox, index, m, n, vectors, HAS_BIAS,
+                                   HAS_RESIDUAL, dtype, WORLD, THREADS, EACH, WHOLE)
+        if not ONE_ROW:
+            following = row + programs
+            if following < m:
+                dl.trace_start("push", i + 1, -1)
+                send_row(row_of(x, following, n, vectors, THREADS, EACH, WHOLE), outbox + 4 * following * vectors, deltas,
+                         vectors, WORLD, THREADS, EACH)
+                dl.trace_stop("push", i + 1)
+        dl.trace_start("store", i, -1)
+        store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
+                     WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
+        dl.trace_stop("store", i)
 
 
 @triton.jit
@@ -90,7 +86,7 @@ def send_row(words, outbox, deltas, vectors, WORLD: tl.constexpr, THREADS: tl.co
 
 
 @triton.jit
-def take_row(own, row, weight, bias, residual, residual_out, inbox, index, m, n, vectors, HAS_BIAS: tl.constexpr,
+def take_row(own, row, i, weight, bias, residual, residual_out, inbox, index, m, n, vectors, HAS_BIAS: tl.constexpr,
              HAS_RESIDUAL: tl.constexpr, dtype: tl.constexpr, WORLD: tl.constexpr, THREADS: tl.constexpr, EACH: tl.constexpr,
              WHOLE: tl.constexpr):
     """Takes a row of all peers, and stores its sum. Gives the sum and the norm's weight, each a tuple of EACH blocks of words."""
@@ -99,14 +95,11 @@ def take_row(own, row, weight, bias, residual, residual_out, inbox, index, m, n,
     for v in tl.static_range(EACH):
         at = v * THREADS + tl.arange(0, THREADS)
         inside = at < vectors
-        weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
         extra = extras(bias, residual + offset, at, inside, n, HAS_BIAS, HAS_RESIDUAL, WHOLE)
-        dl.trace_start("wait", (row - tl.program_id(0)) // tl.num_programs(0) * EACH + v, -1)
-        sums = neutral_words(own[v], dtype, "sum")
-        for r in tl.static_range(WORLD):        # in the order of ranks, so that all have the same sum
-            taken = dl.sf_take(inbox + 4 * ((r * m + row) * vectors + at), inside & (index != r))
-            sums = combined_words(sums, tl.where(index == r, own[v], taken), dtype, "sum")
-        dl.trace_stop("wait", (row - tl.program_id(0)) // tl.num_programs(0) * EACH + v)
+        weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
+        dl.trace_start("wait", i * EACH + v, -1)
+        sums = taken_sum(own[v], inbox + 4 * (row * vectors + at), 4 * m * vectors, inside, index, dtype, WORLD)
+        dl.trace_stop("wait", i * EACH + v)
         total = rounded(sums, extra, dtype)
         store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
         totals = totals + (total, )
@@ -136,7 +129,6 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
     outcome = inbox + 4 * WORLD * owned * vectors
     thread = tl.arange(0, THREADS)
     pid, programs = tl.program_id(0), tl.num_programs(0)
-    given = tl.div_rn(1.0, tl.load(scale)) if QUANT == "tensor" else 1.0
     for row in range(pid, m, programs):
         for v in tl.static_range(EACH):
             at = v * THREADS + thread
@@ -149,6 +141,7 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
                     dl.sf_store(place + deltas[i - 1], words, inside)
                     dl.trace_stop("push", (row - pid) // programs * EACH + v)
     count_call(control, epoch, COPIES)        # while the data travels
+    given = tl.div_rn(1.0, tl.load(scale)) if QUANT == "tensor" else 1.0
     for row in range(pid, m, programs):
         if row % WORLD == index:
             offset = row.to(tl.int64) * n
@@ -157,14 +150,10 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
                 at = v * THREADS + thread
                 inside = at < vectors
                 own = dl.sf_filled(load_vectors(x + offset, at, inside, n, WHOLE))
-                weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
                 extra = extras(bias, residual + offset, at, inside, n, HAS_BIAS, HAS_RESIDUAL, WHOLE)
+                weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
                 dl.trace_start("wait", (row - pid) // programs * EACH + v, -1)
-                sums = neutral_words(own, dtype, "sum")
-                for r in tl.static_range(WORLD):
-                    place = inbox + 4 * ((r * owned + row // WORLD) * vectors + at)
-                    taken = dl.sf_take(place, inside & (index != r))
-                    sums = combined_words(sums, tl.where(index == r, own, taken), dtype, "sum")
+                sums = taken_sum(own, inbox + 4 * (row // WORLD * vectors + at), 4 * owned * vectors, inside, index, dtype, WORLD)
                 dl.trace_stop("wait", (row - pid) // programs * EACH + v)
                 total = dl.sf_filled(rounded(sums, extra, dtype))
                 dl.trace_start("push", (row - pid) // programs * EACH + v, -1)
@@ -198,6 +187,24 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
 
 
 @triton.jit
+def taken_sum(own, places, step, inside, index, dtype: tl.constexpr, WORLD: tl.constexpr):
+    """fp32 blocks: the sum over ranks of words that lie at `places` + `step` * rank, and of `own`.
+
+    In the order of ranks, so that all have the same sum. Two terms have the same in either order.
+    """
+    if WORLD == 2:
+        sums = combined_words(elements(own, dtype), dl.sf_take(places + (1 - index) * step, inside), dtype, "sum")
+    else:
+        for r in tl.static_range(WORLD):
+            term = tl.where(index == r, own, dl.sf_take(places + r * step, inside & (index != r)))
+            if r == 0:
+                sums = elements(term, dtype)
+            else:
+                sums = combined_words(sums, term, dtype, "sum")
+    return sums
+
+
+@triton.jit
 def extras(bias, residual, at, inside, n, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WHOLE: tl.constexpr):
     """What is added to the sum over ranks: a tuple of words."""
     found = ()
@@ -210,7 +217,9 @@ def extras(bias, residual, at, inside, n, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: 
 
 @triton.jit
 def rounded(sums, extra, dtype: tl.constexpr):
-    """fp32 `sums` with each of `extra` added, in that order, as words of `dtype`."""
+    """fp32 `sums` with each of `extra` added, in that order, as words of `dtype`. Zeros that travelled as -0.0 become 0.0."""
+    if len(extra) == 0:
+        sums = combined_words(sums, tl.zeros_like(sums[0]).to(tl.int32), dtype, "sum")
     for i in tl.static_range(len(extra)):
         sums = combined_words(sums, extra[i], dtype, "sum")
     return from_elements(sums, dtype)

@@ -4,6 +4,7 @@
 import triton
 import triton.language as tl
 
+from triton_dist.language.halves import has_word_of, word_in_one_step
 from triton_dist.language.selfflag import join_words, split_words
 from triton_dist.ops.device.reduce import combined, finished, neutral
 from triton_dist.runtime.workspace import SelfFlaggedWorkspace
@@ -84,6 +85,8 @@ def from_elements(parts, dtype: tl.constexpr):
     """The inverse of `elements`, with one rounding to `dtype`."""
     if dtype == tl.float32:
         words = parts[0].to(tl.int32, bitcast=True)
+    elif has_word_of(dtype):
+        words = word_in_one_step(parts[0], parts[1], dtype)
     else:
         low = parts[0].to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         words = low | parts[1].to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16

@@ -76,9 +76,9 @@ _BY_IDENTITY[id(range)] = statements.loop
 
 
 _GLUON = "triton.experimental.gluon.language."
-_OURS = ("triton_dist.language.debug", "triton_dist.language.float8", "triton_dist.language.memory",
-         "triton_dist.language.selfflag", "triton_dist.language.sync", "triton_dist.cores.hopper.hopper_prims",
-         "triton_dist.language.threads", "triton_dist.language.trace")
+_OURS = ("triton_dist.language.debug", "triton_dist.language.float8", "triton_dist.language.halves",
+         "triton_dist.language.memory", "triton_dist.language.selfflag", "triton_dist.language.sync",
+         "triton_dist.cores.hopper.hopper_prims", "triton_dist.language.threads", "triton_dist.language.trace")
 
 
 def key_of(fn: Any) -> str:
