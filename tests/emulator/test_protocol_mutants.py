@@ -101,12 +101,11 @@ MUTANTS = {
     "gemm_rs has an epoch for each program (9)": (
         RS_KERNEL, "count_call(control, epoch)", "tl.store(control + tl.program_id(0), epoch)", RS_PLACE, shapes(RS)),
     "the workspace keeps to one half (10)": (
-        WORKSPACE, "return list(self.data.view(self.num_halves, self.half_bytes))",
-        "return [self.data[:self.half_bytes]] * self.num_halves",
+        WORKSPACE, "return self.derived(dtype, lambda: list(self.data.view(dtype).view(self.num_halves, -1)))",
+        "return [self.data[:self.half_bytes].view(dtype)] * self.num_halves",
         (Workspace, "halves", lambda m: m.Workspace.halves), overtaken(AG)),
     "the workspace places halves by the shape (10)": (
-        AG_OP, "half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]",
-        "half for half in space.data.view(x.dtype)[:2 * group.size * self.pitch * self.k].chunk(2)]",
+        AG_OP, "space.halves(x.dtype)", "space.data.view(x.dtype)[:2 * group.size * self.pitch * self.k].chunk(2)",
         (ag_user, "Fused", lambda m: m.Fused), shapes(AG)),
     "the workspace leaves new flags at zero (8)": (
         WORKSPACE, "self.flags.fill_(epoch)", "pass", (Workspace, "_restart_at", lambda m: m.Workspace._restart_at),

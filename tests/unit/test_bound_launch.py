@@ -104,21 +104,49 @@ def test_arguments_may_vary_in_any_places():
                                                           [x.data_ptr(), 5, y.data_ptr(), 8, 0, 0]]
 
 
-def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
-    """The driver reads it from host memory at every launch."""
-    made = []
+VIEW = SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero")
+META = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[128, 64])
 
-    class Watched(module.TensorMaps):
-        def __init__(self, *args):
-            super().__init__(*args)
-            made.append(weakref.ref(self))
-    monkeypatch.setattr(module, "TensorMaps", Watched)
-    meta = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[128, 64])
-    view = SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero")
-    described = compiled({name: "tensordesc<bf16[128, 64],layout>" for name in "ab"}, tensordesc_meta=[meta] * 2)
-    launch = BoundLaunch(Driver(), described, (1,), (view, view), (0,))
+
+def of_descriptors(names="ab"):
+    return compiled({name: "tensordesc<bf16[128, 64],layout>" for name in names}, tensordesc_meta=[META] * len(names))
+
+
+def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
+    """The driver reads it from host memory at every launch, also when other addresses have taken its place among those known."""
+    gone = []
+
+    class Watched(module._Map):
+        def __del__(self):
+            gone.append(int(self))
+    monkeypatch.setattr(module, "_Map", Watched)
+    monkeypatch.setattr(module, "_MAX_MAPS", 1)
+    common, other = of_descriptors(), SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24)})
+    launch = BoundLaunch(Driver(), common, (1,), (VIEW, VIEW), (0,))
+    kept = launch._params[common._tdist_parameters.descriptors[1][1]]
+    for _ in range(2):
+        BoundLaunch(Driver(), common, (1,), (VIEW, other), (0,))
     gc.collect()
-    assert launch and [maps() is not None for maps in made] == [True, True]
+    assert len(gone) == 2 and kept not in gone
+
+
+def test_launches_of_a_kernel_share_the_maps_of_one_tensor_and_tell_shapes_apart():
+    """Plans for many numbers of rows have one weight. Maps that no launch uses are gone."""
+    driver, common = Driver(), of_descriptors()
+    rows = [SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24), "shape": [m, 20]}) for m in (8, 7, 6)]
+    launches = [BoundLaunch(driver, common, (1,), (x, VIEW), (0, 1)) for x in rows]
+    driver.kinds = [None, *[ctypes.c_int64] * 4] * 2 + [ctypes.c_uint64] * 2
+    for launch, x in zip(launches, rows):
+        launch(1, (x, VIEW))
+    assert [(address, dims) for _, _, address, dims, *_ in driver.maps] == [
+        (rows[0].base.data_ptr(), [20, 8]), (VIEW.base.data_ptr(), [20, 8]), (rows[1].base.data_ptr(), [20, 7]),
+        (rows[2].base.data_ptr(), [20, 6])]
+    assert [values[1:5] for *_, values in driver.launches] == [[m, 20, 24, 1] for m in (8, 7, 6)]
+    x, weight = (boxes for _, _, boxes in common._tdist_parameters.descriptors)
+    assert (len(x._known), len(weight._known)) == (3, 1)
+    del launches, launch
+    gc.collect()
+    assert (len(x._known), len(weight._known)) == (0, 0)
 
 
 @pytest.mark.parametrize("ptx, cooperative, attribute", [("griddepcontrol.wait;", False, 6), ("griddepcontrol.wait;", True, 2),
@@ -153,10 +181,8 @@ def test_launches_go_to_the_stream_of_their_call():
 
 def test_maps_of_addresses_that_change_all_the_time_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(module, "_MAX_MAPS", 2)
-    meta = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[8, 8])
-    view = SimpleNamespace(base=torch.zeros(8, 8), shape=[8, 8], strides=[8, 1], padding="zero")
     driver = Driver()
-    maps = module.TensorMaps(driver, view, meta)
+    maps = module._Boxes(driver, "", META).maps(VIEW)
     for address in (1 << 20, 2 << 20, 3 << 20, 3 << 20, 1 << 20):
         assert maps[address] % 64 == 0 and len(maps) <= 2
     assert [address for _, _, address, *_ in driver.maps] == [1 << 20, 2 << 20, 3 << 20, 1 << 20]

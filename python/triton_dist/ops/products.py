@@ -31,7 +31,8 @@ def resolved(op: Any, agreed: Any, group: Group, needs_stream_memory_ops: bool, 
                               "of a multiple of 16 bytes; use 'auto' or 'portable'")
     if why:
         op.warn_unfused(why)
-    return replace(agreed, method=method, why=why)
+        return replace(agreed, method=method, why=why)
+    return agreed
 
 
 def rule(op: Any, agreed: Any, group: Group, ways: Sequence[Choice], bytes_in: int) -> tuple[Choice, str]:

@@ -7,6 +7,7 @@ neither this file nor `runtime/device.py`.
 """
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -58,6 +59,11 @@ class MachineModel:
     published: bool = False
 
 
+@cache
+def _others(usual: GemmConfig) -> tuple[GemmConfig, GemmConfig]:
+    return replace(usual, block_n=usual.block_n // 2), replace(usual, group_m=1)
+
+
 class Capabilities(ABC):
     """What a device is good at. All methods but `gemm_config` have an answer for a device of which nothing is known."""
 
@@ -68,7 +74,7 @@ class Capabilities(ABC):
     def gemm_configs(self, dtype: Any, m: int) -> list[GemmConfig]:
         """Tilings of the portable GEMM core among which measuring may choose, `gemm_config` first."""
         usual = self.gemm_config(dtype, m)
-        return [usual, replace(usual, block_n=usual.block_n // 2), replace(usual, group_m=1)]
+        return [usual, *_others(usual)]
 
     def few_rows_config(self, dtype: Any, m: int) -> GemmConfig:
         """Tiling of a product of `m` rows where reading the weights takes the time. One tile has all the rows."""

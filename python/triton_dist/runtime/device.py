@@ -279,15 +279,24 @@ class Arguments:
 
     def __init__(self, args: tuple, positions: tuple):
         self._kept = [None if position in positions else arg for position, arg in enumerate(args)]
-        self._varying = [(position, _over(args[position], None) if hasattr(args[position], "base") else None)
+        self._varying = [(position, replaced(args[position], None) if hasattr(args[position], "base") else None)
                          for position in positions]
 
     def __call__(self, values: tuple) -> tuple:
         whole = list(self._kept)
         for position, descriptor in self._varying:
             value = values[position]
-            whole[position] = value if descriptor is None or hasattr(value, "base") else _over(descriptor, value)
+            whole[position] = value if descriptor is None or hasattr(value, "base") else replaced(descriptor, value)
         return tuple(whole)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple:
+    """Strides of a contiguous tensor of this shape, as torch has them."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(found))
 
 
 def absent(like: Any) -> Any:
@@ -295,9 +304,10 @@ def absent(like: Any) -> Any:
     return like.new_empty(1)
 
 
-def _over(descriptor: Any, tensor: Any) -> Any:
-    made = object.__new__(type(descriptor))     # its shape and strides have been checked
-    vars(made).update(vars(descriptor), base=tensor)
+def replaced(descriptor: Any, tensor: Any, **fields: Any) -> Any:
+    """A tensor descriptor as `descriptor` is, over `tensor`, with other fields; it is not checked again."""
+    made = object.__new__(type(descriptor))
+    vars(made).update(vars(descriptor), base=tensor, **fields)
     return made
 
 

@@ -46,6 +46,7 @@ class SymmetricHeap:
         arena.allocated(0, RESERVED, "world barrier pad", range(len(arena.bases)))
         self._free = [(RESERVED, arena.nbytes - RESERVED)]       # (offset, nbytes), by offset
         self._live: dict[int, Allocation] = {}
+        self._reachable: dict[tuple, bool] = {}                  # by the ranks of a group
         self._dropped: list[weakref.ref[Allocation]] = []        # nothing refers to their tensors here any more
 
     def allocate(self, nbytes: int, group: groups.Group, name: str, what: str = "") -> Allocation:
@@ -167,7 +168,9 @@ class SymmetricHeap:
 
     def reachable(self, group: groups.Group) -> bool:
         """True when loads and stores reach every member from here."""
-        return all(self.arena.bases[r] for r in group.world_ranks)
+        if group.world_ranks not in self._reachable:
+            self._reachable[group.world_ranks] = all(self.arena.bases[r] for r in group.world_ranks)
+        return self._reachable[group.world_ranks]
 
     def _take(self, offset: int, nbytes: int) -> None:
         rest = []

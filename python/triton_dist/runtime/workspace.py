@@ -51,6 +51,7 @@ class Workspace:
         self.data: Any = None                       # uint8 [num_halves * half_bytes], symmetric
         self.flags: Any = None                      # int32 [num_flags], symmetric
         self.generation = 0                         # changes whenever data or flags move
+        self._derived: dict = {}
         self._calls = 0
         self._poison: str | None = None
         self._writer: Callable[[int], int] | None = None
@@ -73,9 +74,15 @@ class Workspace:
             self._writer, here = writer, weakref.ref(self)          # the heap must not keep the workspace alive
             self.flags.tdist_allocation.writer = lambda offset: _written_by(here(), offset // 4)
 
-    def halves(self) -> list[torch.Tensor]:
-        """The halves as uint8 [half_bytes], that of even epochs first."""
-        return list(self.data.view(self.num_halves, self.half_bytes))
+    def halves(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """All of each half as `dtype` [elements], that of even epochs first."""
+        return self.derived(dtype, lambda: list(self.data.view(dtype).view(self.num_halves, -1)))
+
+    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make()` makes of the buffers, until they move: plans for many numbers of rows have it in common."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
     def set_epoch(self, epoch: int) -> None:
         """Collective: restarts the count at `epoch`, with every flag as old as that. No call may be in flight."""
@@ -130,6 +137,7 @@ class Workspace:
             raise UnsupportedFeature(f"{self.kind}: its workspace would have to grow inside graph capture; run the op once "
                                      "with the largest shape before capturing")
         self.generation += 1
+        self._derived.clear()
         if old is not None:
             for record in state().all_records():
                 record.moved()

@@ -28,7 +28,8 @@ from triton_dist.language.threads_abi import LIBRARY as THREAD_LIBRARY
 from triton_dist.language.trace_abi import LIBRARY as TRACE_LIBRARY
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.context import Context
-from triton_dist.runtime.device import Arena, Arguments, Stream, Transfer, copy_bytes, flag_address, note_variant, places
+from triton_dist.runtime.device import (Arena, Arguments, Stream, Transfer, contiguous_strides, copy_bytes, flag_address,
+                                        note_variant, places)
 from triton_dist.runtime.environment import aot_record, share_gpus, traced, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
@@ -70,6 +71,11 @@ class PreparedLaunch:
         return self._again
 
 
+@functools.cache
+def _cuda(index: int) -> torch.device:
+    return torch.device("cuda", index)
+
+
 class GpuBackend(Backend):
     """A process drives one device; kernels are Triton's, with the device runtime linked in."""
 
@@ -95,12 +101,16 @@ class GpuBackend(Backend):
 
     # -- devices -------------------------------------------------------------------------------------------
     def device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device())
+        return _cuda(torch.cuda.current_device())
 
     @functools.cached_property
     def _properties(self) -> Any:
         """Of the device: a first call of a new shape asks for them many times."""
         return torch.cuda.get_device_properties(self.device())
+
+    @functools.cached_property
+    def _capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability(self.device())
 
     def device_name(self) -> str:
         return self._properties.name
@@ -115,7 +125,8 @@ class GpuBackend(Backend):
                                   "try a program with several ranks on one GPU, slowly")
         torch.cuda.set_device(local_rank)
         self._home = local_rank
-        vars(self).pop("_properties", None)
+        for known in ("_properties", "_capability"):
+            vars(self).pop(known, None)
 
     def enter_thread(self) -> None:
         if self._home is not None:              # a new thread begins on device 0, and without a context of the driver
@@ -132,7 +143,7 @@ class GpuBackend(Backend):
         usual = super().maker(shape, dtype)
         if not self._allocates_quickly:
             return usual
-        mine, size, stride = _device(), tuple(shape), torch.empty(shape, device="meta").stride()
+        mine, size, stride = _device(), tuple(shape), contiguous_strides(shape)
         return lambda: _empty(size, stride, dtype) if _device() == mine else usual()
 
     @functools.cached_property

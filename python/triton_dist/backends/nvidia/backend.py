@@ -67,7 +67,7 @@ class NvidiaBackend(GpuBackend):
     def core(self, op: str) -> Any:
         if self._cores is None:
             self._cores = {}
-            if torch.cuda.get_device_capability(self.device()) == (9, 0):
+            if self._capability == (9, 0):
                 from triton_dist.cores.hopper.cores import cores, hopper_tiles
                 self._cores = cores(hopper_tiles, preferred=True)
         return self._cores.get(op)
@@ -87,21 +87,21 @@ class NvidiaBackend(GpuBackend):
         if m <= 64:
             return GemmConfig(64, 128, 64, group_m=8, num_warps=4, num_stages=4)
         # 144 KB of shared memory; sm_86 and sm_89 have 100.
-        wide = torch.cuda.get_device_capability(self.device()) not in ((8, 6), (8, 9))
+        wide = self._capability not in ((8, 6), (8, 9))
         return GemmConfig(128, 256 if wide else 128, 64, group_m=8, num_warps=8, num_stages=3)
 
     def _possible(self, kwargs: dict) -> dict:
         return options(super()._possible(kwargs))
 
     def launches_overlap(self) -> bool:
-        return torch.cuda.get_device_capability(self.device()) >= (9, 0)
+        return self._capability >= (9, 0)
 
     def copies_boxes(self) -> bool:
-        return torch.cuda.get_device_capability(self.device()) >= (9, 0)
+        return self._capability >= (9, 0)
 
     def few_rows_config(self, dtype: Any, m: int) -> GemmConfig:
         usual = super().few_rows_config(dtype, m)
-        if torch.cuda.get_device_capability(self.device()) not in ((9, 0), (10, 0)):
+        if self._capability not in ((9, 0), (10, 0)):
             return usual
         wide = 2 * usual.block_k if usual.block_m < 64 else usual.block_k
         stage = (usual.block_m + usual.block_n) * wide * dtype.itemsize

@@ -3,17 +3,19 @@
 """Launches with bound arguments: cuLaunchKernelEx on a parameter block that is kept; a call rewrites what changed.
 
 Triton's launcher encodes a tensor map for each descriptor, and asks the driver about each pointer, at every call. Here a
-tensor map is encoded once for an address. What a parameter block holds is read off the compiled kernel's signature.
+tensor map is encoded once for an address. What a parameter block holds is read off the compiled kernel's signature, once.
 """
 import ctypes
+from array import array
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 
 from triton_dist.backends.nvidia.driver import CudaDriver
 from triton_dist.runtime.errors import UnsupportedFeature
 
-_INTEGERS = {f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64)} | {"i1"}
+_INTEGERS = {f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32)} | {"i1", "i64"}
 _COOPERATIVE, _OVERLAPPING = 2, 6           # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION
 _L2_PROMOTION_128B = 2
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}           # the metadata's element types, in the order of CUtensorMapDataType
@@ -29,38 +31,100 @@ class _Config(ctypes.Structure):
                 ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("num_attributes", ctypes.c_uint)]
 
 
+class _Boxes:
+    """A parameter that is a descriptor: what its tensor maps have in common."""
+
+    def __init__(self, driver: CudaDriver, kind: str, meta: dict | None):
+        if meta is None or meta.get("fp4_padded") or meta.get("is_im2col"):
+            raise UnsupportedFeature(f"descriptor {kind}")
+        self.driver, self.rank, self.elem_size = driver, len(meta["block_size"]), meta["elem_size"]
+        self.words, sizes = ctypes.c_uint64 * self.rank, ctypes.c_uint32 * self.rank
+        self.before = ctypes.c_int(_HOST_TYPE.get(meta["elem_type"], meta["elem_type"])), ctypes.c_uint32(self.rank)
+        self.after = (sizes(*reversed(meta["block_size"])), sizes(*[1] * self.rank), ctypes.c_int(0),
+                      ctypes.c_int(meta["swizzle"]), ctypes.c_int(_L2_PROMOTION_128B))
+        self._known: WeakValueDictionary = WeakValueDictionary()
+
+    def maps(self, descriptor: Any) -> "TensorMaps":
+        """Those of tensors like that of `descriptor`. Launches share them: plans for many numbers of rows have one weight."""
+        key = tuple(descriptor.shape), tuple(descriptor.strides), descriptor.padding
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = TensorMaps(self, *key)
+        return found
+
+
 class TensorMaps(dict):
     """Where CUtensorMaps of a parameter lie in host memory, by the address that they describe: tensors of one shape and type."""
 
-    def __init__(self, driver: CudaDriver, descriptor: Any, meta: dict):
-        self._driver, self._kept = driver, []
-        rank, size = len(meta["block_size"]), meta["elem_size"]
-        kind = _HOST_TYPE.get(meta["elem_type"], meta["elem_type"])
-        dims = (ctypes.c_uint64 * rank)(*reversed(descriptor.shape))
-        strides = (ctypes.c_uint64 * rank)(*[size * s for s in reversed(descriptor.strides[:-1])], 0)
-        box = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))
-        ones = (ctypes.c_uint32 * rank)(*[1] * rank)
-        self._before = ctypes.c_int(kind), ctypes.c_uint32(rank)
-        self._after = (dims, strides, box, ones, ctypes.c_int(0), ctypes.c_int(meta["swizzle"]),
-                       ctypes.c_int(_L2_PROMOTION_128B), ctypes.c_int(descriptor.padding == "nan"))
+    def __init__(self, boxes: _Boxes, shape: tuple, strides: tuple, padding: str):
+        dims = boxes.words(*reversed(shape))
+        steps = boxes.words(*[boxes.elem_size * step for step in reversed(strides[:-1])])
+        self._encode, self._before = boxes.driver.call, boxes.before
+        self._after = dims, steps, *boxes.after, ctypes.c_int(padding == "nan")
 
-    def __missing__(self, address: int) -> int:
+    def __missing__(self, address: int) -> "_Map":
         if len(self) >= _MAX_MAPS:
             self.clear()
-            self._kept.clear()
+        made = _Map.room()
+        self._encode("cuTensorMapEncodeTiled", ctypes.c_void_p(made), *self._before, ctypes.c_void_p(address), *self._after)
+        self[address] = made
+        return made
+
+
+class _Map(int):
+    """The address of a CUtensorMap, which lives as long as this."""
+
+    memory: Any
+
+    @classmethod
+    def room(cls) -> "_Map":
         memory = ctypes.create_string_buffer(128 + 64)
-        where = -(-ctypes.addressof(memory) // 64) * 64
-        self._driver.call("cuTensorMapEncodeTiled", ctypes.c_void_p(where), *self._before, ctypes.c_void_p(address), *self._after)
-        self._kept.append(memory)
-        self[address] = where
-        return where
+        made = cls(-(-ctypes.addressof(memory) // 64) * 64)
+        made.memory = memory
+        return made
 
 
-def _waits_its_turn(compiled: Any) -> bool:
-    """Whether the kernel waits by itself for the kernel ahead of it. Kept with it: its text is long, and plans are many."""
-    found = vars(compiled).get("_tdist_waits_its_turn")
+class _Parameters:
+    """What the launches of a compiled kernel have in common.
+
+    pointers, integers: (position among the arguments, index in the parameter block) of each. descriptors: the same with its
+    _Boxes. size: of the block, in words of eight bytes: a kernel reads the low ones of a short parameter.
+    Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
+    """
+
+    def __init__(self, driver: CudaDriver, compiled: Any):
+        meta = compiled.metadata
+        if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
+            raise UnsupportedFeature("clusters, dependent launches or scratch memory")
+        self.pointers, self.integers, self.descriptors, index = [], [], [], 0
+        metas = iter(getattr(meta, "tensordesc_meta", None) or ())
+        for position, kind in enumerate(compiled.src.signature.values()):
+            if kind.startswith("tensordesc"):
+                boxes = _Boxes(driver, kind, next(metas, None))
+                self.descriptors.append((position, index, boxes))
+                index += 2 * boxes.rank
+            elif kind.startswith("*"):
+                self.pointers.append((position, index))
+            elif kind in _INTEGERS:
+                self.integers.append((position, index))
+            elif kind == "constexpr":
+                continue
+            else:
+                raise UnsupportedFeature(f"argument type {kind}")
+            index += 1
+        self.size = index + 2                               # null scratch pointers come last
+        self.launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
+        self.block, self.shared = (32 * meta.num_warps, 1, 1), meta.shared
+        cooperative = bool(meta.launch_cooperative_grid)
+        self.attributes = int(cooperative or "griddepcontrol.wait" in compiled.asm["ptx"])      # or waits by itself for its turn
+        self.attribute = ctypes.pointer(_Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,)))
+
+
+def _parameters(driver: CudaDriver, compiled: Any) -> _Parameters:
+    """Kept with the kernel: plans are many."""
+    found = vars(compiled).get("_tdist_parameters")
     if found is None:
-        found = compiled._tdist_waits_its_turn = "griddepcontrol.wait" in compiled.asm["ptx"]
+        found = compiled._tdist_parameters = _Parameters(driver, compiled)
     return found
 
 
@@ -69,59 +133,42 @@ class BoundLaunch:
 
     A call gives those of the kernel's positional arguments that are at `positions`. Tensors and descriptors among them may have
     other addresses, and integers other values. All other arguments stay as they are. A call may pass the tensor in place of its
-    descriptor. Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
+    descriptor. Raises UnsupportedFeature as _Parameters does.
     """
 
     def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, positions: tuple):
-        meta = compiled.metadata
-        if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
-            raise UnsupportedFeature("clusters, dependent launches or scratch memory")
-        self._driver = driver
-        self._launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
-        values: list = []                   # of parameters in order, eight bytes each: a kernel reads the low ones of a short one
-        pointers, integers, maps = [], [], []       # (position among the arguments, index of the parameter)
-        metas = iter(getattr(meta, "tensordesc_meta", None) or ())
-        for position, (arg, kind) in enumerate(zip(args, compiled.src.signature.values())):
-            if kind.startswith("tensordesc"):
-                maps.append((position, len(values), self._maps_of(arg, kind, next(metas, None))))
-                values += [0, *arg.shape, *arg.strides]
-            elif kind.startswith("*"):
-                pointers.append((position, len(values)))
-                values.append(arg.data_ptr())
-            elif kind in _INTEGERS:
-                integers.append((position, len(values)))
-                values.append(arg)
-            elif kind != "constexpr":
-                raise UnsupportedFeature(f"argument type {kind}")
-        self._cells = (ctypes.c_uint64 * (len(values) + 2))(*values)                # null scratch pointers come last
-        first = ctypes.addressof(self._cells)
-        self._params = (ctypes.c_void_p * len(self._cells))(*range(first, first + ctypes.sizeof(self._cells), 8))
+        common = _parameters(driver, compiled)
+        self._driver, self._launch, values, maps = driver, common.launch, [0] * common.size, []
+        for position, index in common.pointers:
+            values[index] = args[position].data_ptr()
+        for position, index in common.integers:
+            values[index] = args[position]
+        for position, index, boxes in common.descriptors:
+            arg = args[position]
+            values[index + 1:index + 1 + 2 * boxes.rank] = *arg.shape, *arg.strides
+            maps.append((position, index, boxes.maps(arg)))
+        self._cells = array("q", values)
+        first = self._cells.buffer_info()[0]
+        self._params = array("q", range(first, first + 8 * common.size, 8))
+        self._pointers, self._integers, self._maps = ([entry for entry in entries if entry[0] in positions]
+                                                      for entries in (common.pointers, common.integers, maps))
+        self._kept = [arg for i, arg in enumerate(args) if i not in positions]              # the memory of what stays
         for position, index, of_address in maps:
-            self._params[index] = of_address[_address(args[position])]
-        self._pointers, self._integers = ([(position, ctypes.c_uint64.from_buffer(self._cells, 8 * index))
-                                           for position, index in entries if position in positions]
-                                          for entries in (pointers, integers))
-        self._maps = [entry for entry in maps if entry[0] in positions]
-        self._kept = [arg for i, arg in enumerate(args) if i not in positions], maps        # the memory of what stays
-        cooperative, overlapping = bool(meta.launch_cooperative_grid), _waits_its_turn(compiled)
-        self._attribute = _Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,))
-        self._config = _Config((*grid, 1, 1)[:3], (32 * meta.num_warps, 1, 1), meta.shared, None,
-                               ctypes.pointer(self._attribute), int(cooperative or overlapping))
-        self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params), None
+            if position not in positions:
+                where = self._params[index] = of_address[_address(args[position])]
+                self._kept.append(where)
+        self._config = _Config((*grid, 1, 1)[:3], common.block, common.shared, None, common.attribute, common.attributes)
+        self._where = ctypes.addressof(self._config), compiled.function, self._params.buffer_info()[0], None
         self._stream: int | None = None
 
-    def _maps_of(self, descriptor: Any, kind: str, meta: dict | None) -> TensorMaps:
-        if meta is None or meta.get("fp4_padded") or meta.get("is_im2col"):
-            raise UnsupportedFeature(f"descriptor {kind}")
-        return TensorMaps(self._driver, descriptor, meta)
-
     def __call__(self, stream: int, args: tuple) -> None:
-        for position, cell in self._pointers:
-            cell.value = args[position].data_ptr()
-        for position, cell in self._integers:
-            cell.value = args[position]
+        cells, params = self._cells, self._params
+        for position, index in self._pointers:
+            cells[index] = args[position].data_ptr()
+        for position, index in self._integers:
+            cells[index] = args[position]
         for position, index, of_address in self._maps:
-            self._params[index] = of_address[_address(args[position])]
+            params[index] = of_address[_address(args[position])]
         if stream != self._stream:
             self._config.stream = self._stream = stream
         code = self._launch(*self._where)
@@ -129,7 +176,7 @@ class BoundLaunch:
             self._driver.check("cuLaunchKernelEx", code)
 
     def again(self) -> None:
-        """Launches as the last call did: the least host time that a launch takes."""
+        """Launches as the call just before it did: the least host time that a launch takes."""
         code = self._launch(*self._where)
         if code:
             self._driver.check("cuLaunchKernelEx", code)

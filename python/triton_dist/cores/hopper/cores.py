@@ -71,6 +71,12 @@ def _in_other_groups(c: GemmConfig) -> tuple[GemmConfig, GemmConfig]:
     return replace(c, group_m=max(1, c.group_m // 2)), replace(c, group_m=2 * c.group_m)
 
 
+def _rows(buffer: torch.Tensor, columns: int, *block: int) -> TensorDescriptor:
+    """Describes as many whole rows as `buffer` has room for: the same for calls of all numbers of rows."""
+    rows = buffer.numel() // columns
+    return descriptor(buffer[:rows * columns].view(rows, columns), *block)
+
+
 class _Core:
     """`tiles(dtype, m)` gives the tiling for chunks of m rows; `preferred` says whether `auto` takes the core.
 
@@ -137,7 +143,8 @@ class _AgGemm(_Bound):
         self.varying = (0, 1, 2, 3, 4, 5, *[6] * has_bias, 8)
 
     def _gathered(self, *block: int) -> list:
-        return [descriptor(half.view(-1, self.plan.k), *block) for half in self.plan.halves]
+        p = self.plan
+        return p.space.derived((p.dtype, p.k, block), lambda: [_rows(half, p.k, *block) for half in p.halves])
 
     def operands(self, x: torch.Tensor, gathered: TensorDescriptor, weight: torch.Tensor, out: torch.Tensor) -> tuple:
         """Descriptors of x, the gather buffer, and weight and out in wide and in narrow tiles.
@@ -191,14 +198,17 @@ class _GemmRs(_Bound):
     def __init__(self, plan: Any, has_bias: bool):
         super().__init__(plan, has_bias)
         bm, bn, _ = self.blocks
-        rows, successor = plan.hops * plan.pitch, plan.group.world_ranks[(plan.group.rank + 1) % plan.group.size]
-        mine = [half.view(plan.hop_dtype)[:rows * plan.n].view(rows, plan.n) for half in plan.space.halves()]
         box = min(bm, BOX_ROWS), min(bn, BOX_BYTES // plan.hop_dtype.itemsize)
-        self.slots = [descriptor(t, bm, bn) for t in mine]
-        self.next_slots = [descriptor(peer_tensor(half, successor), *box) for half in mine]
-        self.next_flags = peer_tensor(plan.space.flags, successor)
+        self.buffers = plan.space.derived((plan.hop_dtype, plan.n, bm, bn), lambda: self._buffers((bm, bn), box))
         self.gap, self.mixed = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize), _mixed(plan)
         self.varying = (0, 1, 2, *[7] * has_bias)
+
+    def _buffers(self, block: tuple, box: tuple) -> tuple:
+        """(the own slots and the next rank's in each half, the next rank's flags), whole: in them only programs know rows."""
+        p = self.plan
+        halves, successor = p.space.halves(p.hop_dtype), p.group.world_ranks[(p.group.rank + 1) % p.group.size]
+        return ([*[_rows(half, p.n, *block) for half in halves],
+                 *[_rows(peer_tensor(half, successor), p.n, *box) for half in halves]], peer_tensor(p.space.flags, successor))
 
     def args(self, x, weight, bias, out) -> tuple:
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
@@ -206,9 +216,9 @@ class _GemmRs(_Bound):
 
     def described(self, x, weight, bias, out) -> tuple:
         bias = absent(weight) if bias is None else bias
-        p, (bm, bn, bk) = self.plan, self.blocks
-        return (descriptor(x, bm, bk), self.weight(weight, bn), descriptor(out, bm, bn), *self.slots, *self.next_slots,
-                bias, p.space.flags, self.next_flags, p.space.control,
+        p, (bm, bn, bk), (slots, next_flags) = self.plan, self.blocks, self.buffers
+        return (descriptor(x, bm, bk), self.weight(weight, bn), descriptor(out, bm, bn), *slots,
+                bias, p.space.flags, next_flags, p.space.control,
                 p.group.rank, p.group.size, p.m, p.n, p.k, self.gap, self.mixed)
 
 

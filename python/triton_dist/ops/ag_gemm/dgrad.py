@@ -79,7 +79,7 @@ class Copies(gather.OnGather):
         self.space = space = kind.workspace(group)
         self.gather, self.captured = kind(self, Choice(choice.method, pieces=1)), kind.captured
         super().__init__(space)
-        self.halves = [half.view(x.dtype)[:group.size * self.m * self.k] for half in space.halves()]
+        self.halves = space.halves(x.dtype)
 
     def compile(self, x, out):
         self.gather.prepare(x.contiguous())
@@ -112,7 +112,7 @@ class Copies(gather.OnGather):
                 current.wait_stream(side)
         backend().before_torch()
         rank, chunks = self.group.rank, out.view(self.group.size, self.m, self.k)
-        came = self.halves[epoch & 1].view(chunks.shape)
+        came = self.halves[epoch & 1][:chunks.numel()].view(chunks.shape)
         for peers in (slice(rank), slice(rank + 1, None)):
             chunks[peers].copy_(came[peers])
         chunks[rank].copy_(x)                           # the own shard never goes through the workspace

@@ -38,7 +38,7 @@ class Fused(gather.OnGather):
         self.space = space = kind.workspace(group)
         self.gather, self.captured = kind(self, choice), kind.captured
         super().__init__(space)
-        self.halves = [half.view(x.dtype)[:group.size * self.pitch * self.k] for half in space.halves()]
+        self.halves = space.halves(x.dtype)
 
     def compile(self, x, weight, bias, out):
         x, weight = x.contiguous(), aligned.weight_for(self.core, weight)

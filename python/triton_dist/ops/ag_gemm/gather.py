@@ -55,7 +55,8 @@ class Gather:
     def chunks(self, epoch: int | None) -> torch.Tensor:
         """[world, m, k]: what a call gathered, but for the own chunk."""
         p = self.plan
-        return p.halves[epoch & 1].view(p.group.size, p.pitch, p.k)[:, :p.m].clone(memory_format=torch.contiguous_format)
+        rows = p.halves[epoch & 1][:p.group.size * p.pitch * p.k].view(p.group.size, p.pitch, p.k)
+        return rows[:, :p.m].clone(memory_format=torch.contiguous_format)
 
 
 class OnGather(OnWorkspace):
@@ -86,20 +87,23 @@ class PushesByCopies(Gather):
 
     def prepare(self, x: torch.Tensor) -> None:
         """Collects the pushes to each half."""
-        group, flags = self.plan.group, self.plan.space.flags
-        peers = [group.world_ranks[(group.rank - hop) % group.size] for hop in range(1, group.size)]
-        # A peer's heap is as far away for the halves as for the flags.
-        distances = [peer_tensor(flags, peer).data_ptr() - flags.data_ptr() for peer in peers]
+        distances = self.plan.space.derived("distances", self._distances)
         self.transfers = [self._transfers(half.data_ptr(), distances) for half in self.plan.halves]
 
     def start(self, x: torch.Tensor, epoch: int, *streams: Any) -> None:
         for transfers, stream in zip(self.transfers[epoch & 1], streams):
             backend().push(x, transfers, epoch, stream)
 
+    def _distances(self) -> list[int]:
+        """Bytes to each peer's heap, in the order in which they are served. It is as far away for the halves as for the flags."""
+        group, flags = self.plan.group, self.plan.space.flags
+        peers = [group.world_ranks[(group.rank - hop) % group.size] for hop in range(1, group.size)]
+        return [peer_tensor(flags, peer).data_ptr() - flags.data_ptr() for peer in peers]
+
     def _transfers(self, half: int, distances: list[int]) -> list[list[Transfer]]:
         """What is pushed on each stream: to each peer, in a rotation of this rank's own, or all in turn.
 
-        half: its address. distances: bytes to each peer's heap, in the order in which they are served.
+        half: its address. distances: as of _distances.
         """
         plan, group = self.plan, self.plan.group
         row, piece_rows = plan.k * plan.dtype.itemsize, self.piece_tiles * plan.config.block_m

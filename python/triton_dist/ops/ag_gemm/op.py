@@ -3,6 +3,7 @@
 """ag_gemm: what ranks agree on, the ways to run it, what they move, and the call."""
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Callable, Sequence
 
 import torch
@@ -17,8 +18,9 @@ from triton_dist.ops.calls import checks, possible
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient, Operator
 from triton_dist.ops.tuning import model
-from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.ops.tuning.table import Choice, Shape, choices
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 
@@ -92,10 +94,9 @@ class AgGemm(Op):
         core, portable, found = _core(agreed.k, agreed.dtype), backend().gemm_configs(agreed.dtype, agreed.m), []
         by_core = [("ws", core.configs(agreed.dtype, agreed.m))] if core else []
         for method, configs in (*by_core, ("portable", portable[:1] if core else portable)):
-            found += [Choice(method, config) for config in configs]
+            found += choices(method, *configs)
             if len(configs) > 1:
-                found += [Choice(method, configs[0], *sent) for sent in _ways_to_send(
-                    -(-agreed.m // configs[0].block_m), agreed, group)]
+                found += _sent(method, configs[0], *_ways_to_send(-(-agreed.m // configs[0].block_m), agreed, group))
         if agreed.comm_sms is not None:
             found = [replace(choice, comm_sms=agreed.comm_sms) for choice in found]
         else:
@@ -193,6 +194,11 @@ def _ways_to_send(tiles: int, agreed: Rows, group: Group) -> list[tuple[int, int
     if by_copies and agreed.shard <= _MOST_BY_SMS:
         found += [(0, sms) for sms in (by_sms.FEW_SMS, by_sms.MOST_SMS)]
     return found
+
+
+@cache
+def _sent(method: str, config: GemmConfig, *ways: tuple[int, int]) -> list[Choice]:
+    return [Choice(method, config, *way) for way in ways]
 
 
 def _why_uncaptured(agreed: Rows, group: Group) -> str:

@@ -7,8 +7,9 @@ differ, in a call or in that only some refuse it, the world is over: that call r
 later call says so with the first cause.
 """
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Any, ClassVar
+from functools import cache, cached_property
+from operator import attrgetter
+from typing import Any, Callable, ClassVar
 
 import torch
 
@@ -38,12 +39,17 @@ class Agreed:
     @cached_property
     def family(self) -> tuple:
         """What calls have alike that differ only in the number of rows."""
-        return tuple(getattr(self, item.name) for item in fields(self) if item.compare and item.name != self.varies)
+        return _family(type(self))(self)
 
     def __str__(self) -> str:
         """Words such as "op=ag_gemm, dtype=torch.bfloat16, method=auto, m=32, k=64"."""
         return ", ".join(f"{item.name}={value}" for item in fields(self) if item.compare
                          and (value := getattr(self, item.name)) is not None)
+
+
+@cache
+def _family(kind: type) -> Callable[[Agreed], tuple]:
+    return attrgetter(*[item.name for item in fields(kind) if item.compare and item.name != kind.varies])
 
 
 def same_call(group: Group, what: Agreed) -> None:

@@ -99,11 +99,12 @@ def from_table(candidates: Sequence[Choice], rule: tuple, shape: Shape, entries:
     entry = table.find(entries, shape)
     ms = {c: found for c in candidates if (found := entry.ms.get(c)) is not None} if entry else {}
     if not ms or not entry.covers(c.method for c in candidates):
-        return Decision(*rule)
+        return Decision(*rule, shape=shape)
     least = min(ms.values())
     choice = next(c for c, found in ms.items() if found <= _LEVEL * least)
     where = "this shape" if entry.shape == shape else str(entry.shape)
-    return Decision(choice, f"of {len(ms)} measured it was the fastest, {ms[choice]:.4g} ms at {where} on {entry.date}", entry)
+    return Decision(choice, f"of {len(ms)} measured it was the fastest, {ms[choice]:.4g} ms at {where} on {entry.date}", entry,
+                    shape)
 
 
 def _decide(record: CallRecord, call: Call, shape_of: Callable[[int], Shape]) -> tuple[set, Decision]:
@@ -113,7 +114,7 @@ def _decide(record: CallRecord, call: Call, shape_of: Callable[[int], Shape]) ->
         return set(), Decision(*call.rule)
     sizes = sizes_of(record, call.agreed, call.local)
     shape = shape_of(sum(sizes))
-    return set(sizes), replace(_by_figures(group, call, shape, figures), shape=shape)
+    return set(sizes), _by_figures(group, call, shape, figures)
 
 
 def sizes_of(record: CallRecord, agreed: Any, local: int) -> Sequence[int]:

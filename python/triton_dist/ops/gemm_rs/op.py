@@ -16,7 +16,7 @@ from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.reduce_scatter.op import reduce_scatter
 from triton_dist.ops.registry import Gradient
 from triton_dist.ops.tuning import model
-from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.ops.tuning.table import Choice, Shape, choices
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -76,11 +76,11 @@ class GemmRs(Op):
             return [Choice("unfused")]
         core, portable = _core(agreed.n, agreed.dtype, group), backend().gemm_configs(agreed.dtype, agreed.m)
         by_core = core.configs(agreed.dtype, agreed.m, agreed.n, agreed.hop_dtype) if core else []
-        found = [Choice("ws", config) for config in by_core]
+        found = [*choices("ws", *by_core)]
         straight = self._straight(agreed, group)
         if straight:
             found += [Choice("scatter", config) for config in portable if config.block_m <= MOST_ROWS]
-        found += [Choice("portable", config) for config in portable[:1 if core or straight else None]]
+        found += choices("portable", *portable[:1 if core or straight else None])
         return [choice for choice in (*found, Choice("unfused")) if agreed.method in ("auto", choice.method)]
 
     def rule(self, agreed: Chunk, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:

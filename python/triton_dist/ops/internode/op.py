@@ -157,7 +157,7 @@ class _Plan(OnWorkspace):
         self.pieces, space = Pieces(group, self.count), workspace(group, op.name)
         self.pieces.reserve(space, op.chunks(group.size, len(group.nodes)) * self.count * agreed.dtype.itemsize)
         super().__init__(space)
-        self.halves = [half.view(agreed.dtype) for half in space.halves()]
+        self.halves = space.halves(agreed.dtype)
 
     def compile(self, x: torch.Tensor, out: torch.Tensor) -> None:
         self.launch = backend().prepare(self.op.kernel, (self.pieces.programs,), self._args(x.contiguous(), out, 0), OPTIONS)

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Iterable
 
@@ -39,6 +39,12 @@ class Choice:
         pieces = f", {self.pieces} piece{'s' * (self.pieces > 1)}" if self.pieces else ""
         pushed = f", pushed by {self.comm_sms} SM{'s' * (self.comm_sms > 1)}" if self.comm_sms else ""
         return self.method + tiling + pieces + pushed + ", pushed by copies that a graph can hold" * self.in_graphs
+
+
+@cache
+def choices(method: str, *configs: GemmConfig) -> tuple[Choice, ...]:
+    """The method with each of these tilings."""
+    return tuple([Choice(method, config) for config in configs])
 
 
 @dataclass(frozen=True)
