@@ -3,9 +3,13 @@
 """The host time of a first call with a number of rows that has not come before, after `warm_up` has prepared its class.
 
     bash launch.sh --nproc_per_node 2 tests/nvidia/new_rows.py
-    bash launch.sh --nproc_per_node 2 tests/nvidia/new_rows.py --calls 100 --profile
+    bash launch.sh --nproc_per_node 2 tests/nvidia/new_rows.py --calls 100 --ops gemm_ar --profile
 
-`--profile` also prints where the first rank's time goes. Times are milliseconds on the slowest rank, from the call to its return.
+Beside each op, torch's own calls of the same sizes are timed: its matmul, norm or NCCL loads kernels at some new sizes as well,
+and what of a call runs unfused waits for that. Both have numbers of rows of their own, and come in random order, since a kernel
+that one of them has loaded serves the other. `--only` leaves one of them out: then nothing but `warm_up` has loaded kernels for
+the other. Times are milliseconds on the slowest rank, from the call to its return. `--profile` makes as many calls again, with
+yet other numbers of rows, and prints where the first rank's time goes; the profiler slows down those calls alone.
 """
 import argparse
 import cProfile
@@ -13,82 +17,131 @@ import pstats
 import random
 import statistics
 import time
-from typing import Callable
+from typing import Any, Callable, Sequence
 
 import torch
+from torch.nn import functional as F
 
 import triton_dist
 from triton_dist import ops
 from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
 from triton_dist.testing import random_tensor
 
-LARGEST = 8192
+LARGEST, BAR = 8192, 1.0
+Call = Callable[[int], Any]
 
 
-def calls(n: int, k: int) -> dict[str, Callable[[int], object]]:
-    """Each op as a function of its number of rows. n and k are global; few rows for what decoding calls."""
-    world, rank = resolve().size, resolve().rank
+def calls(n: int, k: int) -> dict[str, tuple[Call, Call]]:
+    """Each op as a function of its number of rows, and what torch has for it. n and k are global."""
+    group = resolve()
+    world, rank = group.size, group.rank
     x = random_tensor(LARGEST, k // world, dtype=torch.bfloat16, seed=rank)
     rows = random_tensor(LARGEST // world, k, dtype=torch.bfloat16, seed=rank)
+    gathered = random_tensor(LARGEST, k, dtype=torch.bfloat16, seed=50)
     column = random_tensor(n // world, k, dtype=torch.bfloat16, seed=100 + rank)
     row = random_tensor(n, k // world, dtype=torch.bfloat16, seed=200 + rank)
     norm = random_tensor(n, dtype=torch.bfloat16, seed=7)
     y = random_tensor(LARGEST, n, dtype=torch.bfloat16, seed=300 + rank)
+    z = torch.zeros_like(y)
+
+    def normed(m: int) -> torch.Tensor:
+        group.all_reduce_tensor(z[:m])
+        return F.rms_norm(z[:m], (n,), norm)
     return {
-        "ag_gemm": lambda m: ops.ag_gemm(rows[:m // world], column),
-        "gemm_rs": lambda m: ops.gemm_rs(x[:m // world * world], row),
-        "gemm_ar": lambda m: ops.gemm_ar(x[:m], row),
-        "all_reduce": lambda m: ops.all_reduce(y[:m]),
-        "all_reduce_rmsnorm": lambda m: ops.all_reduce_rmsnorm(y[:m], norm),
+        "ag_gemm": (lambda m: ops.ag_gemm(rows[:m // world], column), lambda m: F.linear(gathered[:m], column)),
+        "gemm_rs": (lambda m: ops.gemm_rs(x[:m // world * world], row), lambda m: F.linear(x[:m], row)),
+        "gemm_ar": (lambda m: ops.gemm_ar(x[:m], row), lambda m: F.linear(x[:m], row)),
+        "all_reduce": (lambda m: ops.all_reduce(y[:m]), lambda m: group.all_reduce_tensor(z[:m])),
+        "all_reduce_rmsnorm": (lambda m: ops.all_reduce_rmsnorm(y[:m], norm), normed),
     }
 
 
-def timed(call: Callable[[int], object], number: int) -> float:
-    """Milliseconds of the host for one call, when all ranks begin together and the device is idle."""
+def timed(call: Call, number: int) -> tuple[float, str]:
+    """(milliseconds of the host for one call, when all ranks begin together and the device is idle; how the ops in it ran)."""
     triton_dist.synchronize()
     resolve().barrier()
+    state().watched = ways = []
     start = time.perf_counter()
     call(number)
     took = time.perf_counter() - start
+    state().watched = None
     triton_dist.synchronize()
-    return 1e3 * took
+    return 1e3 * took, " + ".join(f"{name} {choice.method}" for name, _, choice, _ in ways) or "torch"
 
 
 def slowest(times: list[float]) -> list[float]:
     return [max(one) for one in zip(*resolve().all_gather_object(times))]
 
 
+def words(times: Sequence[float]) -> str:
+    order = sorted(times)
+    return (f"{len(order):4d} calls: median {statistics.median(order):.3f}, 90th percentile {order[int(0.9 * len(order))]:.3f}, "
+            f"most {order[-1]:.3f}")
+
+
+def measured(call: Call, baseline: Call, numbers: Sequence[int], only: str | None, rng: random.Random) -> list[str]:
+    """Lines on the first calls of these numbers, half of them of each kind, and on the same calls again."""
+    kinds = [only] if only else ["ours", "torch"]
+    order = [(kinds[i % len(kinds)], number) for i, number in enumerate(numbers)]
+    rng.shuffle(order)
+    both = {"ours": call, "torch": baseline}
+    found = [timed(both[kind], number) for kind, number in order]
+    first, again = slowest([took for took, _ in found]), slowest([timed(both[kind], number)[0] for kind, number in order])
+    lines = []
+    for kind in kinds:
+        mine = [i for i, (each, _) in enumerate(order) if each == kind]
+        lines.append(f"  {kind:5s} {words([first[i] for i in mine])}; again: median "
+                     f"{statistics.median(again[i] for i in mine):.3f}")
+        ways = dict.fromkeys(found[i][1] for i in mine)
+        if kind == "ours":
+            lines += [f"        {words([first[i] for i in mine if found[i][1] == way])}: {way}" for way in ways]
+        late = sorted((order[i][1], first[i]) for i in mine if first[i] > BAR)
+        lines.append(", ".join([f"        {len(late)} above {BAR:g} ms",
+                                *(f"{took:.2f} at {number} rows" for number, took in late[:8])]))
+    return lines
+
+
+def profiled(call: Call, numbers: Sequence[int]) -> None:
+    profile = cProfile.Profile()
+    for number in numbers:
+        triton_dist.synchronize()
+        resolve().barrier()
+        profile.enable()
+        call(number)
+        profile.disable()
+    if resolve().rank == 0:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=60, help="numbers of rows, drawn at random")
+    parser.add_argument("--calls", type=int, default=60, help="numbers of rows of each kind, drawn at random")
     parser.add_argument("--ops", nargs="+", help="of those measured (default: all)")
+    parser.add_argument("--only", choices=("ours", "torch"), help="of the two kinds of calls")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     triton_dist.initialize_distributed()
     group, world = resolve(), resolve().size
     largest, n, k = (LARGEST, 4096, 4096) if triton_dist.device().type == "cuda" else (96, 64 * world, 64)
-    for name, call in calls(n, k).items():
+    for name, (call, baseline) in calls(n, k).items():
         if args.ops and name not in args.ops:
             continue
-        numbers = range(world, largest + 1, world)
+        numbers, rng = range(world, largest + 1, world), random.Random(1)
         start = time.perf_counter()
         known = triton_dist.warm_up(call, numbers)
         warm = time.perf_counter() - start
-        new = random.Random(1).sample([number for number in numbers if number not in known], min(args.calls, len(numbers) - len(known)))
-        profile = cProfile.Profile() if args.profile and group.rank == 0 else None
-        if profile:
-            profile.enable()
-        first = slowest([timed(call, number) for number in new])
-        if profile:
-            profile.disable()
-        again = slowest([timed(call, number) for number in new])
+        for number in known:
+            baseline(number)
+        kinds = (1 if args.only else 2) + args.profile
+        left = [number for number in numbers if number not in known]
+        each = min(args.calls, len(left) // kinds)
+        new = rng.sample(left, kinds * each)
+        lines = measured(call, baseline, new[:(kinds - args.profile) * each], args.only, rng)
         if group.rank == 0:
-            order = sorted(first)
-            print(f"{name}: {len(known)} calls of warm_up took {warm:.1f} s; first calls of {len(new)} numbers: median "
-                  f"{statistics.median(first):.2f}, 90th percentile {order[int(0.9 * len(order))]:.2f}, most {order[-1]:.2f} "
-                  f"(at {new[first.index(order[-1])]} rows); again: median {statistics.median(again):.3f}", flush=True)
-            if profile:
-                pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+            print(f"{name}: {len(known)} calls of warm_up took {warm:.1f} s", *lines, sep="\n", flush=True)
+        if args.profile:
+            profiled(call if args.only != "torch" else baseline, new[-each:])
     triton_dist.finalize_distributed()
 
 
