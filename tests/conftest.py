@@ -18,6 +18,7 @@ import zlib
 
 import pytest
 import triton
+from front_end import shown_what_is_new
 from hypothesis import HealthCheck, settings
 from process_state import changes, process_state
 
@@ -39,6 +40,16 @@ def leaves_the_process_as_it_was():
     yield
     left = changes(before, process_state())
     assert not left, "\n".join(["left behind by the test (use monkeypatch, or config.patch for settings of torch):", *left])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def front_end(request):
+    """Without --full Triton's front end sees no kernel twice with the same values (front_end.py)."""
+    if request.config.option.markexpr != "not full":
+        yield
+        return
+    with shown_what_is_new():
+        yield
 
 
 @pytest.fixture(scope="session")

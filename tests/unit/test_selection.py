@@ -64,7 +64,7 @@ def selected(folder, *words):
 def test_a_few_items_of_each_test_have_all_values(tmp_path):
     marks = "    full: all\n    every(*names): these\n    one: one\n"
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = .\nmarkers =\n{marks}")
-    for name in ("conftest.py", "process_state.py"):
+    for name in ("conftest.py", "front_end.py", "process_state.py"):
         (tmp_path / name).write_text((TESTS / name).read_text())
     (tmp_path / "test_some.py").write_text(FILE)
     found = selected(tmp_path, "-m", "not full")

@@ -1,0 +1,85 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""What tests show to Triton's front end without --full (tests/front_end.py)."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from front_end import described, shown_what_is_new
+from mutants import load
+
+from triton_dist.backends.emulator import launching
+
+SOURCE = '''
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, n, ROWS: tl.constexpr, COLS: tl.constexpr, SEND: tl.constexpr = True):
+    tl.store(x, n)
+'''
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What is shown inside the test. Kernels wait their turn where they send; the front end refuses 3 rows."""
+    found = []
+
+    def trace(kernel, args, kwargs):
+        found.append((kernel, args, kwargs))
+        if kwargs["ROWS"] == 3:
+            raise ValueError("3 rows")
+        return SimpleNamespace(metadata=SimpleNamespace(waits_its_turn=kwargs.get("SEND", True)))
+    monkeypatch.setattr(launching, "trace", trace)
+    with shown_what_is_new():
+        yield found
+
+
+def show(kernel, *args, **kwargs):
+    return launching.trace(kernel, args, kwargs).metadata.waits_its_turn
+
+
+def test_each_value_and_each_combination_of_flags_is_shown(tmp_path, seen):
+    kernel, x = load("kernel", SOURCE, tmp_path).kernel, torch.zeros(4)
+
+    def count(*args, **kwargs):
+        before, waits = len(seen), show(kernel, *args, **kwargs)
+        assert waits == kwargs.get("SEND", True)
+        return len(seen) - before
+    assert count(x, 5, ROWS=1, COLS=1) == 1 and count(x[1:], 16, ROWS=1, COLS=1) == 0
+    assert count(x, 5, ROWS=2, COLS=2) == 1 and count(x, 5, ROWS=1, COLS=2) == 0, "products of numbers are left out"
+    assert count(x, 5, ROWS=1, COLS=4) == 1 and count(x, 5, ROWS=1, COLS=4, num_warps=8) == 1
+    assert count(x, 5, ROWS=2, COLS=1, SEND=False) == 1 and count(x, 5, ROWS=1, COLS=4, SEND=False) == 0
+    assert count(x.half(), 5, ROWS=1, COLS=1) == 1 and count(x, 1, ROWS=1, COLS=1) == 1 and count(x, 1 << 40, ROWS=1, COLS=1) == 1
+
+
+def test_what_is_refused_is_shown_again(tmp_path, seen):
+    kernel, x = load("kernel", SOURCE, tmp_path).kernel, torch.zeros(4)
+    show(kernel, x, 5, ROWS=1, COLS=1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="3 rows"):
+            show(kernel, x, 5, ROWS=3, COLS=1)
+    assert len(seen) == 3
+
+
+def test_mutants_of_a_kernel_count_together_and_do_not_count_for_it(tmp_path, seen):
+    first, second = (load("kernel", SOURCE.replace("n)", text), tmp_path).kernel for text in ("n + 1)", "n + 2)"))
+    show(first, torch.zeros(4), 5, ROWS=1, COLS=1)
+    show(second, torch.zeros(4), 5, ROWS=1, COLS=1)
+    assert [kernel for kernel, *_ in seen] == [first]
+
+    @triton.jit
+    def kernel(x, n, ROWS: tl.constexpr, COLS: tl.constexpr, SEND: tl.constexpr = True):
+        tl.store(x, n)
+    kernel.fn.__qualname__ = "kernel"
+    for _ in range(2):
+        show(kernel, torch.zeros(4), 5, ROWS=1, COLS=1)
+    assert [kernel for kernel, *_ in seen] == [first, kernel]
+
+
+def test_a_tuple_and_a_function_are_described(tmp_path):
+    kernel = load("kernel", SOURCE, tmp_path).kernel
+    values, rest = described(kernel, (torch.zeros(1), (1, 7), kernel), {"COLS": 0.5})
+    assert values == {("COLS", 0.5)} and dict(rest) == {"x": torch.float32, "n": ("one", "int32"), "ROWS": kernel.fn}
