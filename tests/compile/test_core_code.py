@@ -107,8 +107,9 @@ def assert_assembles_well(built, tmp_path):
     told = subprocess.run([get_ptxas(90).path, "-v", "--gpu-name", "sm_90a", source, "-o", cubin], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert "serialized" not in told.stderr, told.stderr
-    assert int(re.search(r"(\d+) bytes spill stores", told.stderr)[1]) <= 40, told.stderr
-    loops = loops_with_wgmma(subprocess.run([knobs.nvidia.nvdisasm.path, cubin], capture_output=True, text=True, check=True).stdout)
+    assert int(re.search(r"(\d+) bytes spill stores", told.stderr)[1]) <= 48, told.stderr
+    sass = subprocess.run([knobs.nvidia.nvdisasm.path, cubin], capture_output=True, text=True, check=True).stdout
+    loops = loops_with_wgmma(sass)
     assert loops, "no loop over K"
     for loop in loops:
         assert not re.search(r"\b(LDL|STL)\b", loop), loop

@@ -206,8 +206,8 @@ def test_capture_of_what_has_not_run_is_unfused_or_an_error():
 def test_auto_takes_one_hop_then_two_then_the_parts():
     def taken(world, *sizes):
         return [by_size(OPS["all_reduce_rmsnorm"].steps, world, nbytes)[0] for nbytes in sizes]
-    assert taken(2, 1, 128 * 8192 * 2) == ["one_shot"] * 2
-    assert taken(2, 256 * 8192 * 2, 512 * 4096 * 2, 16 << 20, (16 << 20) + 1) == [*["two_shot"] * 3, "unfused"]
+    assert taken(2, 1, 256 * 8192 * 2) == ["one_shot"] * 2
+    assert taken(2, 257 * 8192 * 2, 16 << 20, (16 << 20) + 1) == ["two_shot", "two_shot", "unfused"]
     assert taken(4, 1, 64 << 10, 1 << 20, 9 << 20) == ["one_shot", "one_shot", "two_shot", "unfused"]
 
 

@@ -37,12 +37,12 @@ class NormedAllReduce(Op):
     """All-reduce, bias, residual and a norm of rows. A subclass says which norm, and what the op gives beside it.
 
     Attributes:
-        steps: which method "auto" takes, as of collectives (exchange/sizes.py by_size). On 2 H200 (bf16, graphs, us a call) two
-            hops took 15.8 for 512 x 4096, one 18.0; 16.0 and 16.9 for 256 x 8192, but 9.8 and 9.4 for 128.
+        steps: which method "auto" takes, as of collectives (exchange/sizes.py by_size). On 2 H200 (bf16, graphs, us a call) one
+            hop takes 14.9 for 256 x 8192 and 14.8 for 512 x 4096, two hops 15.3 and 15.1.
     """
 
     methods = ("one_shot", "two_shot", "unfused")
-    steps = {2: ((2 * MIB, "one_shot"), (16 * MIB, "two_shot")), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))}
+    steps = {2: ((4 * MIB, "one_shot"), (16 * MIB, "two_shot")), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))}
 
     def check_inputs(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
                      eps: Any, weight_bias: Any = 0.0) -> None:
@@ -142,7 +142,8 @@ class FusedNorm(OnWorkspace):
         m, n, two_shot = agreed.m, agreed.n, agreed.method == "two_shot"
         vectors = sizes.vectors(n, agreed.dtype)
         threads = min(max(sizes.power_of_two(vectors), 4 * backend().warp_size), _MOST_THREADS)
-        self.programs, each = min(m, sizes.most_programs()), -(-vectors // threads)
+        # One hop: one program on an SM norms its row while another's is on its way (256 x 8192 on 2 H200: 14.9 us for 15.4).
+        self.programs, each = min(m, sizes.most_programs(1 if two_shot else 2)), -(-vectors // threads)
         terms = group.size * (-(-m // group.size) if two_shot else m)
         space, self.slots, self.half = sizes.self_flagged(group, (terms + m * two_shot) * vectors)
         super().__init__(space)

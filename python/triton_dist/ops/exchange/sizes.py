@@ -138,9 +138,9 @@ def grid_of_packets(words: int, world: int) -> tuple[int, dict]:
     return programs, dict(WORLD=world, RANKS=ranks, THREADS=warps * lanes, num_warps=warps)
 
 
-def most_programs() -> int:
-    """Of a kernel of self-flagged stores: one on each SM, as far as the epoch is counted."""
-    return min(backend().num_sms(), SelfFlaggedWorkspace.control_words)
+def most_programs(an_sm: int = 1) -> int:
+    """Of a kernel of self-flagged stores: so many on each SM, as far as the epoch is counted."""
+    return min(an_sm * backend().num_sms(), SelfFlaggedWorkspace.control_words)
 
 
 def grid_of_vectors(count: int, world: int) -> tuple[int, int, dict]:
