@@ -26,13 +26,19 @@ def tall_tiles(monkeypatch):
     """Tiles of 128 rows, as on a GPU, and short ones."""
     monkeypatch.setattr(emulator, "_core_tiles", lambda dtype, m: GemmConfig(128, 64, 16, group_m=2, num_warps=8, num_stages=3))
     monkeypatch.setattr(core, "FEW_ROWS", 0)
+    monkeypatch.setattr(core, "GATHERS", True)
 
 
-def calls():
+IN_ORDER = [(80, None, "by expert", COUNTS), (16, "silu_mul", "by expert", COUNTS)]
+GATHERED = [(72, None, "gathered", [3, 130, 40])]
+
+
+def calls(ways):
     """K above and below the number of stages; rows side by side, so that a tile's block holds rows of the next expert."""
-    for k, act in ((80, None), (16, "silu_mul")):
-        x, weight, told, rows = given(k, 96, BF16, "by expert", act, COUNTS, align=1)
-        out = grouped_gemm(x, weight, **told, act=act, out=poisoned(x.shape[0], 96, dtype=BF16), method="ws")
+    for k, act, how, counts in ways:
+        x, weight, told, rows = given(k, 96, BF16, how, act, counts, align=1)
+        room = len(told.get("sources", x))
+        out = grouped_gemm(x, weight, **told, act=act, out=poisoned(room, 96, dtype=BF16), method="ws")
         triton_dist.synchronize()
         for e, wanted in expected(x, weight, rows, act).items():
             assert_matches(out[rows[e][1]], wanted, k=k, roundings=2)
@@ -47,13 +53,30 @@ def broken(name, edits, folder):
     return modules["grouped_gemm_ws"].grouped_gemm_ws_kernel
 
 
-def check(schedules):
-    return check_kernel(lambda: calls(), 1, schedules, modes=MODES, num_sms=3)
+def check(schedules, ways):
+    return check_kernel(lambda: calls(ways), 1, schedules, modes=MODES, num_sms=3)
 
 
+OF_GATHERED = {
+    "wgmma reads what threads have written without a proxy fence": ("grouped_gemm_ws", [
+        ("    def see_copies(self):\n        fence_async_shared()\n", "    def see_copies(self):\n        pass\n")]),
+    "copies do not arrive": ("grouped_gemm_ws", [("        copies_arrive(bar, increment_count=False)\n", "")]),
+    "copies arrive before they are made": ("grouped_gemm_ws", [
+        ("        copies_arrive(bar, increment_count=False)\n", ""),
+        ("        if self.EVEN_K:\n", "        copies_arrive(bar, increment_count=False)\n        if self.EVEN_K:\n")]),
+    "the barrier waits for one thread": ("gemm_ws", [("count=1 + 32 * GATHERING * GATHER", "count=2 if GATHER else 1")]),
+    "a gathering loader announces rows by TMA": ("gemm_ws", [("BLOCK_N if s.GATHER else BLOCK_M + BLOCK_N",
+                                                              "BLOCK_M + BLOCK_N")]),
+    "rows beyond the tile are gathered from anywhere": ("grouped_gemm_ws", [
+        ("        row = gl.maximum(gl.minimum(row, self.rows_x - 1), 0).to(gl.int64)\n", "        row = row.to(gl.int64)\n"),
+        ("gl.minimum(gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, spread)), tile.rows - 1)",
+         "gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, spread))")]),
+    "columns beyond K are gathered": ("grouped_gemm_ws", [
+        (", mask=(cols < self.k // _PIECE * _PIECE)[None, :])", ", mask=(cols >= 0)[None, :])")]),
+}
 MUTANTS = {
-    "a short tile expects the bytes of a tall one": ("gemm_ws", [("(BLOCK_M + BLOCK_N) * s.BLOCK_K",
-                                                                  "(s.BLOCK_M + BLOCK_N) * s.BLOCK_K")]),
+    **OF_GATHERED,
+    "a short tile expects the bytes of a tall one": ("gemm_ws", [("else BLOCK_M + BLOCK_N", "else s.BLOCK_M + BLOCK_N")]),
     "mma leaves short tiles out": ("gemm_ws", [("            while hooks.is_short(t):\n                it = _multiply(hooks, s, "
                                                 "hooks.tile(t), it, lap, s.BLOCK_M // 2, s.BLOCK_N)\n                lap += 1\n",
                                                 "            while hooks.is_short(t):\n")]),
@@ -73,7 +96,7 @@ MUTANTS = {
 
 @SCHEDULES
 def test_it_is_clean(schedules):
-    report = check(schedules)
+    report = check(schedules, IN_ORDER + GATHERED)
     assert report.clean, str(report)
 
 
@@ -81,7 +104,7 @@ def test_it_is_clean(schedules):
 def test_mutant_is_found(name, tmp_path):
     with mock.patch.object(core, "grouped_gemm_ws_kernel", broken(*MUTANTS[name], tmp_path)):
         try:
-            report = check(4)
+            report = check(4, GATHERED if name in OF_GATHERED else IN_ORDER)
         except AssertionError:                      # wrong values
             return
     assert not report.clean, f"survived: {name}"
@@ -91,5 +114,5 @@ def test_the_kernel_that_is_loaded_again_is_right(tmp_path):
     """So what is found in a mutant is its edit."""
     kernel = broken("gemm_ws", [("    lap = 0\n    t = gl", "    lap = 0\n\n    t = gl")], tmp_path)
     with mock.patch.object(core, "grouped_gemm_ws_kernel", kernel):
-        report = check(2)
+        report = check(2, IN_ORDER)
     assert report.clean, str(report)

@@ -14,10 +14,17 @@ from triton_dist.cores.hopper import grouped_gemm as core
 from triton_dist.ops import grouped_gemm
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.workspace import reset
 from triton_dist.testing import assert_matches, poisoned, random_tensor
 
 ADVERSARIAL = {"ragged": [5, 0, 70, 1, 64], "all to one": [0, 0, 150, 0], "the first": [130, 0, 0], "the last": [0, 0, 128],
                "full tiles": [64, 128, 64], "one expert": [67], "many empty": [0] * 20 + [1] + [0] * 12 + [65]}
+
+
+@pytest.fixture(autouse=True)
+def gathers(monkeypatch):
+    """Rows are gathered by threads."""
+    monkeypatch.setattr(core, "GATHERS", True)
 
 
 def multiplied(how, counts, k, n, dtype, act, weighted, align=8, columns=False):
@@ -111,6 +118,32 @@ def test_programs_have_equally_many_tiles_of_each_height_in_one_order(programs, 
     assert len(every) == len(wanted) and set(every) == wanted
     for mine in own:
         assert [expert for _, _, expert, _ in mine] == sorted(expert for _, _, expert, _ in mine)
+
+
+@pytest.mark.usefixtures("tall_tiles")
+@pytest.mark.parametrize("mode", MODES)
+def test_short_tiles_of_gathered_rows(mode):
+    run_ranks(multiplied, 1, "gathered", [130, 70, 0, 64, 129, 5], 104, 200, F16, None, False, 1, mode=mode, seed=2, num_sms=4)
+    run_ranks(multiplied, 1, "gathered", [3, 70, 140], 64, 72, BF16, "silu_mul", True, 1, mode=mode, seed=4, num_sms=3)
+    run_ranks(multiplied, 1, "gathered", [3, 70, 140], 64, 72, BF16, None, True, 1, True, num_sms=2)
+
+
+def test_gathered_rows_have_the_bits_of_copied_ones(monkeypatch):
+    """Also with sources of int64, and with such as point outside of x."""
+    def script():
+        x, weight, told, rows = given(72, 40, BF16, "gathered", None, [5, 0, 70, 1])
+        told["sources"][2] = 999
+        found = []
+        for gathers, dtype in ((True, torch.int32), (True, torch.int64), (False, torch.int32)):
+            monkeypatch.setattr(core, "GATHERS", gathers)
+            reset()
+            given_now = dict(told, sources=told["sources"].to(dtype))
+            found.append(grouped_gemm(x, weight, **given_now, method="ws"))
+            triton_dist.synchronize()
+        assert_matches(found[0][2], x[19].double() @ weight[0].double().t(), k=72)
+        assert all(torch.equal(out[at], found[0][at]) for out in found for _, at, _ in rows)
+
+    run_ranks(script, 1)
 
 
 def test_no_rows_at_all():

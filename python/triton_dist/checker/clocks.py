@@ -68,6 +68,7 @@ class Thread:
     phase: Any = False
     pe = -1
     quiets: Sequence = ()
+    by_threads = False                       # of an asynchronous operation: it is of the generic proxy
     stack: tuple = ()                        # of what it does, where no kernel frame runs
     what = ""
     together = False                         # the last of its warps makes the next release: the others have made theirs

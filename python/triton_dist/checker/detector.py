@@ -153,6 +153,9 @@ class Detector(Observer):
             if actor.generic:
                 made.trust()
                 made.phase, made.pe, made.quiets = actor.phase, actor.pe, self.quiets[issuer.rank]
+            made.by_threads = actor.by_threads
+            if made.by_threads:                      # the proxies may not rely on what it writes
+                made.C[GLOBAL:SHARED + 1, made.tid] = made.clk - 1
 
     def asynchronous(self, name: str, issuer: Thread) -> Thread:
         """A new thread for an asynchronous operation of `issuer`, which reads at one moment and writes at the next."""

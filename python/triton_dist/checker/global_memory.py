@@ -154,7 +154,7 @@ class CheckedMemory(Memory):
     def _conflict(self, thread: Thread, earlier: Event, event: Event, segment: Segment, shadow: Shadow, address: Any,
                   block: np.ndarray, index: Any, state: int) -> bool:
         detector = self.detector
-        row = GLOBAL if thread.kind == "async" and earlier.write and not event.strong else KNOWS
+        row = GLOBAL if thread.kind == "async" and earlier.write and not event.strong and not thread.by_threads else KNOWS
         signals = earlier.strong and event.strong
         if event.emptied and earlier.packet and earlier.write and not earlier.emptied:
             return False                     # the taker has seen what that store brought

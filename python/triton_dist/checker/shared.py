@@ -61,7 +61,7 @@ class CheckedSharedMemory(SharedMemory):
         return event
 
     def _conflict(self, thread: Thread, earlier: Event, event: Event, view: Any) -> bool:
-        row = SHARED if thread.kind == "async" and earlier.write else KNOWS
+        row = SHARED if thread.kind == "async" and earlier.write and not thread.by_threads else KNOWS
         if row == SHARED:                    # its issuer's own stores need the fence as well
             if earlier.tid == thread.tid or covers(thread.C[row], earlier.tid, earlier.clk):
                 return False
@@ -87,7 +87,7 @@ class CheckedSharedMemory(SharedMemory):
         if self.detector.inquest is not None:
             self.detector.inquest.wrote(barrier)
         if thread.kind == "async":
-            if not covers(thread.C[SHARED], *known.maker):
+            if not covers(thread.C[KNOWS if thread.by_threads else SHARED], *known.maker):
                 self.detector.report("barrier-misuse", sites.sites(known.stack) + sites.sites(thread.stack), (
                     f"TMA uses mbarrier {barrier.name} with no proxy fence after its mbarrier.init\n"
                     f"  init at {words.at(known.stack)}\n  TMA at {words.at(thread.stack)}\n"

@@ -3,14 +3,16 @@
 """The Hopper core: one warp-specialised persistent GEMM, shared by all ops through hooks (an aggregate with these methods).
 
 Hook `tile(t)` says what the t-th unit of work is. Roles in a CTA of 12 warps:
-    loader (1 warp)   TMA loads of operand tiles into a ring of stages. Hooks `acquire`: waits for a peer's data, so that a
-                      wait never stalls the MMA warps, which still have stages to eat; `load`: a block of A; `load_weights`:
-                      a block of B; `fetch_addend`: what to add, into the staging buffer.
+    loader (1 warp)   TMA loads of operand tiles into a ring of stages. With GATHER it has 2 warps, whose threads copy the
+                      rows of A. Hooks `acquire`: waits for a peer's data, so that a wait never stalls the MMA warps, which still have stages to eat; `load`: a block of A; `load_weights`:
+                      a block of B; `fetch_addend`: what to add, into the staging buffer. With GATHER, in place of `load`:
+                      `rows_at`: where the rows of a tile are; `gather`: copies a block of them, and has its copies arrive.
     mma    (8 warps)  wgmma over the stages. Hook `finish`: the epilogue, from the accumulator into the staging buffer.
+                      `see_copies`, with GATHER: makes what threads have written visible to wgmma.
     storer (1 warp)   TMA store of the staging buffer. Hooks `store` and `signal`: where a tile goes, and whom it tells.
 
 Hand-overs, each one mbarrier with one waiter that waits in every lap (protocol rule 18b):
-    full[s]  loader -> mma (bytes)        empty[s]  mma -> loader
+    full[s]  loader -> mma (bytes; with GATHER also an arrival of each thread)      empty[s]  mma -> loader
     ready    loader -> mma: the staging buffer is free and, where there is an addend, holds it
     filled   mma -> storer                free      storer -> loader
 """
@@ -23,6 +25,9 @@ import triton_dist.language as dl
 from triton_dist.cores.hopper.hopper_prims import tma_load
 
 NUM_WARPS = gl.constexpr(8)    # of the mma role; with the other two, padded to four warps, a CTA has 12
+
+GATHERING = gl.constexpr(2)            # warps of a loader that gathers: as many as fit beside the storer in four
+GATHERING_REGS = gl.constexpr(72)      # that a thread of it needs; mma then has 216, which is enough as well
 
 HANDOVER = gl.constexpr(8)     # blocks of K before the end of a tile at which the loader sees to the staging buffer
 
@@ -46,10 +51,11 @@ class Stages:
     COLUMNS: gl.constexpr                   # whether columns of the weights, [N, K], are contiguous instead of rows
     PARTS: gl.constexpr
     SHORT: gl.constexpr                     # whether there are tiles of BLOCK_M // 2 rows
+    GATHER: gl.constexpr                    # whether rows of A lie anywhere
 
     @gluon.constexpr_function
     def __init__(self, a, b, staging, full, empty, ready, filled, free, steps, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS,
-                 PARTS, SHORT):
+                 PARTS, SHORT, GATHER):
         self.a = a
         self.b = b
         self.staging = staging
@@ -66,6 +72,7 @@ class Stages:
         self.COLUMNS = gl.constexpr(COLUMNS)
         self.PARTS = gl.constexpr(PARTS)
         self.SHORT = gl.constexpr(SHORT)
+        self.GATHER = gl.constexpr(GATHER)
 
 
 @aggregate
@@ -148,16 +155,22 @@ def _right(s, slot, BLOCK_N: gl.constexpr):
 @gluon.jit
 def _load(hooks, w_desc, s, tile, it, lap, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Loads the operands of a tile of BLOCK_M rows and BLOCK_N columns; `it` counts stages, `lap` tiles."""
-    load_bytes: gl.constexpr = (BLOCK_M + BLOCK_N) * s.BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
+    by_tma: gl.constexpr = BLOCK_N if s.GATHER else BLOCK_M + BLOCK_N
+    load_bytes: gl.constexpr = by_tma * s.BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
+    if s.GATHER:
+        at = hooks.rows_at(tile, BLOCK_M, s.BLOCK_K)
     # Late, so that few loads are held up if the addend is not there yet; early enough to hide the time it takes to load.
     handover = gl.maximum(s.steps - HANDOVER, 0)
     for k in range(s.steps):
         slot = it % s.STAGES
         mbarrier.wait(s.empty.index(slot), (it // s.STAGES & 1) ^ 1)
         mbarrier.expect(s.full.index(slot), load_bytes)
-        hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), _left(s, slot, BLOCK_M))
         b = s.b.index(slot) if s.COLUMNS else _weights(s, slot, BLOCK_N)
         hooks.load_weights(w_desc, tile, k * s.BLOCK_K, s.full.index(slot), b, BLOCK_N, s.COLUMNS)
+        if s.GATHER:
+            hooks.gather(at, k * s.BLOCK_K, s.full.index(slot), _left(s, slot, BLOCK_M))
+        else:
+            hooks.load(tile, k * s.BLOCK_K, s.full.index(slot), _left(s, slot, BLOCK_M))
         it += 1
         if k == handover:
             mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)
@@ -197,6 +210,8 @@ def _multiply(hooks, s, tile, it, lap, BLOCK_M: gl.constexpr, BLOCK_N: gl.conste
     for k in range(s.steps):
         slot = it % s.STAGES
         mbarrier.wait(s.full.index(slot), it // s.STAGES & 1)
+        if s.GATHER:
+            hooks.see_copies()
         acc = warpgroup_mma(_left(s, slot, BLOCK_M), _right(s, slot, BLOCK_N), acc, is_async=True, use_acc=k > 0)
         acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
         if k > 0:                       # the wgmma before this one has read its stage
@@ -264,13 +279,14 @@ def _storer(hooks, s):
 @gluon.jit
 def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, staging_dtype: gl.constexpr, k,
             STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, COLUMNS: gl.constexpr,
-            PARTS: gl.constexpr = 1, SHORT: gl.constexpr = False):
+            PARTS: gl.constexpr = 1, SHORT: gl.constexpr = False, GATHER: gl.constexpr = False):
     """Runs the three roles over `hooks.total` tiles of BLOCK_M x BLOCK_N with sums of length k.
 
     `narrow_desc` describes the weights in blocks for narrow tiles, of BLOCK_N // 2 columns; where hooks.NARROW is false there are
     none, and it is not used. `w_desc` describes the weights [N, K] in blocks [BLOCK_N, BLOCK_K]; with COLUMNS, where columns are
     contiguous, it describes their transpose [K, N] in blocks [BLOCK_K, BLOCK_N], and there are no narrow tiles.
     The epilogue makes one output of PARTS parts of the accumulator, each of BLOCK_N // PARTS columns.
+    GATHER: rows of A are copied by threads, from where the hooks say; `a_desc` only tells the layout of their blocks.
     SHORT: tiles may have BLOCK_M // 2 rows. Then hooks `is_tall(t)` and `is_short(t)` say which have, none from hooks.total on;
     `load` gets a block of A of as many rows, and `finish` an accumulator.
     """
@@ -286,12 +302,17 @@ def gemm_ws(hooks, a_desc, w_desc, narrow_desc, staging_layout: gl.constexpr, st
     filled = gl.allocate_shared_memory(gl.int64, [1, 1], bars)
     free = gl.allocate_shared_memory(gl.int64, [1, 1], bars)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(full.index(i), count=1 + 32 * GATHERING * GATHER)
         mbarrier.init(empty.index(i), count=1)
     mbarrier.init(ready.index(0), count=1)
     mbarrier.init(filled.index(0), count=1)
     mbarrier.init(free.index(0), count=1)
     fence_async_shared()
     s = Stages(a, b, staging, full, empty, ready, filled, free, gl.cdiv(k, BLOCK_K), STAGES, BLOCK_M, BLOCK_N, BLOCK_K,
-               COLUMNS, PARTS, SHORT)
-    gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, narrow_desc, s)), (_storer, (hooks, s))], [1, 1], [24, 24])
+               COLUMNS, PARTS, SHORT, GATHER)
+    if GATHER:
+        gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, narrow_desc, s)), (_storer, (hooks, s))],
+                           [GATHERING, 1], [GATHERING_REGS, 24])
+    else:
+        gl.warp_specialize([(_mma, (hooks, s)), (_loader, (hooks, w_desc, narrow_desc, s)), (_storer, (hooks, s))], [1, 1],
+                           [24, 24])

@@ -17,6 +17,8 @@ from triton_dist.runtime.device import absent
 # Tiles of 64 rows up to here. Measured on H200: at 256 rows an expert both heights take equally long by random routing, and
 # tiles of 64 rows lose by equal counts, since operands from L2 take the time.
 FEW_ROWS = 200
+GATHERS = False         # whether rows are gathered on their way to the product; else they are copied first
+_PIECE = 16             # bytes that a thread gathers at a time
 
 
 class GroupedGemmCore:
@@ -82,7 +84,8 @@ class Launch:
         lists: memory for the list of tiles.
         config: the tiling.
         tensors: those of a call: x [., k], weight [E, N, k], begins, counts, row_weights or None, out [rows, n], and sources or
-            None: row r by expert is row sources[r] of x. They are copied by expert first, since TMA cannot gather.
+            None: row r by expert is row sources[r] of x. Threads gather such rows, since TMA cannot. If these cannot read x in
+            pieces of 16 bytes, rows are copied by expert first.
         room, options: as for the portable kernel. programs: the most that run at a time.
     """
 
@@ -92,9 +95,10 @@ class Launch:
         x, weight, begins, counts, row_weights, out, sources = tensors
         (experts, _, k), n, c, columns = weight.shape, out.shape[1], config, _columns(weight)
         self._lists, self._gather = lists, None
-        if sources is not None:
+        gathers = GATHERS and sources is not None and tma_can_read(x)
+        if sources is not None and not gathers:
             self._gather = GatherRows(x, sources, begins, experts)
-            x = self._gather.room()
+            x, sources = self._gather.room(), None
         each = weight[0].t() if columns else weight[0]
         pitch = weight.stride(0) // each.stride(0) if experts > 1 else each.shape[0]
         flat = weight.as_strided(((experts - 1) * pitch + each.shape[0], each.shape[1]), each.stride())
@@ -105,18 +109,20 @@ class Launch:
         self._words = (most + 2 * programs) * ENTRY.value
         block = (c.block_k, c.block_n) if columns else (width, c.block_k)
         args = (descriptor(x, c.block_m, c.block_k), descriptor(x, c.block_m // (1 + short), c.block_k),
-                descriptor(flat, *block), descriptor(out, c.block_m, width), out, begins, counts,
-                absent(out) if row_weights is None else row_weights, lists(self._words, out), n, k, entries, room, pitch)
+                descriptor(flat, *block), descriptor(out, c.block_m, width), x, begins if sources is None else sources, out,
+                begins, counts, absent(out) if row_weights is None else row_weights, lists(self._words, out), n, k, entries, room, pitch,
+                x.shape[0], x.stride(0) * x.itemsize // _PIECE)
         options = dict(options, GATED=gated, COLUMNS=columns, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n,
-                       BLOCK_K=c.block_k, GROUP_M=c.group_m, SHORT=short, num_warps=c.num_warps)
-        varying = (0, 1, 2, 3, 4, 5, 6, *[7] * (row_weights is not None), 8)
+                       BLOCK_K=c.block_k, GROUP_M=c.group_m, SHORT=short, GATHER=gathers, EVEN_K=k % c.block_k == 0,
+                       num_warps=c.num_warps)
+        varying = (0, 1, 2, 3, 4, *[5] * gathers, 6, 7, 8, *[9] * (row_weights is not None), 10)
         self._launch = backend().prepare(grouped_gemm_ws_kernel, (programs,), args, options, varying)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor,
                  row_weights: torch.Tensor | None, out: torch.Tensor, sources: torch.Tensor | None) -> None:
         if self._gather is not None:
             x = self._gather(x, sources, begins)
-        self._launch(x, x, weight, out, out, begins, counts, row_weights, self._lists(self._words, out))
+        self._launch(x, x, weight, out, x, sources, out, begins, counts, row_weights, self._lists(self._words, out))
 
 
 def _columns(weight: torch.Tensor) -> bool:

@@ -7,13 +7,23 @@ is stored by the mma warps themselves, row by row: TMA could not leave out rows 
 """
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton_dist.compat.triton import aggregate
 
-from triton_dist.cores.hopper.gemm_ws import NUM_WARPS, acc_layout, gemm_ws, load_rows_of_weights
-from triton_dist.cores.hopper.hopper_prims import cta_barrier, tma_load, tma_store
+from triton_dist.cores.hopper.gemm_ws import GATHERING, NUM_WARPS, acc_layout, gemm_ws, load_rows_of_weights
+from triton_dist.cores.hopper.hopper_prims import copies_arrive, copy_async, cta_barrier, tma_load, tma_store
 from triton_dist.cores.hopper.tiles_of_experts import ENTRY, list_tiles
 from triton_dist.runtime.jit import gluon_jit
+
+
+_PIECE = gl.constexpr(8)        # elements that a thread gathers at a time
+
+
+@gluon.constexpr_function
+def _gathered(BLOCK_K):
+    """Layout of a block of rows that threads gather."""
+    lanes = BLOCK_K // 8
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [GATHERING, 1], [1, 0])
 
 
 @aggregate
@@ -43,6 +53,11 @@ class Experts:
     out_at: gl.tensor               # the same, as a pointer
     tiles: gl.tensor                # int32 [total, ENTRY]
     row_weights: gl.tensor          # float32 [rows]
+    x_at: gl.tensor                 # [rows_x, k], as a pointer
+    sources: gl.tensor              # the row of x of each row by expert, if threads gather rows
+    rows_x: gl.tensor
+    pitch_x: gl.tensor              # from row to row of x, in pieces of 16 bytes
+    k: gl.tensor
     n: gl.tensor                    # columns of out
     pitch: gl.tensor                # rows of the weights' descriptor from expert to expert
     total: gl.tensor                # the program's own tiles are its id, its id + num_programs, ... below it
@@ -51,15 +66,22 @@ class Experts:
     WEIGHTED: gl.constexpr
     PARTS: gl.constexpr             # entries of an expert in the list of experts
     NARROW: gl.constexpr            # false
+    EVEN_K: gl.constexpr            # whether blocks of K are whole ones
 
     @gluon.constexpr_function
-    def __init__(self, x, x_short, out, out_at, tiles, row_weights, n, pitch, total, BLOCK_M, GATED, WEIGHTED, PARTS):
+    def __init__(self, x, x_short, out, out_at, tiles, row_weights, x_at, sources, rows_x, pitch_x, k, n, pitch, total, BLOCK_M,
+                 GATED, WEIGHTED, PARTS, EVEN_K):
         self.x = x
         self.x_short = x_short
         self.out = out
         self.out_at = out_at
         self.tiles = tiles
         self.row_weights = row_weights
+        self.x_at = x_at
+        self.sources = sources
+        self.rows_x = rows_x
+        self.pitch_x = pitch_x
+        self.k = k
         self.n = n
         self.pitch = pitch
         self.total = total
@@ -68,6 +90,7 @@ class Experts:
         self.WEIGHTED = gl.constexpr(WEIGHTED)
         self.PARTS = gl.constexpr(PARTS)
         self.NARROW = gl.constexpr(False)
+        self.EVEN_K = gl.constexpr(EVEN_K)
 
     @gluon.jit
     def tile(self, t):
@@ -97,6 +120,28 @@ class Experts:
             tma_load(self.x_short, [tile.row, k], bar, a)
         else:
             tma_load(self.x, [tile.row, k], bar, a)
+
+    @gluon.jit
+    def rows_at(self, tile, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr):
+        spread: gl.constexpr = _gathered(BLOCK_K)       # lines beyond the tile repeat its last one, as do rows beyond x
+        line = gl.minimum(gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, spread)), tile.rows - 1)
+        row = gl.load(self.sources + tile.row + line)
+        row = gl.maximum(gl.minimum(row, self.rows_x - 1), 0).to(gl.int64)
+        col = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, spread))
+        return self.x_at + (row * self.pitch_x * _PIECE)[:, None] + col[None, :]
+
+    @gluon.jit
+    def gather(self, at, k, bar, a):
+        if self.EVEN_K:
+            copy_async(a, at + k)
+        else:
+            cols = k + gl.arange(0, a.shape[1], layout=gl.SliceLayout(0, _gathered(a.shape[1])))
+            copy_async(a, at + k, mask=(cols < self.k // _PIECE * _PIECE)[None, :])     # so that masks are of whole pieces
+        copies_arrive(bar, increment_count=False)
+
+    @gluon.jit
+    def see_copies(self):
+        fence_async_shared()
 
     @gluon.jit
     def load_weights(self, w_desc, tile, k, bar, b, BLOCK_N: gl.constexpr, COLUMNS: gl.constexpr):
@@ -155,13 +200,15 @@ class Experts:
         pass
 
 
-@gluon_jit(do_not_specialize=["experts", "room", "pitch"])
-def grouped_gemm_ws_kernel(x_desc, x_short_desc, w_desc, out_desc, out, begins, counts, row_weights, tiles, n, k, experts,
-                           room, pitch, EXPERTS: gl.constexpr, MASKED: gl.constexpr, COUNTED: gl.constexpr,
-                           WEIGHTED: gl.constexpr, GATED: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+@gluon_jit(do_not_specialize=["experts", "room", "pitch", "rows_x", "pitch_x"])
+def grouped_gemm_ws_kernel(x_desc, x_short_desc, w_desc, out_desc, x, sources, out, begins, counts, row_weights, tiles, n, k,
+                           experts, room, pitch, rows_x, pitch_x, EXPERTS: gl.constexpr, MASKED: gl.constexpr,
+                           COUNTED: gl.constexpr, WEIGHTED: gl.constexpr, GATED: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
                            BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
-                           SHORT: gl.constexpr, PARTS: gl.constexpr = 1):
-    """out [rows, n] as grouped_gemm_kernel, of x [rows, k] that need not be gathered.
+                           SHORT: gl.constexpr, GATHER: gl.constexpr, EVEN_K: gl.constexpr, PARTS: gl.constexpr = 1):
+    """out [rows, n] as grouped_gemm_kernel.
+
+    Row r by expert is row r of x_desc; where GATHER, row sources[r] of x [rows_x, k], whose rows are 16 * pitch_x bytes apart.
 
     w_desc: weights [experts * pitch, k], gate and up of an expert below each other where GATED; with COLUMNS, where columns are
     contiguous, [experts * pitch, n]. tiles: int32 [all tiles and two for each program, ENTRY], written here. A tile has
@@ -171,8 +218,9 @@ def grouped_gemm_ws_kernel(x_desc, x_short_desc, w_desc, out_desc, out, begins, 
     HALVES: gl.constexpr = 2 if GATED else 1
     total = list_tiles(tiles, begins, counts, experts, room, gl.cdiv(n, BLOCK_N // HALVES), EXPERTS, MASKED, COUNTED, BLOCK_M,
                        GROUP_M, SHORT)
-    hooks = Experts(x_desc, x_short_desc, out_desc, out, tiles, row_weights, n, gl.to_tensor(pitch), total, BLOCK_M, GATED,
-                    WEIGHTED, PARTS)
+    hooks = Experts(x_desc, x_short_desc, out_desc, out, tiles, row_weights, x, sources, gl.to_tensor(rows_x),
+                    gl.to_tensor(pitch_x), k, n, gl.to_tensor(pitch), total, BLOCK_M, GATED, WEIGHTED, PARTS, EVEN_K)
     staging: gl.constexpr = out_desc.layout
     dtype: gl.constexpr = out_desc.dtype
-    gemm_ws(hooks, x_desc, w_desc, w_desc, staging, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS, HALVES, SHORT)
+    gemm_ws(hooks, x_desc, w_desc, w_desc, staging, dtype, k, STAGES, BLOCK_M, BLOCK_N, BLOCK_K, COLUMNS, HALVES, SHORT,
+            GATHER)

@@ -6,6 +6,7 @@ The emulator has a twin for each primitive, found by its name. Their text enters
 hash of the device runtime.
 """
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language import core
 
@@ -55,4 +56,6 @@ def reinterpret(buffer, dtype, shape, layout, _semantic=None):
 
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+copies_arrive = async_copy.mbarrier_arrive
 cta_barrier = getattr(gl, "thread_barrier", None) or gl.barrier

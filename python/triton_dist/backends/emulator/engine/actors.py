@@ -62,9 +62,10 @@ class Actor:
 
     kind: 'host', 'stream', 'program', 'partition' or 'copy'. `serves`: keys on which others wait for this actor; in the
     late modes a stream or copy runs only when one of them is waited for, or nothing else can run. `generic`: a copy that sees
-    what its issuer's CTA has stored without a fence of the async proxy.
+    what its issuer's CTA has stored without a fence of the async proxy. `by_threads`: a copy of the threads themselves
+    (cp.async), whose writes the async proxy sees after such a fence only.
     """
-    generic = False
+    generic = by_threads = False
 
     def __init__(self, name: str, rank: int, kind: str, cta: Optional[Cta] = None, crew: Optional[Crew] = None,
                  serves: tuple = ()):

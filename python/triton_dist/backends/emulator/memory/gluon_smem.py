@@ -27,7 +27,7 @@ _count = itertools.count()
 
 
 class Block:
-    """What the partitions of one CTA have in common: its allocations and its TMA loads under way."""
+    """What the partitions of one CTA have in common: its allocations and the loads of TMA and cp.async under way."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -65,7 +65,7 @@ class SharedMemory:
         """The running actor has initialised a barrier."""
 
     def arrived(self, barrier: Any) -> None:
-        """The running actor arrives at a barrier, or a TMA load has delivered its bytes."""
+        """The running actor arrives at a barrier, or a TMA load has delivered its bytes, or a cp.async has been written."""
 
     def passed(self, barrier: Any, parity: int) -> None:
         """The running actor has seen the phase of that parity completed."""

@@ -21,7 +21,7 @@ def leave() -> None:
     if found is not None:
         _leave_partition(actor)
         for load in found.loads:
-            raise fault(f"the CTA ends while the TMA load issued at {load.issued_at} is in flight", "race")
+            raise fault(f"the CTA ends while the {load.what} issued at {load.issued_at} is in flight", "race")
 
 
 def _leave_partition(actor: Actor) -> None:
