@@ -28,8 +28,8 @@ def compiled(way: str, dtype: str = "bf16"):
                      GATHER=way in GATHERED, EVEN_K="odd K" not in way)
     types = dict(x_desc=descriptor(dtype, m, k), x_short_desc=descriptor(dtype, 64, k),
                  w_desc=descriptor(dtype, *((k, n) if columns else (width, k))),
-                 out_desc=descriptor(dtype, m, width), out=f"*{dtype}", x=f"*{dtype}", sources="*i32", begins="*i32", counts="*i32", tiles="*i32",
-                 row_weights="*fp32")
+                 out_desc=descriptor(dtype, m, width), out=f"*{dtype}", x=f"*{dtype}", sources="*i32",
+                 begins="*i32", counts="*i32", tiles="*i32", row_weights="*fp32")
     signature = {name: "constexpr" if name in constants else types.get(name, "i32")
                  for name in grouped_gemm_ws_kernel.arg_names}
     pointers = [name for name, ty in signature.items() if ty.startswith("*")]

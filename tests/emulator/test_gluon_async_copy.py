@@ -35,7 +35,8 @@ def gathered(x, sources, out, width, COUNT: gl.constexpr, ARRIVES: gl.constexpr)
     mbarrier.init(bar, count=COUNT)
     _copy(x, sources, box, bar, width, ARRIVES)
     mbarrier.wait(bar, 0)
-    at = 32 * gl.arange(0, 16, layout=gl.SliceLayout(1, ROWS))[:, None] + gl.arange(0, 32, layout=gl.SliceLayout(0, ROWS))[None, :]
+    row, col = gl.arange(0, 16, layout=gl.SliceLayout(1, ROWS)), gl.arange(0, 32, layout=gl.SliceLayout(0, ROWS))
+    at = 32 * row[:, None] + col[None, :]
     for i in gl.static_range(2):
         gl.store(out + i * 512 + at, box.index(i).load(ROWS))
 

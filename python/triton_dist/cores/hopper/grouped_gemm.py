@@ -110,8 +110,8 @@ class Launch:
         block = (c.block_k, c.block_n) if columns else (width, c.block_k)
         args = (descriptor(x, c.block_m, c.block_k), descriptor(x, c.block_m // (1 + short), c.block_k),
                 descriptor(flat, *block), descriptor(out, c.block_m, width), x, begins if sources is None else sources, out,
-                begins, counts, absent(out) if row_weights is None else row_weights, lists(self._words, out), n, k, entries, room, pitch,
-                x.shape[0], x.stride(0) * x.itemsize // _PIECE)
+                begins, counts, absent(out) if row_weights is None else row_weights, lists(self._words, out), n, k, entries,
+                room, pitch, x.shape[0], x.stride(0) * x.itemsize // _PIECE)
         options = dict(options, GATED=gated, COLUMNS=columns, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n,
                        BLOCK_K=c.block_k, GROUP_M=c.group_m, SHORT=short, GATHER=gathers, EVEN_K=k % c.block_k == 0,
                        num_warps=c.num_warps)
