@@ -11,23 +11,26 @@ static const double SEND_GBS = 300, FULL_GBS = 430, HIDDEN = 0.45, FLOP_NS = 530
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t whole(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* Clock cycles from box to box when all programs send. */
-static int64_t gap_of(const tdist_plan *p, int64_t box_bytes) {
-    double waves = (double)p->tiles / p->programs, tile = (double)BLOCK_M * p->block_n;
-    double until_needed = 2 * tile * (double)p->shape.k / FLOP_NS * (waves > 1 ? waves : 1);
-    double burst = p->programs * tile * (double)tdist_element_bytes(p->hop_dtype);
-    double rate = burst / (HIDDEN * (until_needed > 1 ? until_needed : 1));
-    rate = rate < SEND_GBS ? SEND_GBS : rate;
-    rate = rate > FULL_GBS ? FULL_GBS : rate;
-    return (int64_t)((double)box_bytes * p->programs / rate * CLOCK_GHZ);
+/* Bytes of a tile of each program, and nanoseconds that a tile takes. */
+static double burst_of(const tdist_plan *p) {
+    return (double)p->programs * BLOCK_M * p->block_n * (double)tdist_element_bytes(p->hop_dtype);
 }
+
+static double compute_of(const tdist_plan *p) { return 2.0 * BLOCK_M * p->block_n * (double)p->shape.k / FLOP_NS; }
 
 /* How many tiles of the last two steps alternate, of each. */
 static int64_t mixed_of(const tdist_plan *p) {
-    double elements = (double)BLOCK_M * p->block_n;
-    double sending = MARGIN * p->programs * elements * (double)tdist_element_bytes(p->hop_dtype) / SEND_GBS;
-    int slow = p->world->size > 1 && sending > 2 * elements * (double)p->shape.k / FLOP_NS;
+    int slow = p->world->size > 1 && MARGIN * burst_of(p) / SEND_GBS > compute_of(p);
     return slow && p->tiles > p->programs ? p->tiles - p->programs : 0;
+}
+
+/* Clock cycles from box to box when all programs send. */
+static int64_t gap_of(const tdist_plan *p, int64_t box_bytes) {
+    double waves = (double)p->tiles / p->programs, until_needed = compute_of(p) * (waves > 1 ? waves : 1);
+    double rate = burst_of(p) / (HIDDEN * (until_needed > 1 ? until_needed : 1));
+    rate = rate < SEND_GBS ? SEND_GBS : rate;
+    rate = rate > FULL_GBS || mixed_of(p) > 0 ? FULL_GBS : rate;
+    return (int64_t)((double)box_bytes * p->programs / rate * CLOCK_GHZ);
 }
 
 static int make(tdist_plan *p) {

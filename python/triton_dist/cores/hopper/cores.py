@@ -41,10 +41,11 @@ def _wide_tiles(tiles: int, programs: int) -> int:
 
 def _gap(plan: Any, box_bytes: int) -> int:
     """Clock cycles from box to box when all programs of a gemm_rs plan send."""
-    c, tiles = plan.config, plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n)
-    until_needed = 2 * c.block_m * c.block_n * plan.k / FLOP_NS * max(1.0, tiles / plan.programs)
-    burst = plan.programs * c.block_m * c.block_n * plan.hop_dtype.itemsize
-    rate = min(FULL_GBS, max(SEND_GBS, burst / (HIDDEN * max(until_needed, 1.0))))
+    tiles = _tiles(plan)
+    until_needed = _compute_ns(plan) * max(1.0, tiles / plan.programs)
+    rate = min(FULL_GBS, max(SEND_GBS, _burst(plan) / (HIDDEN * max(until_needed, 1.0))))
+    if _mixed(plan):                    # every other program loads what stays, and misses no more than that
+        rate = FULL_GBS
     return int(box_bytes * plan.programs / rate * CLOCK_GHZ)
 
 
@@ -54,11 +55,23 @@ def _mixed(plan: Any) -> int:
     None, unless a wave of tiles takes longer to send than to compute. Then all but a wave, with which the last step but one
     begins: half of the programs send, while the others compute tiles that stay.
     """
-    c, tiles = plan.config, plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n)
-    elements = c.block_m * c.block_n
-    sending = MARGIN * plan.programs * elements * plan.hop_dtype.itemsize / SEND_GBS
-    slow = plan.group.size > 1 and sending > 2 * elements * plan.k / FLOP_NS
-    return max(0, tiles - plan.programs) if slow else 0
+    slow = plan.group.size > 1 and MARGIN * _burst(plan) / SEND_GBS > _compute_ns(plan)
+    return max(0, _tiles(plan) - plan.programs) if slow else 0
+
+
+def _tiles(plan: Any) -> int:
+    """Of a chunk."""
+    return plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n)
+
+
+def _burst(plan: Any) -> int:
+    """Bytes of a tile of each program."""
+    return plan.programs * plan.config.block_m * plan.config.block_n * plan.hop_dtype.itemsize
+
+
+def _compute_ns(plan: Any) -> float:
+    """Of a tile."""
+    return 2 * plan.config.block_m * plan.config.block_n * plan.k / FLOP_NS
 
 
 @functools.cache
