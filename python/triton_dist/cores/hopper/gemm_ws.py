@@ -5,8 +5,9 @@
 Hook `tile(t)` says what the t-th unit of work is. Roles in a CTA of 12 warps:
     loader (1 warp)   TMA loads of operand tiles into a ring of stages. With GATHER it has 2 warps, whose threads copy the
                       rows of A. Hooks `acquire`: waits for a peer's data, so that a wait never stalls the MMA warps, which
-                      still have stages to eat; `load`: a block of A; `load_weights`: a block of B; `fetch_addend`: what to add, into the staging buffer. With GATHER, in place of `load`:
-                      `rows_at`: where the rows of a tile are; `gather`: copies a block of them, and has its copies arrive.
+                      still have stages to eat; `load`: a block of A; `load_weights`: a block of B; `fetch_addend`: what to
+                      add, into the staging buffer. With GATHER, in place of `load`: `rows_at`: where the rows of a tile
+                      are; `gather`: copies a block of them, and has its copies arrive.
     mma    (8 warps)  wgmma over the stages. Hook `finish`: the epilogue, from the accumulator into the staging buffer.
                       `see_copies`, with GATHER: makes what threads have written visible to wgmma.
     storer (1 warp)   TMA store of the staging buffer. Hooks `store` and `signal`: where a tile goes, and whom it tells.

@@ -205,7 +205,8 @@ def grouped_gemm_ws_kernel(x_desc, x_short_desc, w_desc, out_desc, x, sources, o
                            experts, room, pitch, rows_x, pitch_x, EXPERTS: gl.constexpr, MASKED: gl.constexpr,
                            COUNTED: gl.constexpr, WEIGHTED: gl.constexpr, GATED: gl.constexpr, COLUMNS: gl.constexpr,
                            STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-                           GROUP_M: gl.constexpr, SHORT: gl.constexpr, GATHER: gl.constexpr, EVEN_K: gl.constexpr, PARTS: gl.constexpr = 1):
+                           GROUP_M: gl.constexpr, SHORT: gl.constexpr, GATHER: gl.constexpr, EVEN_K: gl.constexpr,
+                           PARTS: gl.constexpr = 1):
     """out [rows, n] as grouped_gemm_kernel.
 
     Row r by expert is row r of x_desc; where GATHER, row sources[r] of x [rows_x, k], whose rows are 16 * pitch_x bytes apart.
