@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Sequence
 
 from triton_dist.ops.calls.possible import no_kernel
-from triton_dist.ops.ep import checks
+from triton_dist.ops.ep import checks, self_flagged
 from triton_dist.ops.ep.chunks import Chunks, chunks_of
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.tuning.table import Choice, Shape
@@ -31,18 +31,34 @@ class OfTokens(Agreed):
 class ExpertsOp(Op):
     """By kernels, or by the group's own collective, for which the host waits."""
 
-    methods = ("push", "unfused")
+    methods = (self_flagged.METHOD, "push", "unfused")
     unfused_in_graphs = False           # the host waits for the numbers of rows
 
     def chosen(self, method: Any, max_tokens: int, group: Group) -> tuple[str, str]:
         """(the method, why it is another one than was asked for)."""
         return self.possible(method, checks.too_many(max_tokens) or no_kernel(group))
 
+    def chosen_for_rows(self, method: Any, row_bytes: int, max_tokens: int, k: int, experts: int,
+                        group: Group) -> tuple[str, str]:
+        """The same where rows of `row_bytes` bytes are sent: "auto" is what their bytes say."""
+        asked, (method, why) = method, self.chosen(method, max_tokens, group)
+        if method not in ("auto", self_flagged.METHOD) or self_flagged.METHOD not in self.methods:
+            return method, why
+        reason = self_flagged.unserved(row_bytes, max_tokens, k, experts // group.size, group)
+        if asked == self_flagged.METHOD:
+            if reason is not None:
+                raise InvalidArgument(f"method: {asked!r} is not possible here: {reason}; use 'auto' or 'push'")
+            return asked, ""
+        if reason is None:
+            pays, reason = self_flagged.pays(row_bytes, max_tokens)
+            return self_flagged.METHOD if pays else "push", reason
+        return "push", reason
+
     def refuse_unfused_capture(self, agreed: OfTokens) -> None:
         """Raises where a graph is captured that cannot hold the call."""
         if agreed.method == "unfused" and backend().is_capturing():
             raise InvalidArgument(
-                "method: graph capture needs 'push', and that this call has run before, since the host waits for "
+                "method: graph capture needs another one, and that this call has run before, since the host waits for "
                 "the numbers of rows otherwise")
 
     def candidates(self, agreed: OfTokens, group: Group) -> Sequence[Choice]:

@@ -140,6 +140,7 @@ class SplitOp(Calls):
     """What the two ops of sends have in common. They are no operators: their second half has no place in a graph of torch."""
 
     schema, gradient = "", None
+    methods = ("push", "unfused")   # a kernel that polls slots of rows cannot be split at a fence
     whole: str                      # the function that does both halves
 
     def asked(self, stream: Any, asked: tuple, group: Any, *places: Any) -> Known:

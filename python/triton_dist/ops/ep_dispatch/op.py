@@ -15,8 +15,10 @@ from triton_dist.ops.calls.plans import OnWorkspace, Plan
 from triton_dist.ops.ep import checks as ep_checks, chunks
 from triton_dist.ops.ep.chunks import Room, tile_of
 from triton_dist.ops.ep.op import ExpertsOp, OfTokens
+from triton_dist.ops.ep.self_flagged import METHOD
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
+from triton_dist.ops.ep_dispatch.self_flagged import SelfFlagged
 from triton_dist.ops.ep_dispatch.unfused import ep_dispatch_unfused
 from triton_dist.ops.exchange.sizes import power_of_two
 from triton_dist.ops.registry import Gradient
@@ -48,6 +50,11 @@ class Tokens(OfTokens):
     room: int
     limit: int
     quant: str | None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of a row."""
+        return self.row * (1 if self.quant else self.dtype.itemsize)
 
     @property
     def ordered(self) -> bool:
@@ -124,7 +131,8 @@ class EPDispatch(ExpertsOp):
     def _agreed(self, row: int, dtype: torch.dtype, k: int, weighted: bool, scales: int, experts: int, layout: str,
                 align: int, capacity: int | None, max_tokens: int, quant: str | None, method: str,
                 group: Group) -> Tokens:
-        method, why = self.chosen(method, max_tokens, group)
+        row_bytes = row if quant else row * dtype.itemsize
+        method, why = self.chosen_for_rows(method, row_bytes, max_tokens, k, experts, group)
         most = group.size * max_tokens
         room = {"compact": 0, "masked": most}.get(layout, most * k + experts // group.size * (align - 1))
         limit = most
@@ -154,6 +162,8 @@ class EPDispatch(ExpertsOp):
         return self._agreed(0, dtype, k, weighted, 0, experts, "indexed", 1, None, max_tokens, None, "push", group)
 
     def plan(self, choice: Choice, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        if choice.method == METHOD:
+            return SelfFlagged(agreed, group, tensors)
         return Push(agreed, group, tensors, chunks.whole_calls(group))
 
     def unfused(self, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> None:

@@ -1,0 +1,96 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Dispatch and combine of few tokens, whose rows are their own flags: when they are taken, and sizes and room on the host."""
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triton_dist.ops.ep.chunks import Chunks, most_chunks
+from triton_dist.ops.exchange.sizes import KIB, MIB, VECTOR, power_of_two
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.groups import Group
+from triton_dist.runtime.workspace import MAX_PROGRAMS, SelfFlaggedWorkspace, workspace
+
+METHOD = "self_flagged"
+KIND = "tokens to experts, self-flagged"  # of the workspace
+AUTO_BYTES = 4 * MIB  # of a rank's rows, up to which "auto" takes it
+MOST_BYTES = 32 * MIB  # that it carries at most, so that places of words fit int32
+MOST_CHOICES = 1 << 15  # of a rank's tokens: the number of one fits 15 bits
+MOST_EXPERTS = 1 << 16  # of a rank: the number of one fits 16 bits
+_WARPS = 16  # of a program, at most
+_EACH = 2  # vectors that a thread holds at a time
+_PARTS = 4  # programs that share a row
+
+
+class SelfFlaggedRows(SelfFlaggedWorkspace):
+    """Slots that are empty between calls, and packets in place of flags. It counts as many programs as kernels with flags have."""
+    control_words = MAX_PROGRAMS
+
+
+def unserved(row_bytes: int, max_tokens: int, k: int, local_experts: int, group: Group) -> str | None:
+    """Why it does not serve such rows, if it does not."""
+    if row_bytes % VECTOR or not row_bytes:
+        return f"it sends rows of whole vectors of {VECTOR} bytes, found rows of {row_bytes} bytes"
+    if group.size * max_tokens * row_bytes > MOST_BYTES:
+        return f"it carries at most {MOST_BYTES} bytes, found {group.size} ranks with {max_tokens} rows of {row_bytes} bytes"
+    if max_tokens * k >= MOST_CHOICES or local_experts >= MOST_EXPERTS:
+        return (f"it carries fewer than {MOST_CHOICES} choices of a rank and {MOST_EXPERTS} experts of a rank, found "
+                f"{max_tokens * k} and {local_experts}")
+    return None
+
+
+def pays(row_bytes: int, max_tokens: int) -> tuple[bool, str]:
+    """(whether "auto" takes it, why)."""
+    nbytes = row_bytes * max_tokens
+    fits = nbytes <= AUTO_BYTES
+    return fits, f"{nbytes} bytes of rows of a rank are {'no more' if fits else 'more'} than {AUTO_BYTES}"
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How programs share rows: `parts` programs a row, each with `pieces` / `parts` pieces of `each` vectors a thread."""
+    warps: int
+    each: int
+    pieces: int
+    parts: int
+
+    @property
+    def count(self) -> int:
+        """Threads of a program."""
+        return self.warps * backend().warp_size
+
+
+def threads_of(chunks: Chunks, vectors: int, each: int = _EACH) -> Threads:
+    """For rows of `vectors` vectors, of which a thread holds up to `each` at a time.
+
+    Programs of 4 warps or more, one for each chunk where there are many of them, and more where there are few.
+    """
+    lanes, parts = backend().warp_size, 1
+    while parts < _PARTS and 2 * parts * chunks.count <= most_chunks() and 4 * lanes * parts < vectors:
+        parts *= 2
+    wide = power_of_two(-(-vectors // parts))
+    warps = max(4, min(_WARPS * 32 // lanes, wide // (each * lanes)))
+    each = max(1, min(each, wide // (warps * lanes)))
+    return Threads(warps, each, -(-vectors // (warps * lanes * each)), parts)
+
+
+class Slots:
+    """Room for rows of `vectors` vectors, and for packets: `told` words of each rank, and `meta` beside each row.
+
+    A half of the packets, int64, holds numbers of rows [RANKS][PITCH], then `told` words [W][told], then [W][slot][meta]. A
+    half of the rows holds [W][slot][vector].
+    """
+    def __init__(self, group: Group, chunks: Chunks, vectors: int, told: int, meta: int):
+        self.ranks, self.pitch = power_of_two(group.size), power_of_two(most_chunks())
+        self.space: Any = workspace(group, KIND, SelfFlaggedRows)
+        packets = self.ranks * self.pitch + group.size * (told + chunks.slots * meta)
+        self.space.reserve(power_of_two(max(64 * KIB, VECTOR * group.size * chunks.slots * vectors)),
+                           4 * power_of_two(packets), lambda flag: group.rank)
+        words, slots = self.space.flags.view(torch.int64), self.space.data.view(torch.int32)
+        self.rest = (words, words.numel() // 2, slots, slots.numel() // 2, self.space.control)
+
+
+def aligned(t: torch.Tensor) -> torch.Tensor:
+    """`t`, a copy of it where its address is no multiple of a vector."""
+    return t if t.data_ptr() % VECTOR == 0 else t.clone()
