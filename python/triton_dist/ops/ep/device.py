@@ -9,6 +9,10 @@ own tokens alone. What it tells of a chunk is one word: each << 16 | rows.
 import triton
 import triton.language as tl
 
+from triton_dist.runtime.workspace import TEAM_DELTAS
+
+_DELTAS = tl.constexpr(TEAM_DELTAS)
+
 
 @triton.jit
 def owners(ids, token, inside, experts, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr):
@@ -84,6 +88,12 @@ def rows_told(told):
 def of(values, i):
     """Element `i` of a vector."""
     return tl.sum(tl.where(tl.arange(0, values.shape[0]) == i, values, 0))
+
+
+@triton.jit
+def distance(team, peer):
+    """Bytes from an object in this rank's heap to the same on member `peer`."""
+    return tl.load((team + _DELTAS).to(tl.pointer_type(tl.int64), bitcast=True) + peer)
 
 
 @triton.jit

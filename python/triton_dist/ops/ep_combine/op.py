@@ -12,7 +12,9 @@ from triton_dist.ops.calls.plans import OnWorkspace, Plan
 from triton_dist.ops.ep import checks as ep_checks, chunks
 from triton_dist.ops.ep.chunks import Room, chunks_of, tile_of
 from triton_dist.ops.ep.op import ExpertsOp, OfTokens
+from triton_dist.ops.ep.self_flagged import METHOD
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
+from triton_dist.ops.ep_combine.self_flagged import SelfFlagged
 from triton_dist.ops.ep_combine.unfused import ep_combine_unfused
 from triton_dist.ops.exchange.sizes import power_of_two
 from triton_dist.ops.registry import Gradient
@@ -102,7 +104,7 @@ class EPCombine(ExpertsOp):
 
     def _agreed(self, row: int, dtype: torch.dtype, k: int, experts: int, max_tokens: int, method: str,
                 group: Group) -> Sums:
-        method, why = self.chosen(method, max_tokens, group)
+        method, why = self.chosen_for_rows(method, row * dtype.itemsize, max_tokens, k, experts, group)
         return Sums(op=self.name,
                     dtype=dtype,
                     method=method,
@@ -113,6 +115,8 @@ class EPCombine(ExpertsOp):
                     max_tokens=max_tokens)
 
     def plan(self, choice: Choice, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        if choice.method == METHOD:
+            return SelfFlagged(agreed, group, tensors)
         return Push(agreed, group, tensors, chunks.whole_calls(group))
 
     def unfused(self, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> None:

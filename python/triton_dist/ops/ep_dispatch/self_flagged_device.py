@@ -13,18 +13,10 @@ from triton_dist.ops.device.packets import at_member
 from triton_dist.ops.device.selfflag import places
 from triton_dist.ops.ep.device import matrix_of, of, sent_to
 from triton_dist.ops.ep_dispatch.kernels import quantised
-from triton_dist.runtime.workspace import TEAM_DELTAS
 
-_DELTAS = tl.constexpr(TEAM_DELTAS)
 _FIRST_KEY = tl.constexpr(-4096037)  # 0xFFC17FDB: in every dtype it has a NaN, so hardly any row has it
 _PAIRS = tl.constexpr(8192)  # of choices that a program compares at a time
 _FEW = tl.constexpr(16)
-
-
-@triton.jit
-def distance(team, peer):
-    """Bytes from an object in this rank's heap to the same on member `peer`."""
-    return tl.load((team + _DELTAS).to(tl.pointer_type(tl.int64), bitcast=True) + peer)
 
 
 @triton.jit

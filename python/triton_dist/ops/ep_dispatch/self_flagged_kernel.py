@@ -5,8 +5,8 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
-from triton_dist.ops.ep.device import counts_of, matrix_of, of, owners, rows_told, sent_to
-from triton_dist.ops.ep_dispatch.self_flagged_device import (begins_of, cut_off, distance, keep_choices, key_of,
+from triton_dist.ops.ep.device import counts_of, distance, matrix_of, of, owners, rows_told, sent_to
+from triton_dist.ops.ep_dispatch.self_flagged_device import (begins_of, cut_off, keep_choices, key_of,
                                                              nothing_came, order_of, part_of_row, places_of, spread_words,
                                                              tell_totals, token_in, words_beside, words_of_row, zeros_between)
 from triton_dist.runtime.jit import jit
