@@ -5,6 +5,7 @@
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py                    # everything, a few minutes
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts check      # or "exchange", "gemm", "layer", "fused", "sweep"
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts sweep      # tiles, warps and programs of the exchange
+    bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts few --tokens 1 128   # self-flagged rows beside "push"
 
 Times are those of calls in a CUDA graph on the slowest rank, ids, weights and the gather of rows included. Bytes are those that
 one rank sends to others, so rows that stay on their rank do not count. `--log-file F` writes all results as JSON.
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
 
+import moe_few
 import moe_fused
 import torch
 
@@ -38,13 +40,14 @@ MODELS = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768),
     "Qwen3-235B-A22B": (128, 8, 4096, 1536)
 }
-PARTS = ("check", "exchange", "gemm", "layer", "fused", "sweep")
+PARTS = ("check", "exchange", "gemm", "layer", "fused", "few", "sweep", "few_sweep")
 
 
 class Bench:
     """Results of all parts, and how to take times."""
-    def __init__(self, rounds: int):
+    def __init__(self, rounds: int, tokens: list | None = None, ways: list | None = None):
         self.group: Group = resolve()
+        self.tokens, self.ways = tokens, ways
         self.gpu = triton_dist.device().type == "cuda"
         self.rounds, self.times, self.wrong = rounds, {}, []
 
@@ -104,6 +107,10 @@ def check(bench: Bench) -> None:
         bench.attempt(f"{layout} {dtype} {quant}",
                       lambda layout=layout, dtype=dtype, quant=quant: same_bits(bench, layout, dtype, quant, tokens,
                                                                                 row, k, experts))
+    for size, layout, quant in itertools.product((1, 40, 200) if bench.gpu else (3, ), LAYOUTS, (None, "fp8_1x128")):
+        bench.attempt(f"{size} tokens, {layout} {quant}",
+                      lambda size=size, layout=layout, quant=quant: same_bits(bench, layout, BF16, quant, size,
+                                                                              7168 if bench.gpu else 128, 8, experts))
     bench.attempt("a graph with other routing", lambda: replayed(bench, tokens, row, k, experts) if bench.gpu else None)
     for size, n, inner in ((3, 256, 512), (200, 384, 320)) if bench.gpu else ((3, 32, 48), ):
         bench.attempt(f"grouped_gemm of {size} rows an expert",
@@ -124,7 +131,7 @@ def same_bits(bench: Bench, layout: str, dtype: torch.dtype, quant: str | None, 
                       ("some to none", routed(bench, mine, k, experts, seed=1) - 3)):
         ids = ids.contiguous()
         results = []
-        for method in ("unfused", *["push"] * (20 if bench.gpu else 2)):
+        for method in ("unfused", *["push", "self_flagged"] * (10 if bench.gpu else 1)):
             came = ops.ep_dispatch(x,
                                    ids,
                                    weights,
@@ -253,6 +260,16 @@ def line(bench: Bench, what: str, nbytes: int, us: float | None) -> None:
         bench.say(f"{what:48s} {us:9.1f} us   {nbytes / 1e6:8.2f} MB to others   {nbytes / us / 1e3:7.1f} GB/s")
 
 
+def few(bench: Bench) -> None:
+    """Few tokens by each method in turn."""
+    moe_few.few(bench, routed)
+
+
+def few_sweep(bench: Bench) -> None:
+    """The same by other sizes of programs."""
+    moe_few.sweep(bench, routed)
+
+
 def sweep(bench: Bench) -> None:
     """The exchange by other pieces, warps and parts, 128 and 4096 tokens. The fastest belong into ops/ep/chunks.py."""
     names = ("MOVED", "ROUNDED", "SUMMED", "WARPS", "PARTS")
@@ -331,10 +348,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:5]))
     parser.add_argument("--rounds", type=int, default=9, help="replays of each graph, of which the median is taken")
+    parser.add_argument("--tokens", nargs="+", type=int, help="numbers of tokens for the parts few and few_sweep")
+    parser.add_argument("--ways", nargs="+", choices=list(moe_few.WAYS), help="what these two time; default: the first three")
     parser.add_argument("--log-file", type=Path, help="where all results go, as JSON")
     args = parser.parse_args()
     triton_dist.initialize_distributed()
-    bench = Bench(args.rounds)
+    bench = Bench(args.rounds, args.tokens, args.ways)
     for part in args.parts:
         bench.attempt(part, lambda part=part: globals()[part](bench))
     if args.log_file and bench.group.rank == 0:

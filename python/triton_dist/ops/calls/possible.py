@@ -17,6 +17,7 @@ METHODS = {
     "ring": "two fused ops: the product with a reduce-scatter, then an all-gather",
     "one_shot": "one kernel, everything to everyone in data that is its own flag, or in packets: the lowest latency",
     "two_shot": "the same in two hops: each rank reduces a part and sends the result",
+    "self_flagged": "one kernel, a row to each rank that needs it in data that is its own flag: the lowest latency",
     "push": "one kernel, plain stores and separate flags: for large tensors",
     "two_level": "SHMEM between nodes, loads and stores inside each",
     UNFUSED: "torch's product and the group's own collective, one after the other",

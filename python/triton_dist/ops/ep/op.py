@@ -38,13 +38,16 @@ class ExpertsOp(Op):
         """(the method, why it is another one than was asked for)."""
         return self.possible(method, checks.too_many(max_tokens) or no_kernel(group))
 
-    def chosen_for_rows(self, method: Any, row_bytes: int, max_tokens: int, k: int, experts: int,
-                        group: Group) -> tuple[str, str]:
-        """The same where rows of `row_bytes` bytes are sent: "auto" is what their bytes say."""
+    def chosen_for_rows(self, method: Any, row_bytes: int, max_tokens: int, k: int, experts: int, group: Group,
+                        unserved: str | None = None) -> tuple[str, str]:
+        """The same where rows of `row_bytes` bytes are sent: "auto" is what their bytes say.
+
+        unserved: why self-flagged rows do not serve the call, where the op knows.
+        """
         asked, (method, why) = method, self.chosen(method, max_tokens, group)
         if method not in ("auto", self_flagged.METHOD) or self_flagged.METHOD not in self.methods:
             return method, why
-        reason = self_flagged.unserved(row_bytes, max_tokens, k, experts // group.size, group)
+        reason = unserved or self_flagged.unserved(row_bytes, max_tokens, k, experts // group.size, group)
         if asked == self_flagged.METHOD:
             if reason is not None:
                 raise InvalidArgument(f"method: {asked!r} is not possible here: {reason}; use 'auto' or 'push'")

@@ -14,17 +14,19 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, SelfFlaggedWorkspace, wo
 
 METHOD = "self_flagged"
 KIND = "tokens to experts, self-flagged"  # of the workspace
-AUTO_BYTES = 4 * MIB  # of a rank's rows, up to which "auto" takes it
+AUTO_BYTES = 0  # of a rank's rows, up to which "auto" takes it; it has not been measured yet
 MOST_BYTES = 32 * MIB  # that it carries at most, so that places of words fit int32
 MOST_CHOICES = 1 << 15  # of a rank's tokens: the number of one fits 15 bits
 MOST_EXPERTS = 1 << 16  # of a rank: the number of one fits 16 bits
-_WARPS = 16  # of a program, at most
-_EACH = 2  # vectors that a thread holds at a time
-_PARTS = 4  # programs that share a row
+MOST_THREADS = 1024  # of a program
+MOST_EACH = 1  # vectors that a thread holds at a time
+MOST_PARTS = 4  # programs that share a row
+TELLERS = 4  # programs that count choices, where rows are ordered by expert
+_LEAST_WARPS = 4
 
 
 class SelfFlaggedRows(SelfFlaggedWorkspace):
-    """Slots that are empty between calls, and packets in place of flags. It counts as many programs as kernels with flags have."""
+    """Slots that are empty between calls, and packets in place of flags; with the epoch of as many programs as others have."""
     control_words = MAX_PROGRAMS
 
 
@@ -61,17 +63,14 @@ class Threads:
         return self.warps * backend().warp_size
 
 
-def threads_of(chunks: Chunks, vectors: int, each: int = _EACH) -> Threads:
-    """For rows of `vectors` vectors, of which a thread holds up to `each` at a time.
-
-    Programs of 4 warps or more, one for each chunk where there are many of them, and more where there are few.
-    """
+def threads_of(chunks: Chunks, vectors: int) -> Threads:
+    """For rows of `vectors` vectors: programs as large as a row, and more for each row where there are few rows."""
     lanes, parts = backend().warp_size, 1
-    while parts < _PARTS and 2 * parts * chunks.count <= most_chunks() and 4 * lanes * parts < vectors:
+    while parts < MOST_PARTS and 2 * parts * chunks.count <= most_chunks() and parts * _LEAST_WARPS * lanes < vectors:
         parts *= 2
     wide = power_of_two(-(-vectors // parts))
-    warps = max(4, min(_WARPS * 32 // lanes, wide // (each * lanes)))
-    each = max(1, min(each, wide // (warps * lanes)))
+    warps = max(_LEAST_WARPS, min(MOST_THREADS, wide) // lanes)
+    each = max(1, min(MOST_EACH, wide // (warps * lanes)))
     return Threads(warps, each, -(-vectors // (warps * lanes * each)), parts)
 
 

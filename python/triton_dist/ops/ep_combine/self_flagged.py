@@ -30,7 +30,7 @@ class SelfFlagged(OnWorkspace):
         _, _, _, positions, weights, bias, residual, _ = tensors
         args = self.args(*tensors)
         rest = (*slots.rest, team(self.group), self.tokens, chunks.each, self.vectors, self.limit, agreed.experts, chunks.count)
-        self.launch = backend().prepare(ep_combine_self_flagged, (2 * threads.parts * chunks.count, ), (*args, *rest),
+        self.launch = backend().prepare(ep_combine_self_flagged, (threads.parts * chunks.count, ), (*args, *rest),
                                         dict(K=agreed.k,
                                              CHOICES=power_of_two(agreed.k),
                                              E_LOC=agreed.experts // self.group.size,

@@ -131,9 +131,10 @@ class EPDispatch(ExpertsOp):
     def _agreed(self, row: int, dtype: torch.dtype, k: int, weighted: bool, scales: int, experts: int, layout: str,
                 align: int, capacity: int | None, max_tokens: int, quant: str | None, method: str,
                 group: Group) -> Tokens:
-        row_bytes = row if quant else row * dtype.itemsize
-        method, why = self.chosen_for_rows(method, row_bytes, max_tokens, k, experts, group)
         most = group.size * max_tokens
+        cut = layout == "indexed" and capacity is not None and capacity < most
+        method, why = self.chosen_for_rows(method, row * (1 if quant else dtype.itemsize), max_tokens, k, experts, group,
+                                           "rows of an indexed dispatch may be cut off" if cut else None)
         room = {"compact": 0, "masked": most}.get(layout, most * k + experts // group.size * (align - 1))
         limit = most
         if capacity is not None:

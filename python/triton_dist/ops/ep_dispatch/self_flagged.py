@@ -7,12 +7,14 @@ import torch
 
 from triton_dist.ops.calls.carriers import carrier_of, flat
 from triton_dist.ops.calls.plans import OnWorkspace
-from triton_dist.ops.ep.self_flagged import Slots, aligned, threads_of
+from triton_dist.ops.ep.self_flagged import Slots, TELLERS, aligned, threads_of
 from triton_dist.ops.ep_dispatch.self_flagged_kernel import ep_dispatch_self_flagged
 from triton_dist.ops.exchange.sizes import VECTOR, power_of_two
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import team
+
+_PAIRS = 32  # of choices that a thread compares at a time
 
 
 class SelfFlagged(OnWorkspace):
@@ -21,17 +23,18 @@ class SelfFlagged(OnWorkspace):
         self.agreed, self.group, self.tokens = agreed, group, tensors[0].shape[0]
         self.carrier, self.sent = carrier_of(agreed.dtype)[0], torch.int8 if agreed.quant else None
         self.vectors, self.local = agreed.sent_bytes // VECTOR, agreed.experts // group.size
-        self.threads = threads_of(agreed.chunks, self.vectors, 1 if agreed.quant else 2)
+        self.threads = threads_of(agreed.chunks, self.vectors)
         self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales + self.threads.pieces
         self.slots = Slots(group, agreed.chunks, self.vectors, self.local if agreed.ordered else 0, self.meta)
         super().__init__(self.slots.space)
 
     def compile(self, *tensors: torch.Tensor | None) -> None:
         agreed, slots, threads, chunks = self.agreed, self.slots, self.threads, self.agreed.chunks
-        args = self.args(*tensors)
+        args, tellers = self.args(*tensors), TELLERS if agreed.ordered else 1
+        counted, entries = power_of_two(-(-agreed.experts // tellers)), power_of_two(agreed.max_tokens * agreed.k)
         rest = (*slots.rest, team(self.group), self.tokens, chunks.each, self.vectors, agreed.limit, agreed.room, agreed.align,
                 agreed.experts, chunks.count)
-        self.launch = backend().prepare(ep_dispatch_self_flagged, (2 * threads.parts * chunks.count, ), (*args, *rest),
+        self.launch = backend().prepare(ep_dispatch_self_flagged, (tellers + threads.parts * chunks.count, ), (*args, *rest),
                                         dict(K=agreed.k,
                                              CHOICES=power_of_two(agreed.k),
                                              SCALES=agreed.scales,
@@ -42,7 +45,7 @@ class SelfFlagged(OnWorkspace):
                                              MASKED=agreed.layout == "masked",
                                              E_LOC=self.local,
                                              E_PAD=power_of_two(self.local),
-                                             COUNTED=power_of_two(-(-agreed.experts // chunks.count)),
+                                             COUNTED=counted,
                                              WORLD=self.group.size,
                                              RANKS=slots.ranks,
                                              PITCH=slots.pitch,
@@ -52,6 +55,8 @@ class SelfFlagged(OnWorkspace):
                                              HEAD=max(threads.count, power_of_two(self.meta)),
                                              PIECES=threads.pieces,
                                              PARTS=threads.parts,
+                                             TELLERS=tellers,
+                                             BLOCK=min(entries, max(16, _PAIRS * threads.count // counted)),
                                              num_warps=threads.warps,
                                              num_stages=1),
                                         varying=len(args))

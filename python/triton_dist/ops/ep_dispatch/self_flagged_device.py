@@ -11,12 +11,10 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member
 from triton_dist.ops.device.selfflag import places
-from triton_dist.ops.ep.device import matrix_of, of, sent_to
+from triton_dist.ops.ep.device import of, owners, sent_to
 from triton_dist.ops.ep_dispatch.kernels import quantised
 
 _FIRST_KEY = tl.constexpr(-4096037)  # 0xFFC17FDB: in every dtype it has a NaN, so hardly any row has it
-_PAIRS = tl.constexpr(8192)  # of choices that a program compares at a time
-_FEW = tl.constexpr(16)
 
 
 @triton.jit
@@ -56,6 +54,21 @@ def token_in(to, rank, slot):
     """Which token of the chunk lies in `slot` of `rank`: int32."""
     sent = sent_to(to, rank)
     return tl.sum(tl.where((sent > 0) & (tl.cumsum(sent, 0) - 1 == slot), tl.arange(0, to.shape[0]), 0), 0)
+
+
+@triton.jit
+def tell_rows(ids, told, team, m, each, chunks, experts, epoch, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr,
+              WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr):
+    """Tells all ranks how many rows of each chunk go there, as `each` << 16 | rows, in packets at `told`."""
+    rank, chunk = tl.arange(0, RANKS)[:, None], tl.arange(0, PITCH)
+    found = tl.zeros((RANKS, PITCH), tl.int32)
+    for t in range(each):
+        token = chunk * each + t
+        to = owners(ids, token, (chunk < chunks) & (token < m), experts, K, CHOICES, E_LOC)
+        for r in range(WORLD):  # not unrolled: the code would grow with the ranks
+            found += tl.where(rank == r, sent_to(to, r)[None, :], 0)
+    goal = at_member(told + chunk[None, :] + 0 * rank, team, tl.minimum(rank, WORLD - 1) + 0 * chunk[None, :])
+    dl.ll_store(goal, each << 16 | found, epoch, (rank < WORLD) & (chunk < chunks)[None, :])
 
 
 @triton.jit
@@ -123,12 +136,11 @@ def moved_to(values, word):
 
 
 @triton.jit
-def order_of(ids, token, word, K: tl.constexpr, CHOICES: tl.constexpr):
+def order_of(ids, token, word, K: tl.constexpr, CHOICES: tl.constexpr, BLOCK: tl.constexpr):
     """int32 [len(word)]: how many equal choices precede choice `word` of a token in the order of (token, choice)."""
     choice = tl.arange(0, CHOICES)
     chosen = tl.load(ids + token.to(tl.int64) * K + choice, mask=choice < K, other=-1)
     found = tl.zeros((CHOICES, ), tl.int32)
-    BLOCK: tl.constexpr = _PAIRS // (2 * CHOICES)
     for first in range(0, (token + 1) * K, BLOCK):
         entry = first + tl.arange(0, BLOCK)
         earlier = tl.load(ids + entry, mask=entry < (token + 1) * K, other=-1)
@@ -138,39 +150,17 @@ def order_of(ids, token, word, K: tl.constexpr, CHOICES: tl.constexpr):
 
 
 @triton.jit
-def tell_totals(ids, totals, team, chunk, chunks, m, experts, epoch, K: tl.constexpr, E_LOC: tl.constexpr,
-                COUNTED: tl.constexpr, HEAD: tl.constexpr):
-    """Tells the ranks of experts chunk, chunk + chunks, ... how many choices of them this rank has, in packets at `totals`."""
-    number = tl.arange(0, COUNTED)
+def tell_totals(ids, totals, team, m, experts, epoch, K: tl.constexpr, E_LOC: tl.constexpr, COUNTED: tl.constexpr,
+                BLOCK: tl.constexpr):
+    """Tells ranks how many choices of each of their experts this one has, in packets at `totals`. Each teller has COUNTED."""
+    expert = tl.program_id(0) * COUNTED + tl.arange(0, COUNTED)
     found = tl.zeros((COUNTED, ), tl.int32)
-    BLOCK: tl.constexpr = _PAIRS // COUNTED if COUNTED > _FEW else _PAIRS // _FEW
     for first in range(0, m * K, BLOCK):
         entry = first + tl.arange(0, BLOCK)
         chosen = tl.load(ids + entry, mask=entry < m * K, other=-1)
-        found += tl.sum((chosen[:, None] == (chunk + number * chunks)[None, :]).to(tl.int32), 0)
-    if COUNTED <= _FEW:
-        number, found = tl.arange(0, HEAD), moved_to(found, tl.arange(0, HEAD))
-    expert = chunk + number * chunks
-    there = (number < COUNTED) & (expert < experts)
-    owner = tl.where(there, expert // E_LOC, 0)
-    dl.ll_store(at_member(totals + expert % E_LOC, team, owner), found, epoch, there)
-
-
-@triton.jit
-def cut_off(told, heads, epoch, limit, chunks, slots_of_source, META: tl.constexpr, K: tl.constexpr, CHOICES: tl.constexpr,
-            E_PAD: tl.constexpr, WORLD: tl.constexpr):
-    """int32 [E_PAD]: choices of each expert in rows that do not fit."""
-    choice, expert = tl.arange(0, CHOICES), tl.arange(0, E_PAD)
-    found = tl.zeros((E_PAD, ), tl.int32)
-    for chunk in range(chunks):
-        coming, landing, first_slot = matrix_of(told, chunk)
-        for source in range(WORLD):
-            slot = source * slots_of_source + of(first_slot, source)
-            for t in range(tl.maximum(limit - of(landing, source), 0), of(coming, source)):
-                entries = dl.ll_load(heads + (slot + t) * META + choice, epoch, choice < K)
-                chosen = tl.where((choice < K) & (entries >= 0), entries & 0xFFFF, -1)
-                found += tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), 0)
-    return found
+        found += tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), 0)
+    owner = tl.where(expert < experts, expert // E_LOC, 0)
+    dl.ll_store(at_member(totals + expert % E_LOC, team, owner), found, epoch, expert < experts)
 
 
 @triton.jit
@@ -187,7 +177,7 @@ def begins_of(counts, room, align, E_PAD: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
-def places_of(head, epoch, first_of, ends, positions, sources, land, fits, share, K: tl.constexpr, CHOICES: tl.constexpr,
+def places_of(head, epoch, first_of, ends, positions, sources, land, fits, part, K: tl.constexpr, CHOICES: tl.constexpr,
               E_PAD: tl.constexpr, EXPANDED: tl.constexpr):
     """int32 [CHOICES]: the row by expert of each choice of row `land`, -1 for none; stored in `positions` and `sources`.
 
@@ -199,7 +189,7 @@ def places_of(head, epoch, first_of, ends, positions, sources, land, fits, share
     which = (entries & 0xFFFF)[:, None] == expert[None, :]
     spots = (entries >> 16) + tl.sum(tl.where(which, first_of[None, :], 0), 1)
     spots = tl.where((entries >= 0) & (spots < tl.sum(tl.where(which, ends[None, :], 0), 1)), spots, -1)
-    there = (choice < K) & fits & (share == 0)
+    there = (choice < K) & fits & (part == 0)
     tl.store(positions + land.to(tl.int64) * K + choice, spots, mask=there)
     if not EXPANDED:
         tl.store(sources + spots, land + 0 * spots, mask=there & (spots >= 0))

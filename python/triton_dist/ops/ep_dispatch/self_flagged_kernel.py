@@ -4,11 +4,12 @@
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
-from triton_dist.ops.ep.device import counts_of, distance, matrix_of, of, owners, rows_told, sent_to
-from triton_dist.ops.ep_dispatch.self_flagged_device import (begins_of, cut_off, keep_choices, key_of,
+from triton_dist.ops.device.packets import count_call, epoch_in_turn
+from triton_dist.ops.ep.device import distance, matrix_of, of, owners, rows_told, sent_to
+from triton_dist.ops.ep_dispatch.self_flagged_device import (begins_of, keep_choices, key_of,
                                                              nothing_came, order_of, part_of_row, places_of, spread_words,
-                                                             tell_totals, token_in, words_beside, words_of_row, zeros_between)
+                                                             tell_rows, tell_totals, token_in, words_beside, words_of_row,
+                                                             zeros_between)
 from triton_dist.runtime.jit import jit
 
 
@@ -19,20 +20,22 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                              QUANT: tl.constexpr, ORDERED: tl.constexpr, EXPANDED: tl.constexpr, MASKED: tl.constexpr,
                              E_LOC: tl.constexpr, E_PAD: tl.constexpr, COUNTED: tl.constexpr, WORLD: tl.constexpr,
                              RANKS: tl.constexpr, PITCH: tl.constexpr, TOKENS: tl.constexpr, THREADS: tl.constexpr,
-                             EACH: tl.constexpr, HEAD: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr):
+                             EACH: tl.constexpr, HEAD: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr,
+                             TELLERS: tl.constexpr, BLOCK: tl.constexpr):
     """What ep_dispatch_kernel, place_kernel and expand_kernel do, bit by bit, for rows that are sent as `vectors` vectors.
 
-    Tokens are cut into `chunks` chunks. PARTS programs send the rows of a chunk, a row at a time, each some of the PIECES
-    pieces of THREADS * EACH vectors, and PARTS others take what the same chunk of each source brings. Packets tell every rank
-    how many rows of a chunk go there ([source][PITCH]), and beside each row ([source][slot]), the receiver's own ones as well,
-    its choices, their weights, its scales, and the key of each piece. A piece is sent as its words xor its key. The key is none
-    of them, so no word that is sent is 0.
+    Tokens are cut into `chunks` chunks. PARTS programs move the rows of a chunk, a row at a time, each some of the PIECES pieces
+    of THREADS * EACH vectors: first they send all of them, then they take what the same chunk of each source brings. TELLERS
+    programs before them tell every rank in packets how many rows of each chunk go there ([source][PITCH]). Packets beside each
+    row ([source][slot]), the receiver's own ones as well, have its choices, their weights, its scales, and the key of each piece.
+    A piece is sent as its words xor its key. The key is none of them, so no word that is sent is 0.
     ORDERED: packets also tell how many choices of each of the receiver's experts a source has ([source][E_LOC]), and the choices
     beside a row how many of their source precede them. So the receiver finds their places by expert.
-    Who writes: a program that sends, its pieces into slots [own index] of the receiver's half `epoch & 1`, and packets there.
-    Who waits: every program that takes, for the packets of all ranks, which bounds the epoch, and for its pieces, whose slots it
-    empties, also those of rows that do not fit. Those that send have lower numbers and wait for nobody, so programs need not run
-    at the same time.
+    Who writes: a program that moves, its pieces into slots [own index] of the receiver's half `epoch & 1`, and packets there;
+    tellers, packets.
+    Who waits: a program that moves, for the packets of all ranks' tellers, which bounds the epoch, and for the pieces that the
+    program of its own number sends on other ranks, whose slots it empties, also those of rows that do not fit. It has sent all of
+    its own before, and tellers wait for nobody. So programs need not run at the same time.
     """
     N: tl.constexpr = THREADS * EACH
     MINE: tl.constexpr = (PIECES + PARTS - 1) // PARTS  # pieces of a row, at most, that a program has
@@ -41,27 +44,26 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
     index = dl.team_rank(team)
     pid = tl.program_id(0)
     epoch = epoch_in_turn(control)
-    chunk, part = pid % chunks, pid // chunks
     each = tl.cdiv(m, chunks)  # tokens of a chunk, of at most `most`
-    begin = chunk * each
-    tokens = tl.maximum(tl.minimum(m - begin, each), 0)
-    vector, lane, word, token = tl.arange(0, N), tl.arange(0, THREADS), tl.arange(0, HEAD), tl.arange(0, TOKENS)
-    # the first piece is loaded while the choices are
-    piece = part_of_row(x, begin, part * N, vector, vectors, (tokens > 0) & (part < PARTS), QUANT, N)
-    to = owners(ids, begin + token, token < tokens, experts, K, CHOICES, E_LOC)
     inbox = packets + (epoch & 1) * packets_half
     totals = inbox + RANKS * PITCH
     heads = totals + WORLD * E_LOC if ORDERED else totals
     rows_in = slots + (epoch & 1) * half
     slots_of_source = chunks * most
-    if part < PARTS:
-        going = counts_of(to, WORLD, THREADS)
-        dl.ll_store(at_member(inbox + index * PITCH + chunk + 0 * lane, team, tl.minimum(lane, WORLD - 1)), each << 16 | going,
-                    epoch, (lane < WORLD) & (part == 0))
+    if pid < TELLERS:
+        if pid == 0:
+            tell_rows(ids, inbox + index * PITCH, team, m, each, chunks, experts, epoch, K, CHOICES, E_LOC, WORLD, RANKS, PITCH)
         if ORDERED:
-            if part == 0:
-                tell_totals(ids, totals + index * E_LOC, team, chunk, chunks, m, experts, epoch, K, E_LOC, COUNTED, HEAD)
-        count_call(control, epoch)  # while the packets travel
+            tell_totals(ids, totals + index * E_LOC, team, m, experts, epoch, K, E_LOC, COUNTED, BLOCK)
+        count_call(control, epoch)
+    else:
+        chunk, part = (pid - TELLERS) % chunks, (pid - TELLERS) // chunks
+        begin = chunk * each
+        tokens = tl.maximum(tl.minimum(m - begin, each), 0)
+        vector, lane, word, token = tl.arange(0, N), tl.arange(0, THREADS), tl.arange(0, HEAD), tl.arange(0, TOKENS)
+        # the first piece is loaded while the choices are
+        piece = part_of_row(x, begin, part * N, vector, vectors, tokens > 0, QUANT, N)
+        to = owners(ids, begin + token, token < tokens, experts, K, CHOICES, E_LOC)
         for u in range(tokens * MINE):
             t, number = u // MINE, part + u % MINE * PARTS
             at = number * N + vector
@@ -69,7 +71,7 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
             key = key_of(words, at < vectors)
             before = 0 * word
             if ORDERED:
-                before = order_of(ids, begin + t, word, K, CHOICES)
+                before = order_of(ids, begin + t, word, K, CHOICES, BLOCK)
             for i in range(WORLD):  # not unrolled: the code would grow with the ranks
                 peer = (index + i) % WORLD
                 sent = sent_to(to, peer)
@@ -92,9 +94,7 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
             if u + 1 < tokens * MINE:
                 number = part + (u + 1) % MINE * PARTS
                 piece = part_of_row(x, begin + (u + 1) // MINE, number * N, vector, vectors, number < PIECES, QUANT, N)
-    else:
-        share = part - PARTS
-        count_call(control, epoch)
+        count_call(control, epoch)  # while rows travel
         rank = tl.arange(0, RANKS)
         cells = rank[:, None] * PITCH + tl.arange(0, PITCH)[None, :]
         known = (rank < WORLD)[:, None] & (tl.arange(0, PITCH) < chunks)[None, :]
@@ -102,7 +102,7 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
         words_told = dl.ll_load(inbox + cells, epoch, known)
         coming, landing, first_slot = matrix_of(words_told, chunk)
         total = rows_told(words_told)
-        if (chunk == 0) & (share == 0):
+        if pid == TELLERS:
             tl.store(told, total)
             tl.store(told + 1 + rank[:, None] * chunks + tl.arange(0, PITCH)[None, :], words_told, mask=known)
         if ORDERED:
@@ -110,11 +110,8 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
             by_source = dl.ll_load(totals + rank[:, None] * E_LOC + expert[None, :], epoch,
                                    (rank < WORLD)[:, None] & (expert < E_LOC)[None, :])
             counts = tl.sum(by_source, 0)
-            if not EXPANDED:
-                if total > limit:
-                    counts -= cut_off(words_told, heads, epoch, limit, chunks, slots_of_source, META, K, CHOICES, E_PAD, WORLD)
             starts, ends = begins_of(counts, room, align, E_PAD, MASKED)
-            if (chunk == 0) & (share == 0):
+            if pid == TELLERS:
                 of_experts = told + 1 + WORLD * chunks
                 tl.store(of_experts + expert, counts, mask=expert < E_LOC)
                 tl.store(of_experts + E_LOC + expert, starts, mask=expert < E_LOC)
@@ -134,10 +131,10 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                     if ORDERED:
                         of_peer = tl.sum(tl.where((rank == peer)[:, None], first_of, 0), 0)
                         dl.trace_start("wait", (t * WORLD + i) * (MINE + 1) + 1, peer)
-                        spots = places_of(head, epoch, of_peer, ends, positions, sources, land, fits, share, K, CHOICES, E_PAD,
+                        spots = places_of(head, epoch, of_peer, ends, positions, sources, land, fits, part, K, CHOICES, E_PAD,
                                           EXPANDED)
                         dl.trace_stop("wait", (t * WORLD + i) * (MINE + 1) + 1)
-                    for number in range(share, PIECES, PARTS):
+                    for number in range(part, PIECES, PARTS):
                         lap = (t * WORLD + i) * (MINE + 1) + 2 + number // PARTS
                         at = number * N + vector
                         in_piece = (word - K * (1 + WEIGHTS)) // (N // 8) == number
@@ -167,7 +164,7 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                             spread_words(data.to(tl.float32, bitcast=True), tl.where(beside & (of_row >= 0), of_row, SCALES),
                                          SCALES, land, fits, spots, scales_out, K, EXPANDED)
                         dl.trace_stop("store", lap)
-        program = share * chunks + chunk
+        program = pid - TELLERS
         nothing_came(total, limit, program, PARTS * chunks, ids_out, weights_out, positions, lane, K, WEIGHTS, ORDERED)
         if EXPANDED and not MASKED:
             zeros_between(out, vectors, counts, starts, room, align, program, PARTS * chunks, vector, E_LOC)
