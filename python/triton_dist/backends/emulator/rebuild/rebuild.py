@@ -110,6 +110,8 @@ def convert(value: Any, of_threads: bool = False) -> Any:
         return TWINS.get(_gluon_key(value.fn)) or TWINS.get(key_of(value.fn)) or build(value, of_threads)
     if _gluon_key(value) in TWINS:
         return TWINS[_gluon_key(value)]
+    if isinstance(value, ConstexprFunction) and not of_threads:
+        return value.fn                      # arguments are plain already, which Triton's wrapper would see to at each call
     extra = str(getattr(value, "__module__", "")).startswith("triton.language.extra")
     if extra or getattr(value, "__triton_builtin__", False):
         known = TWINS.get(key_of(value))

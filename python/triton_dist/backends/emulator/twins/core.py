@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Twins of tl's core: program ids, creation, selection, dot, hints, and what the emulator refuses."""
+import functools
 import inspect
 import operator
 import time
@@ -24,8 +25,12 @@ MAX_NUMEL = 1 << 20
 
 def block_shape(shape: Any) -> Tup:
     """A shape as Triton allows it: powers of two."""
-    shape = Tup(int(n) for n in (shape if isinstance(shape, (tuple, list, core.tuple)) else (shape, )))
-    numel = 1
+    return _block_shape(tuple([int(n) for n in (shape if isinstance(shape, (tuple, list, core.tuple)) else (shape, ))]))
+
+
+@functools.lru_cache(4096)
+def _block_shape(sizes: tuple) -> Tup:
+    shape, numel = Tup(sizes), 1
     for n in shape:
         if n < 1 or n & n - 1:
             raise invalid(f"shape {tuple(shape)}: every dimension must be a power of two")
@@ -76,10 +81,10 @@ def full(shape: Any, value: Any, dtype: Any) -> Any:
 def unify(a: Any, b: Any) -> tuple:
     """The common (type, shape) of two operands; scalars have shape ()."""
     a_ty, b_ty = scalar_type(a), scalar_type(b)
-    if info(a_ty).pointer or info(b_ty).pointer:
-        if a_ty is not b_ty:
-            raise invalid(f"operands of {a_ty} and {b_ty}: types differ")
+    if a_ty is b_ty and not is_const(a) and not is_const(b):
         ty = a_ty
+    elif info(a_ty).pointer or info(b_ty).pointer:
+        raise invalid(f"operands of {a_ty} and {b_ty}: types differ")
     else:
         ty = promote(a_ty, is_const(a), b_ty, is_const(b))
     shape = broadcast_shape(a.shape if isinstance(a, Tensor) else Tup(), b.shape if isinstance(b, Tensor) else Tup())
@@ -89,7 +94,8 @@ def unify(a: Any, b: Any) -> tuple:
 @twin("core.where")
 def where(condition: Any, x: Any, y: Any) -> Any:
     ty, shape = unify(x, y)
-    condition = cast(condition if isinstance(condition, (Scalar, Tensor)) else constant(condition), I1)
+    if type(condition) is not Tensor or condition.ty is not I1:
+        condition = cast(condition if isinstance(condition, (Scalar, Tensor)) else constant(condition), I1)
     if not isinstance(condition, Tensor):
         pick = x if condition else y
         if not shape:

@@ -14,6 +14,9 @@ from triton_dist.backends.emulator.values.scalars import Scalar, constant
 from triton_dist.backends.emulator.values.tensors import Tensor, as_tensor, broadcast_shape, filled, item, scalar_type
 
 
+_ALL = slice(None)
+
+
 def flat(args: tuple) -> tuple:
     """f(x, (1, 2)) and f(x, 1, 2) are the same."""
     return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
@@ -49,7 +52,7 @@ def index(x: Any, key: Any) -> Any:
     for k, part in enumerate(key):
         if part is None:
             x = expand_dims(x, k)
-        elif not (isinstance(part, slice) and part == slice(None)) or not isinstance(x, Tensor):
+        elif type(part) is not slice or part != _ALL or not isinstance(x, Tensor):
             raise invalid(f"subscript {part!r} of a tensor: only `:` and None")
     if isinstance(x, Tensor) and len(key) > len(x.shape):
         raise invalid(f"{len(key)} subscripts of a tensor of rank {len(x.shape)}")

@@ -103,9 +103,11 @@ def _toward_zero(x: Tensor, ty: Any) -> Tensor:
 
 @twin("core.cast")
 def cast(x: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: bool = False) -> Any:
-    ty = canonical(dtype)
     if not isinstance(x, (Tensor, Scalar)):
         x = constant(x)
+    if x.ty is dtype and fp_downcast_rounding is None:
+        return x
+    ty = canonical(dtype)
     if bitcast and not (info(x.ty).pointer or info(ty).pointer):
         return _bitcast(x, ty)
     if fp_downcast_rounding is not None:

@@ -7,7 +7,7 @@ Integer division by -1 of the smallest integer traps on x86, and by zero raises 
 and all ones.
 """
 import operator
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -72,6 +72,13 @@ def _shift(name: str, x: Any, y: Any, known: Info, left_signed: bool) -> torch.T
         return torch.where(over, x >> known.bits - 1, x >> amount)
     kept = _unsigned(np.right_shift, x, amount, known)
     return torch.where(over, torch.zeros_like(kept), kept)
+
+
+def plain(name: str, known: Info) -> Optional[Callable]:
+    """The operator of torch that does what `apply` does; None where there is none."""
+    if known.kind == "float" and known.size > 1 or known.kind == "int" and (known.signed or name in _SIGN_FREE):
+        return _PLAIN.get(name)
+    return None
 
 
 def apply(name: str, x: Any, y: Any, known: Info, left: Any) -> torch.Tensor:

@@ -49,14 +49,14 @@ class Info:
         self.hi = (1 << self.bits - 1) - 1 if self.signed else self.mask
 
 
-_info: dict = {}          # id of a canonical dtype -> Info; the dtypes in it live as long as this module
+INFO: dict = {}           # id of a canonical dtype -> Info; the dtypes in it live as long as this module
 _canon: dict = {}
 _pointers: dict = {}
 
 
 def canonical(ty: Any) -> Any:
     """The one dtype object that stands for all equal ones, so that `is` compares types."""
-    if id(ty) in _info:
+    if id(ty) in INFO:
         return ty
     if not isinstance(ty, core.dtype):
         raise InvalidArgument(f"expected a Triton dtype such as tl.float32, found {ty!r}")
@@ -67,7 +67,7 @@ def canonical(ty: Any) -> Any:
     found = _canon.get(ty.name)
     if found is None:
         found = _canon[ty.name] = ty
-        _info[id(ty)] = Info(ty)
+        INFO[id(ty)] = Info(ty)
     return found
 
 
@@ -77,7 +77,7 @@ def pointer_to(element: Any) -> Any:
     found = _pointers.get(id(element))
     if found is None:
         found = _pointers[id(element)] = core.pointer_type(element)
-        _info[id(found)] = Info(found)
+        INFO[id(found)] = Info(found)
     return found
 
 
@@ -85,19 +85,19 @@ for _name in ("int1 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bf
               "float8e4nv float8e5 float8e4b8 float8e5b16 float8e4b15").split():
     canonical(getattr(core, _name))
 
-_of_torch = {info.torch: _canon[name] for name, info in ((n, _info[id(t)]) for n, t in _canon.items())
+_of_torch = {info.torch: _canon[name] for name, info in ((n, INFO[id(t)]) for n, t in _canon.items())
              if info.torch is not None and not (info.integer and not info.signed and info.bits > 1)}
 _of_torch.update({getattr(torch, n): getattr(core, n) for n in ("uint8", "uint16", "uint32", "uint64")})
 
 
 def info(ty: Any) -> Info:
     """The Info of a canonical dtype."""
-    return _info[id(ty)]
+    return INFO[id(ty)]
 
 
 def torch_dtype(ty: Any) -> torch.dtype:
     """The torch dtype that carries a Triton dtype; error where torch has none."""
-    found = _info[id(ty)].torch
+    found = INFO[id(ty)].torch
     if found is None:
         raise UnsupportedFeature(f"the emulator has no {ty}: torch has no such dtype; use float8e4nv or float8e5")
     return found
@@ -112,11 +112,13 @@ def from_torch(dtype: torch.dtype) -> Any:
 
 def constant_type(x: Any) -> Any:
     """The type that a Python number gets at run time (TritonSemantic.to_tensor)."""
+    if type(x) is int and -0x80000000 <= x <= 0x7FFFFFFF:
+        return I32
     if isinstance(x, bool):
         return I1
     if isinstance(x, int):
         for ty in (I32, U32, I64, U64):
-            if _info[id(ty)].lo <= x <= _info[id(ty)].hi:
+            if INFO[id(ty)].lo <= x <= INFO[id(ty)].hi:
                 return ty
         raise InvalidArgument(f"the integer {x} fits no 64-bit type")
     size = abs(x)
@@ -143,7 +145,7 @@ def promote(a: Any, a_const: bool, b: Any, b_const: bool, division: bool = False
 
 def check_constant(x: Any, ty: Any) -> None:
     """Triton refuses a constant that the type of the operation cannot hold."""
-    known = _info[id(ty)]
+    known = INFO[id(ty)]
     if known.integer and not known.lo <= x <= known.hi:
         negative = x < 0 and not known.signed
         what = "an unsigned operand and a negative constant" if negative else "a constant out of range"

@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 from triton_dist.backends.emulator.engine import registry
 from triton_dist.backends.emulator.engine.registry import Tup, fault, invalid
-from triton_dist.backends.emulator.values.promotion import (F32, I1, I32, NEWER, check_constant, constant_type, info, promote,
-                                                            rounded, truncated, wrap)
+from triton_dist.backends.emulator.values.promotion import (F32, I1, I32, INFO, NEWER, check_constant, constant_type, info,
+                                                            promote, rounded, truncated, wrap)
 
 _NO_SHAPE = Tup()
 
@@ -156,12 +156,15 @@ BITWISE = {"and", "or", "xor", "lshift", "rshift"}
 DIVISION = {"floordiv", "mod", "truediv"}
 _TOP = 1 << 31
 NAMES = [*INTEGER, "truediv"]
+_operations: dict = {}    # (operation, id of a type, whether it is of a Python number, the same of the other) -> type
 
 
 def convert(x: Any, ty: Any, const: bool) -> Any:
     """The number in x (a Scalar or a Python number) as an operand of the type `ty`."""
-    known = info(ty)
+    known = INFO[id(ty)]
     if const:
+        if known.integer and type(x) is int and known.lo <= x <= known.hi:
+            return x
         check_constant(x, ty)
         return int(x) if known.integer else rounded(float(x), ty)
     if x.ty is ty:
@@ -171,10 +174,14 @@ def convert(x: Any, ty: Any, const: bool) -> Any:
 
 def operation_type(name: str, a: Any, a_const: bool, b: Any, b_const: bool) -> Any:
     """The type in which two operands of types a and b are combined."""
-    ty = promote(a, a_const, b, b_const, name in DIVISION)
-    if name in BITWISE and not info(ty).integer or name == "floordiv" and not info(ty).integer:
-        raise invalid(f"{a} {name} {b}: both must be integers")
-    return F32 if name == "truediv" and info(ty).integer else ty
+    key = name, id(a), a_const, id(b), b_const
+    found = _operations.get(key)
+    if found is None:
+        ty = promote(a, a_const, b, b_const, name in DIVISION)
+        if (name in BITWISE or name == "floordiv") and not info(ty).integer:
+            raise invalid(f"{a} {name} {b}: both must be integers")
+        found = _operations[key] = F32 if name == "truediv" and info(ty).integer else ty
+    return found
 
 
 def combine(name: str, a: Any, b: Any) -> Scalar:

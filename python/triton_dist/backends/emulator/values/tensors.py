@@ -8,6 +8,7 @@ bounds without touching an element, which is what makes a 64 x 64 tile cost micr
 elements first.
 """
 import functools
+import math
 from typing import Any, Callable, Optional
 
 import torch
@@ -16,7 +17,7 @@ from triton.language import core
 from triton_dist.backends.emulator.engine import registry
 from triton_dist.backends.emulator.engine.registry import Tup, invalid
 from triton_dist.backends.emulator.values import elementwise
-from triton_dist.backends.emulator.values.promotion import I1, I64, NEWER, Info, constant_type, info, torch_dtype
+from triton_dist.backends.emulator.values.promotion import I1, I64, INFO, NEWER, Info, constant_type, info, torch_dtype
 from triton_dist.backends.emulator.values.scalars import (COMPARE, NAMES, IntScalar, Pointer, Scalar, constant,
                                                           convert, operation_type, scalar, signed_offset)
 
@@ -41,7 +42,7 @@ class Tensor:
         return self._d
 
     dtype = property(lambda self: self.ty)
-    numel = property(lambda self: functools.reduce(int.__mul__, self.shape, 1))
+    numel = property(lambda self: math.prod(self.shape))
     type = property(lambda self: core.block_type(self.ty, list(self.shape)))
     T = property(lambda self: registry.TWINS["core.permute"](self, (1, 0)))
 
@@ -73,38 +74,53 @@ class Tensor:
         return registry.TWINS["member"](self, name)
 
     def __getitem__(self, index: Any) -> Any:
-        parts = index if type(index) is tuple else (index, )
-        key = tuple([part is None for part in parts])        # the rest can only be `:`
+        parts, key = index if type(index) is tuple else (index, ), ""
+        for part in parts:
+            if part is not None and part != _ALL:
+                return registry.TWINS["index"](self, parts)
+            key += ":" if part is None else "."
         views = self._views
         if views is None:
             views = self._views = {}
-        if key not in views or any(part is not None and part != _ALL for part in parts):
-            views[key] = registry.TWINS["index"](self, parts)
-        return views[key]
+        found = views.get(key)
+        if found is None:
+            found = views[key] = registry.TWINS["index"](self, parts)
+        return found
 
     def __repr__(self) -> str:
         return f"tensor<{'x'.join(map(str, self.shape))}x{self.ty}>"
 
 
 # -- formulas ----------------------------------------------------------------------------------------------------------
+_SMALL = 1 << 12         # elements of formulas that are remembered
+
+
 @functools.lru_cache(256)
 def _steps(n: int, step: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.arange(n, dtype=dtype) * step
 
 
+def _differences(shape: tuple, steps: tuple, dtype: torch.dtype) -> torch.Tensor:
+    """The elements of a formula less its base; dimensions without a step have size 1."""
+    out, rank = None, len(shape)
+    for k, (n, step) in enumerate(zip(shape, steps)):
+        if step:
+            part = _steps(n, step, dtype).view([n if j == k else 1 for j in range(rank)])
+            out = part if out is None else out + part
+    return torch.zeros([1] * rank, dtype=dtype) if out is None else out
+
+
+_small_differences = functools.lru_cache(1024)(_differences)
+
+
 def _line_elements(x: Tensor) -> torch.Tensor:
     base, steps = x.line
-    known, rank = info(x.ty), len(x.shape)
+    kind, shape = INFO[id(x.ty)].torch, x.shape
     lo, hi = extent(x)
-    narrow = known.torch if known.torch is torch.int32 and lo >= -0x80000000 and hi <= 0x7FFFFFFF else torch.int64
-    out = None
-    for k, (n, step) in enumerate(zip(x.shape, steps)):
-        if step:
-            part = _steps(n, step, narrow).view([n if j == k else 1 for j in range(rank)])
-            out = part if out is None else out + part
+    narrow = torch.int32 if kind is torch.int32 and lo >= -0x80000000 and hi <= 0x7FFFFFFF else torch.int64
     base -= 1 << 64 if base >> 63 and base > 0 else 0
-    out = torch.full([1] * rank, base, dtype=narrow) if out is None else out + base
-    return out.to(known.torch).expand(x.shape)
+    out = (_small_differences if x.numel <= _SMALL else _differences)(shape, steps, narrow) + base
+    return (out if narrow is kind else out.to(kind)).expand(shape)
 
 
 def _box_elements(x: Tensor) -> torch.Tensor:
@@ -128,7 +144,7 @@ def line(base: int, steps: tuple, ty: Any, shape: Tup) -> Optional[Tensor]:
     """A formula tensor; None where its values do not fit the type, and so would wrap."""
     x = Tensor(None, ty, shape, (base, steps))
     lo, hi = extent(x)
-    known = info(ty)
+    known = INFO[id(ty)]
     return x if known.lo <= lo and hi <= known.hi or known.pointer else None
 
 
@@ -223,9 +239,9 @@ def expand_box(box: tuple, old: Tup, shape: Tup) -> tuple:
 # -- operators ---------------------------------------------------------------------------------------------------------
 def operand(x: Any, ty: Any) -> Any:
     """x for a torch operation in `ty`: a torch tensor, or a Python number in the signed range of the carrier."""
-    if isinstance(x, Tensor):
+    if type(x) is Tensor:
         return x.d if x.ty is ty else registry.TWINS["cast_tensor"](x, ty).d
-    return carried(convert(x, ty, not isinstance(x, Scalar)), info(ty))
+    return carried(convert(x, ty, not isinstance(x, Scalar)), INFO[id(ty)])
 
 
 def carried(v: Any, known: Info) -> Any:
@@ -250,41 +266,57 @@ def is_const(x: Any) -> bool:
     return not isinstance(x, (Tensor, Scalar))
 
 
+class _Plan:
+    """What two types make of an operation: the type `ty` in which it is computed, and that of the result."""
+    __slots__ = ("pointer", "ty", "known", "result", "formula", "boxes", "direct")
+
+    def __init__(self, name: str, a: Any, a_const: bool, b: Any, b_const: bool):
+        self.pointer = info(a).pointer or info(b).pointer
+        if not self.pointer:
+            self.ty = operation_type(name, a, a_const, b, b_const)
+            self.known, self.result = info(self.ty), I1 if name in COMPARE else self.ty
+            self.formula, self.boxes = self.known.kind == "int" and name in _FORMULAS, self.known.kind == "bool" and name == "and"
+            self.direct = elementwise.plain(name, self.known)
+
+
+_plans: dict = {}        # (operation, id of a type, whether it is of a Python number, the same of the other) -> _Plan
+
+
 def binary(name: str, a: Any, b: Any) -> Tensor:
     """`a op b`, where one at least is a Tensor."""
-    if type(a) is Tensor is type(b) and a.ty is b.ty and name in ("add", "sub"):       # mostly index arithmetic
-        if a.line is not None and b.line is not None and not info(a.ty).pointer:
-            found = _line_binary(name, a, b, a.ty)
-            if found is not None:
-                return found
-    a_ty, b_ty = scalar_type(a), scalar_type(b)
-    if info(a_ty).pointer or info(b_ty).pointer:
+    a_const = type(a) is not Tensor and not isinstance(a, Scalar)
+    b_const = type(b) is not Tensor and not isinstance(b, Scalar)
+    a_ty, b_ty = constant_type(a) if a_const else a.ty, constant_type(b) if b_const else b.ty
+    key = name, id(a_ty), a_const, id(b_ty), b_const
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans[key] = _Plan(name, a_ty, a_const, b_ty, b_const)
+    if plan.pointer:
         return _offset(name, a, b, a_ty, b_ty)
-    ty = operation_type(name, a_ty, is_const(a), b_ty, is_const(b))
-    known = info(ty)
-    if known.kind == "int":
+    if plan.formula:
         x, y = _integer_value(a), _integer_value(b)
-        if x is not None and y is not None and name in _FORMULAS:
-            found = _formula(name, x, y, ty)
+        if x is not None and y is not None:
+            found = _formula(name, x, y, plan.ty)
             if found is not None:
                 return found
-    elif known.kind == "bool" and name == "and" and type(a) is type(b) and a.box is not None and b.box is not None:
+    elif plan.boxes and type(a) is type(b) and a.box is not None and b.box is not None:
         return _box_and(a, b)
     if type(a) is Tensor and type(b) is Tensor and a.shape != b.shape:
         shape = broadcast_shape(a.shape, b.shape)
     else:
         shape = a.shape if type(a) is Tensor else b.shape
-    d = elementwise.apply(name, operand(a, ty), operand(b, ty), known, a_ty)
-    return Tensor(d, I1 if name in COMPARE else ty, shape)
+    x, y = operand(a, plan.ty), operand(b, plan.ty)
+    d = plan.direct(x, y) if plan.direct else elementwise.apply(name, x, y, plan.known, a_ty)
+    return Tensor(d, plan.result, shape)
 
 
 _FORMULAS = {"add", "sub", "mul", "lt", "le", "gt", "ge", "mod"}
 
 
 def _formula(name: str, x: Any, y: Any, ty: Any) -> Optional[Tensor]:
-    known = info(ty)
+    known = INFO[id(ty)]
     for v in (x, y):
-        if isinstance(v, int):
+        if type(v) is int:
             if not known.lo <= v <= known.hi:
                 return None
         elif v.ty is not ty:
@@ -301,11 +333,11 @@ def _formula(name: str, x: Any, y: Any, ty: Any) -> Optional[Tensor]:
 
 def _offset(name: str, a: Any, b: Any, a_ty: Any, b_ty: Any) -> Tensor:
     """Pointer plus or minus offsets: sign-extended (or zero-extended, where unsigned), scaled in 64 bits."""
-    if info(b_ty).pointer and name == "add":
+    if INFO[id(b_ty)].pointer and name == "add":
         a, b, a_ty, b_ty = b, a, b_ty, a_ty
-    if name not in ("add", "sub") or info(b_ty).pointer or not info(b_ty).integer:
+    if name not in ("add", "sub") or not INFO[id(b_ty)].integer:
         raise invalid(f"{a_ty} {name} {b_ty}: a pointer takes + and - with an integer")
-    size = info(a_ty).stride
+    size = INFO[id(a_ty)].stride
     step = size if name == "add" else -size
     y = signed_offset(b) if type(b) is IntScalar else _integer_value(b)
     if isinstance(y, int) and isinstance(a, Tensor) and a.line is not None:
@@ -328,15 +360,15 @@ def _offset(name: str, a: Any, b: Any, a_ty: Any, b_ty: Any) -> Tensor:
 
 def _methods(name: str) -> tuple:
     def forward(a: Tensor, b: Any) -> Any:
-        return binary(name, a, b) if isinstance(b, _OPERANDS) else NotImplemented
+        return binary(name, a, b) if type(b) is Tensor or isinstance(b, _OPERANDS) else NotImplemented
 
     def backward(a: Tensor, b: Any) -> Any:
-        return binary(name, b, a) if isinstance(b, _OPERANDS) else NotImplemented
+        return binary(name, b, a) if type(b) is Tensor or isinstance(b, _OPERANDS) else NotImplemented
 
     return forward, backward
 
 
-_OPERANDS = (Tensor, Scalar, int, float)
+_OPERANDS = (Scalar, int, float)
 for _name in NAMES:
     _forward, _backward = _methods(_name)
     setattr(Tensor, f"__{_name}__", _forward)
