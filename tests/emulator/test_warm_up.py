@@ -1,6 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Numbers of rows that have not come before: ranks meet only for what is new about them, and after `warm_up` never."""
+import sys
+from collections import Counter
+
 import pytest
 import torch
 from torch.nn.functional import linear
@@ -120,7 +123,43 @@ def test_after_it_no_number_of_rows_needs_a_kernel_that_is_not_compiled(name, co
             call(rows)
         return len(used), compiled[group.rank] - ready
     for used, late in run_ranks(script, 2, num_sms=5):
-        assert late == set() and used < 60
+        assert late == set() and used < 70
+
+
+@pytest.mark.parametrize("name, described", [("ag_gemm", 5), ("gemm_rs", 3)])
+def test_a_new_number_of_rows_makes_nothing_that_its_class_has(name, described, compiled):
+    """One launch, and descriptors of the call's own tensors: none of buffers, and no tiling or agreement twice."""
+    asked = Counter(noted=1, descriptor=described, allocate=0, peer_tensor=0, replace=0)
+
+    def script():
+        group, most, seen = resolve(), 160, Counter()
+        x = random_tensor(most * group.size, WIDE, dtype=torch.float16, seed=group.rank)
+        weight = random_tensor(200, WIDE, dtype=torch.float16, seed=100 + group.rank)
+
+        def call(rows):
+            return LARGE[name](x, weight, group, rows)
+        used = triton_dist.warm_up(call, range(2, most + 1))
+        new = next(rows for rows in range(most // 2, most) if rows not in used)
+        sys.setprofile(lambda frame, event, _: seen.update([frame.f_code.co_name] if event == "call" else ()))
+        try:
+            call(new)
+        finally:
+            sys.setprofile(None)
+        return {what: seen[what] for what in asked}
+    assert run_ranks(script, 2, num_sms=5) == [dict(asked)] * 2
+
+
+def test_an_unfused_way_is_called_at_numbers_a_tenth_apart():
+    """Torch's product takes other kernels for other numbers. Those of one remainder serve for the others as well."""
+    def script():
+        x, weight = torch.ones(256, K), torch.ones(N, K)
+        used = sorted(triton_dist.warm_up(lambda rows: gemm_ar(x[:rows], weight, method="unfused"), range(1, 257)))
+        even = [rows for rows in used if rows % 2 == 0]
+        assert all(b <= 1.1 * a or b == a + 2 for a, b in zip(even, even[1:]))
+        assert (even[0], even[-1]) == (2, 256) and len(even) < 60 and len(used) - len(even) < 20
+        fused = triton_dist.warm_up(lambda rows: gemm_ar(x[:rows], weight, method="packets"), range(1, 65))
+        assert len(fused) < 30
+    run_ranks(script, 2)
 
 
 def test_a_new_number_of_rows_costs_a_meeting_only_where_it_runs_in_a_new_way(monkeypatch):

@@ -301,7 +301,13 @@ def contiguous_strides(shape: Sequence[int]) -> tuple:
 
 def absent(like: Any) -> Any:
     """Stands for a tensor that a call lacks, of the dtype of `like`: a kernel gets it, and does not look at it."""
-    return like.new_empty(1)
+    return _absent(like.dtype, like.device)
+
+
+@functools.cache
+def _absent(dtype: Any, device: Any) -> Any:
+    import torch
+    return torch.empty(1, dtype=dtype, device=device)
 
 
 def replaced(descriptor: Any, tensor: Any, **fields: Any) -> Any:

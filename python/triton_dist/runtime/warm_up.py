@@ -15,7 +15,8 @@ def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
     a number in `rows` do neither. `call` runs with the largest number first, so that buffers have their final size. Then come
     the numbers that divide by the size of the world, and those of each other remainder, since ops may treat them differently.
     Between two numbers whose ops ran in different ways `call` runs with the one halfway, and so on until all ways are known.
-    That a way which serves two numbers serves those between them is taken for granted.
+    That a way which serves two numbers serves those between them is taken for granted. A way that is not fused is called at
+    numbers a tenth apart, since torch's product takes its kernels by the number of rows, and loads them at their first use.
 
     Args:
         call: makes the calls to prepare, with as many rows as it is given: one op, a layer, or a model. Its result is dropped.
@@ -40,6 +41,13 @@ def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
             ways[number] = _ways_of(lambda: call(number))
         return ways[number]
 
+    def same_between(low: int, high: int) -> bool:
+        """Whether numbers between these two, which have been called, need nothing that has not been made ready."""
+        if way(low) != way(high):
+            return False
+        unfused = any(choice.method == "unfused" for _, _, choice, _ in way(low))
+        return not unfused or high <= 1.1 * low or any(low < number < high and ways[number] == way(low) for number in ways)
+
     way(rows[-1])
     size = resolve().size
     for remainder in range(size):
@@ -47,7 +55,7 @@ def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
         intervals = [(0, len(alike) - 1)] if alike else []
         while intervals:
             low, high = intervals.pop()
-            if way(alike[high]) != way(alike[low]) and high - low > 1:
+            if not same_between(alike[low], alike[high]) and high - low > 1:
                 middle = (low + high) // 2
                 intervals += [(low, middle), (middle, high)]
     return list(ways)

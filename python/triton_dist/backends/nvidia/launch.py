@@ -113,6 +113,7 @@ class _Parameters:
                 raise UnsupportedFeature(f"argument type {kind}")
             index += 1
         self.size = index + 2                               # null scratch pointers come last
+        self.addresses = ctypes.c_void_p * self.size
         self.launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
         self.block, self.shared = (32 * meta.num_warps, 1, 1), meta.shared
         cooperative = bool(meta.launch_cooperative_grid)
@@ -138,37 +139,38 @@ class BoundLaunch:
 
     def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, positions: tuple):
         common = _parameters(driver, compiled)
-        self._driver, self._launch, values, maps = driver, common.launch, [0] * common.size, []
+        self._driver, self._launch, values = driver, common.launch, [0] * common.size
         for position, index in common.pointers:
             values[index] = args[position].data_ptr()
         for position, index in common.integers:
             values[index] = args[position]
         for position, index, boxes in common.descriptors:
-            arg = args[position]
-            values[index + 1:index + 1 + 2 * boxes.rank] = *arg.shape, *arg.strides
-            maps.append((position, index, boxes.maps(arg)))
-        self._cells = array("q", values)
-        first = self._cells.buffer_info()[0]
-        self._params = array("q", range(first, first + 8 * common.size, 8))
-        self._pointers, self._integers, self._maps = ([entry for entry in entries if entry[0] in positions]
-                                                      for entries in (common.pointers, common.integers, maps))
-        self._kept = [arg for i, arg in enumerate(args) if i not in positions]              # the memory of what stays
-        for position, index, of_address in maps:
-            if position not in positions:
+            values[index + 1:index + 1 + 2 * boxes.rank] = *args[position].shape, *args[position].strides
+        cells = array("q", values)
+        first = cells.buffer_info()[0]
+        self._params = common.addresses.from_buffer(array("q", range(first, first + 8 * common.size, 8)))
+        self._pointers, self._integers = ([(position, ctypes.c_int64.from_buffer(cells, 8 * index))
+                                           for position, index in entries if position in positions]
+                                          for entries in (common.pointers, common.integers))
+        self._maps, self._kept = [], [cells, *[arg for i, arg in enumerate(args) if i not in positions]]
+        for position, index, boxes in common.descriptors:
+            of_address = boxes.maps(args[position])
+            if position in positions:
+                self._maps.append((position, index, of_address))
+            else:
                 where = self._params[index] = of_address[_address(args[position])]
-                self._kept.append(where)
+                self._kept.append(where)                    # as memory of what stays
         self._config = _Config((*grid, 1, 1)[:3], common.block, common.shared, None, common.attribute, common.attributes)
-        self._where = ctypes.addressof(self._config), compiled.function, self._params.buffer_info()[0], None
+        self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params), None
         self._stream: int | None = None
 
     def __call__(self, stream: int, args: tuple) -> None:
-        cells, params = self._cells, self._params
-        for position, index in self._pointers:
-            cells[index] = args[position].data_ptr()
-        for position, index in self._integers:
-            cells[index] = args[position]
+        for position, cell in self._pointers:
+            cell.value = args[position].data_ptr()
+        for position, cell in self._integers:
+            cell.value = args[position]
         for position, index, of_address in self._maps:
-            params[index] = of_address[_address(args[position])]
+            self._params[index] = of_address[_address(args[position])]
         if stream != self._stream:
             self._config.stream = self._stream = stream
         code = self._launch(*self._where)

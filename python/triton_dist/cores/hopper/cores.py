@@ -145,7 +145,7 @@ class _AgGemm(_Bound):
     def __init__(self, plan: Any, has_bias: bool):
         super().__init__(plan, has_bias)
         bm, bn, bk = self.blocks
-        self.gathered = self._gathered(bm, bk)
+        self.gathered = self._gathered(bm, bk)          # in even epochs
         tiles = plan.pitch // bm * -(-plan.n // bn) * plan.group.size
         splits = bn >= 2 * _NARROWEST and not self.columns
         sms = max(1, backend().num_sms() - plan.gather.programs)
@@ -155,9 +155,9 @@ class _AgGemm(_Bound):
         self.options.update(STAGING=layout(plan.dtype, bm, bn), NARROW=splits)
         self.varying = (0, 1, 2, 3, 4, 5, *[6] * has_bias, 8)
 
-    def _gathered(self, *block: int) -> list:
+    def _gathered(self, *block: int) -> TensorDescriptor:
         p = self.plan
-        return p.space.derived((p.dtype, p.k, block), lambda: [_rows(half, p.k, *block) for half in p.halves])
+        return p.space.derived((p.dtype, p.k, block), lambda: _rows(p.halves[0], p.k, *block))
 
     def operands(self, x: torch.Tensor, gathered: TensorDescriptor, weight: torch.Tensor, out: torch.Tensor) -> tuple:
         """Descriptors of x, the gather buffer, and weight and out in wide and in narrow tiles.
@@ -172,12 +172,12 @@ class _AgGemm(_Bound):
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
-        return x, self.gathered[epoch & 1], weight, weight, out, out, bias, None, epoch
+        return x, self.plan.halves[epoch & 1], weight, weight, out, out, bias, None, epoch
 
     def described(self, x, weight, bias, out, epoch) -> tuple:
         bias = absent(weight) if bias is None else bias
         p = self.plan
-        return (*self.operands(x, self.gathered[epoch & 1], weight, out), bias, p.space.flags, epoch, p.group.rank, p.group.size,
+        return (*self.operands(x, self.gathered, weight, out), bias, p.space.flags, epoch, p.group.rank, p.group.size,
                 p.m, p.n, p.k, p.gather.pieces, p.gather.piece_tiles, self.wide)
 
 
@@ -189,10 +189,10 @@ class _AgGemmBySms(_AgGemm):
         self.options.update(MOST=plan.gather.most)
         self.varying = (0, 2, 3, 4, 5, *[6] * has_bias)
 
-    def _gathered(self, *block: int) -> list:
+    def _gathered(self, *block: int) -> TensorDescriptor:
         p, gather = self.plan, self.plan.gather
         rows = gather.half_rows + p.group.size * p.pitch
-        return [descriptor(gather.data[:rows * p.k].view(rows, p.k), *block)]
+        return descriptor(gather.data[:rows * p.k].view(rows, p.k), *block)
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
@@ -201,7 +201,7 @@ class _AgGemmBySms(_AgGemm):
     def described(self, x, weight, bias, out, epoch) -> tuple:
         bias = absent(weight) if bias is None else bias
         p, gather = self.plan, self.plan.gather
-        return (*self.operands(x, *self.gathered, weight, out), bias, p.space.flags, gather.control, gather.half_rows,
+        return (*self.operands(x, self.gathered, weight, out), bias, p.space.flags, gather.control, gather.half_rows,
                 gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, gather.pieces, gather.piece_tiles, self.wide)
 
 

@@ -69,8 +69,7 @@ class Calls:
         if _modes() or FORWARD_AD[DUAL_LEVEL] >= 0:        # which guards do not see
             return self._looked_at(key, given, asked, group, (x, weight, out, bias, residual, second, *more))
         try:
-            key = ((asked, *map(type, asked)), x.data_ptr(),       # types, as 1 == 1.0 == True
-                   None if weight is None else weight.data_ptr(), None if out is None else out.data_ptr())
+            key = (asked, x.data_ptr(), None if weight is None else weight.data_ptr(), None if out is None else out.data_ptr())
             if out is None or out is residual or residual is None and out is x:
                 given = (x,) if weight is None else (x, weight)
             else:
@@ -90,7 +89,8 @@ class Calls:
                 found = record.elsewhere(key, given)
         except (AttributeError, KeyError, TypeError, RuntimeError):     # no tensors of memory, or none on this group yet
             found = None
-        if found is None or found.careful and not found.allowed(me.world):
+        if (found is None or found.kinds is not None and found.kinds != tuple(map(type, asked))
+                or found.careful and not found.allowed(me.world)):
             return self._looked_at(key, given, asked, group, (x, weight, out, bias, residual, second, *more))
         if found.compared:
             same_call(found.group, found.plan.agreed)

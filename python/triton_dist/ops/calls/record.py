@@ -47,11 +47,12 @@ class Known:
     """A call that was made: its plan and group, and by what a call like it is known.
 
     careful: whether more must be asked than what tensors and their addresses tell.
+    kinds: types of what else it was given, where there is a number: 1 == 1.0 == True.
     autocast: the dtype that autocast asked for, where the op follows it.
     """
 
     __slots__ = ("plan", "group", "_new_out", "same", "alignment", "count", "careful", "tf32", "wants_grad", "relations",
-                 "compared", "autocast", "device")
+                 "compared", "autocast", "device", "kinds")
 
     def __init__(self, plan: Plan, group: Group, dtype: torch.dtype, autocast: torch.dtype | None):
         self.plan, self.group, self.autocast = plan, group, autocast
@@ -65,8 +66,9 @@ class Known:
             withdraw(self.group, self.plan.agreed.op, error)
             raise
 
-    def learn(self, me: RankState, given: tuple, outputs: list) -> None:
-        """Makes it known by the tensors `given`, of which those at the indices `outputs` are written to."""
+    def learn(self, me: RankState, asked: tuple, given: tuple, outputs: list) -> None:
+        """Makes it known by `asked` and the tensors `given`, of which those at the indices `outputs` are written to."""
+        self.kinds = tuple(map(type, asked)) if any(isinstance(value, (int, float)) for value in asked) else None
         self.count, self.compared = me.calls.setdefault(self.group.key, [0]), backend().compares_calls or me.debug
         self.same, self.alignment = _guards_of(given), [t.data_ptr() & _ALIGNMENT for t in given]
         self.tf32 = backend().allow_tf32() if given[0].dtype == torch.float32 else None
@@ -79,7 +81,8 @@ class Known:
 
     def allowed(self, world: Group) -> bool:
         """Whether gradients, tf32, autocast's dtype, graph capture and the group are as they were."""
-        return (not (self.wants_grad and torch.is_grad_enabled()) and self.tf32 in (None, backend().allow_tf32())
+        return (not (self.wants_grad and torch.is_grad_enabled())
+                and (self.tf32 is None or self.tf32 == backend().allow_tf32())
                 and (self.autocast is None or self.autocast is ambient.autocast_dtype(self.device))
                 and (self.group is world or self.group.usable_in(world)) and self.plan.serves())
 
@@ -147,7 +150,7 @@ class CallRecord(Record):
     def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known) -> None:
         """Remembers a call by its tensors `given`, unless its plan is one that another call may not share."""
         if _TRUSTED and not backend().is_capturing() and known.plan.valid():
-            known.learn(me, given, outputs)
+            known.learn(me, key[0], given, outputs)
             self._remember(key, known)
             self._remember(_by_shapes(key, given), known)
 
