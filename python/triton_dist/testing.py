@@ -9,6 +9,7 @@ from typing import Callable
 
 import torch
 
+from triton_dist.ops.calls import acts
 from triton_dist.runtime.console import printable
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.streams import device, synchronize
@@ -61,12 +62,14 @@ def share(total: int, group: Group) -> int:
     return total // group.size + (group.rank < total % group.size)
 
 
-def ag_gemm_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """all_gather(x) @ weight^T + bias in float64."""
+def ag_gemm_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None,
+                    act: str | None = None) -> torch.Tensor:
+    """all_gather(x) @ weight^T + bias in float64, with the activation `act` of ag_gemm."""
     gathered = x.new_empty((x.shape[0] * group.size, x.shape[1]))
     group.all_gather_tensor(gathered, x.contiguous())
     result = gathered.double() @ weight.double().t()
-    return result if bias is None else result + bias.double()
+    result = result if bias is None else result + bias.double()
+    return result if act is None else acts.silu_mul(result)
 
 
 def gemm_rs_float64(x: torch.Tensor, weight: torch.Tensor, group: Group, bias: torch.Tensor | None = None) -> torch.Tensor:

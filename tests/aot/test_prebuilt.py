@@ -93,11 +93,14 @@ def gemm_plan(m: int, n: int, k: int, config: GemmConfig):
         hop_dtype=torch.bfloat16,
         hops=1,
         columns=False,
+        gated=False,
         group=SimpleNamespace(size=2, rank=0, world_ranks=(0, 1)),
         gather=gather,
         halves=halves,
         programs=8,
-        space=SimpleNamespace(flags=words(4096), control=words(2048), halves=lambda: [t.view(torch.uint8) for t in halves]),
+        space=SimpleNamespace(
+            flags=words(4096), control=words(2048), halves=lambda dtype: halves, derived=lambda key, make: make()
+        ),
     )
 
 

@@ -23,7 +23,8 @@ KERNELS = {"ag_gemm_ws": {cores._AgGemm: "ag_gemm_ws_kernel", cores._AgGemmBySms
 ABOVE, BELOW, EMPTY = ([RS(72, 40, k * BLOCK_K) for k in (8, 5, 8)], [RS(136, 40, k * BLOCK_K) for k in (1, 2, 3)],
                        [RS(72, 40, 0)] * 3)
 SCENARIOS = {
-    "ag_gemm_ws": [[AG(136, 40, 4 * BLOCK_K)] * 3, [AG(136, 40, BLOCK_K)] * 3, [AG(136, 40, 4 * BLOCK_K, comm_sms=1)] * 3],
+    "ag_gemm_ws": [[AG(136, 40, 4 * BLOCK_K)] * 3, [AG(136, 40, BLOCK_K)] * 3, [AG(136, 40, 4 * BLOCK_K, comm_sms=1)] * 3,
+                   [AG(136, 48, 4 * BLOCK_K, act="silu_mul")] * 2],
     "gemm_rs_ws": [ABOVE, BELOW, EMPTY],
 }
 # Mutants that are right, and why: (op, how they begin, which of those that read alike)

@@ -36,7 +36,8 @@ CALLS = {
     "gemm_rs": [RS(70, 40, 96, bias=True), RS(9, 41, 50), RS(20, 24, lambda r: 40 * (r == 1)), RS(40, 72, 64, hop_dtype=F32)],
     "gemm_rs, scatter": [Scatter(70, 40, 96, bias=True), Scatter(9, 41, 50), Scatter(20, 24, lambda r: 40 * (r == 1)),
                          Scatter(40, 72, 64, hop_dtype=F32)],
-    "ag_gemm, core": [CoreAG(136, 40, 64), CoreAG(16, 72, 160, bias=True), CoreAG(70, 40, 96)],
+    "ag_gemm, silu_mul": [AG(70, 40, 96, bias=True, act="silu_mul"), AG(9, 42, 50, comm_sms=2, act="silu_mul"), AG(9, 42, 50)],
+    "ag_gemm, core": [CoreAG(136, 40, 64), CoreAG(16, 72, 160, bias=True), CoreAG(70, 48, 96, act="silu_mul")],
     "ag_gemm by SMs, core": [CoreAG(136, 40, 64, comm_sms=3), CoreAG(16, 72, 160, bias=True, comm_sms=1), CoreAG(70, 40, 96)],
     "gemm_rs, core": [CoreRS(72, 40, 128), CoreRS(136, 40, 32, bias=True), CoreRS(20, 72, 160, hop_dtype=F32)],
     "all_reduce": [AR(n, method, in_place=in_place) for method in ("one_shot", "two_shot", "push") for n in (515, 40)

@@ -74,6 +74,7 @@ _TILE = dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64)
 _one_hop = functools.partial(test_collective_code.compiled, world=8)
 KERNELS = {
     "ag_gemm": functools.partial(test_op_code.compiled, ag_gemm_kernel),
+    "ag_gemm, silu_mul": functools.partial(test_op_code.compiled, ag_gemm_kernel, GATED=True),
     "ag_gemm by_sms": functools.partial(test_op_code.compiled, ag_gemm_by_sms_kernel),
     "ag_gemm in graphs, enter": functools.partial(test_op_code.compiled_enter),
     "ag_gemm's gather alone, wait": functools.partial(test_op_code.compiled_arrived),

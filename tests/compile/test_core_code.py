@@ -26,7 +26,8 @@ def descriptor(dtype: str, *block: int) -> str:
     return f"tensordesc<{dtype}[{','.join(map(str, block))}],{layout(dtype, *block)!r}>"
 
 
-def compiled(kernel, dtype: str = "bf16", hop: str | None = None, narrow: bool = False, columns: bool = False):
+def compiled(kernel, dtype: str = "bf16", hop: str | None = None, narrow: bool = False, columns: bool = False,
+             gated: bool = False):
     """The core as on H100: 128 x 256 x 64, or 128 x 128 x 64 where sums travel in fp32 or a chunk is less than a wave."""
     hop = hop or dtype
     m, n, k = 128, 128 if hop == "fp32" or narrow else 256, 64
@@ -38,9 +39,12 @@ def compiled(kernel, dtype: str = "bf16", hop: str | None = None, narrow: bool =
     box = min(m, BOX_ROWS), min(n, BOX_BYTES * 8 // _DTYPES[hop].primitive_bitwidth)
     types.update({name: descriptor(hop, *box) for name in ("next_even", "next_odd")})
     if kernel is not gemm_rs_ws_kernel:
-        types["out_desc"], types["out_narrow_desc"] = descriptor(dtype, 1, m, n), descriptor(dtype, 1, m, n // 2)
-        types["w_narrow_desc"] = descriptor(dtype, *(weights if columns else (n // 2, k)))
-        constants.update(STAGING=layout(dtype, m, n), NARROW=not columns)
+        width = n // 2 if gated else n
+        types["out_desc"], types["out_narrow_desc"] = descriptor(dtype, 1, m, width), descriptor(dtype, 1, m, width // 2)
+        types["w_desc"] = descriptor(dtype, *(weights if columns else (width, k)))
+        types["w_narrow_desc"] = descriptor(dtype, *(weights if columns else (width // 2, k)))
+        constants.update(STAGING=layout(dtype, m, width), NARROW=not columns, GATED=gated)
+        constants["STAGES"] += gated
     if kernel is ag_gemm_by_sms_ws_kernel:
         constants.update(MOST=32)
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
@@ -130,7 +134,8 @@ def loops_with_wgmma(sass: str) -> list[str]:
 
 @pytest.mark.parametrize("kernel, options", [
     (ag_gemm_ws_kernel, {}), (ag_gemm_by_sms_ws_kernel, {}), (gemm_rs_ws_kernel, {}), (gemm_rs_ws_kernel, {"narrow": True}),
-    (ag_gemm_ws_kernel, {"columns": True}), (gemm_rs_ws_kernel, {"columns": True})])
+    (ag_gemm_ws_kernel, {"columns": True}), (gemm_rs_ws_kernel, {"columns": True}), (ag_gemm_ws_kernel, {"gated": True}),
+    (ag_gemm_by_sms_ws_kernel, {"gated": True})])
 def test_the_assembler_keeps_wgmma_asynchronous(kernel, options, tmp_path):
     assert_assembles_well(compiled(kernel, **options), tmp_path)
 
@@ -140,3 +145,20 @@ def test_the_assembler_keeps_wgmma_asynchronous(kernel, options, tmp_path):
 def test_other_types_fit(kernel, dtype, hop):
     built = compiled(kernel, dtype, hop)
     assert built.metadata.num_warps == 12 and built.metadata.shared <= 227 * 1024
+
+
+@pytest.mark.every("kernel", "dtype")
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("kernel", [ag_gemm_ws_kernel, ag_gemm_by_sms_ws_kernel])
+def test_gate_and_up_are_joined_in_the_threads_that_have_them(kernel, dtype):
+    """Two instructions of the special function unit for each element, nothing by way of other threads, and half-wide stores."""
+    built = compiled(kernel, dtype, gated=True)
+    assert built.metadata.num_warps == 12 and built.metadata.shared <= 227 * 1024
+    text, plain = ("\n".join(instructions(each)) for each in (built, compiled(kernel, dtype)))
+    outputs = 128 * (128 + 64) // 256                           # of a thread, in a wide tile and in a narrow one
+    assert len(re.findall(r"ex2\.approx\.ftz\.f32", text)) == len(re.findall(r"rcp\.approx\.ftz\.f32", text)) == outputs
+    assert not re.search(r"div\.full|\.local", text) and len(re.findall("shfl", text)) == len(re.findall("shfl", plain))
+    assert len(re.findall(r"bar\.sync", text)) <= len(re.findall(r"bar\.sync", plain)) + 1
+    stores = [len(re.findall(r"stmatrix\S*\.x4", each)) for each in (text, plain)]
+    assert stores[0] == outputs // 8 and stores[1] == 2 * stores[0]
+    assert len(re.findall(TMA_LOAD, text)) == len(re.findall(TMA_LOAD, plain)) + 2     # of wide tiles and of narrow ones

@@ -29,6 +29,8 @@ def compiled(kernel, target: str, even_k: bool = True, dtype: str = "bf16", **ti
     attrs = ("x", "gathered", "weight", "bias", "out", "slots", "flags", "control", "team", "half", "n", "k", "stride_x",
              "stride_w")
     constants = dict(CONSTEXPRS, EVEN_K=even_k, **({"MOST": 32} if kernel is ag_gemm_by_sms_kernel else {}))
+    if "GATED" in kernel.arg_names:
+        constants["GATED"] = False
     constants.update({name: value for name, value in tiling.items() if name.isupper()})
     options = {"num_warps": 8, "num_stages": 2 if target.startswith("gfx") else 3,
                **{name: value for name, value in tiling.items() if not name.isupper()}}
@@ -48,7 +50,23 @@ def compiled_push(kernel, target: str):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
 def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):
-    lines = instructions(compiled(kernel, target))
+    assert_acquires_before_it_loads(kernel, target)
+
+
+@pytest.mark.every("target")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", [ag_gemm_kernel, ag_gemm_by_sms_kernel], ids=lambda k: k.__name__)
+def test_gate_and_up_are_joined_on_every_target(kernel, target):
+    text, plain = ("\n".join(assert_acquires_before_it_loads(kernel, target, GATED=gated)) for gated in (True, False))
+    assert re.search("v_exp_f32" if target.startswith("gfx") else r"ex2\.approx", text)
+    assert not re.search(r"scratch_(load|store)|\.local\.", text)
+    passed = [len(re.findall("ds_bpermute|shfl", each)) for each in (text, plain)]
+    assert passed[0] == passed[1], "gate and up are in different threads"
+
+
+def assert_acquires_before_it_loads(kernel, target, **options):
+    """The instructions of a kernel, in which an acquire comes before what it is for."""
+    lines = instructions(compiled(kernel, target, **options))
     if target.startswith("gfx"):
         assert re.search("mfma", "\n".join(lines))
         position(lines, r"(global|buffer)_load_(lds_)?dwordx4", amd_isa.acquire(lines, target, "sys"))
@@ -56,6 +74,7 @@ def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):
         spin = position(lines, r"ld\.relaxed\.sys|ld\.acquire\.sys")
         fence = position(lines, r"fence\.acq|ld\.acquire\.sys", spin)
         position(lines, r"cp\.async|ld\.global", fence)
+    return lines
 
 
 @pytest.mark.parametrize("even_k", [True, False])

@@ -22,7 +22,7 @@ STEPS = (0, 1, 2, 3, 5, 8)                     # blocks of K: below, at and abov
 
 
 @contextlib.contextmanager
-def small_tiles():
+def small_tiles(block_n=32):
     """64 x 32 x 16 tiles (64 x 16 x 16 where sums travel in fp32), also for K = 0, which no op gives the core."""
     describe = cores.descriptor
 
@@ -32,7 +32,7 @@ def small_tiles():
         return describe(t, *block)
 
     def tiles(dtype, m):
-        return GemmConfig(64, 32, BLOCK_K, group_m=2, num_warps=8, num_stages=STAGES)
+        return GemmConfig(64, block_n, BLOCK_K, group_m=2, num_warps=8, num_stages=STAGES)
 
     with mock.patch.object(emulator, "_core_tiles", tiles), mock.patch.object(cores, "descriptor", descriptor), \
             mock.patch.object(descriptors, "descriptor", descriptor), \
@@ -42,11 +42,11 @@ def small_tiles():
 
 
 @pytest.fixture
-def small_core(monkeypatch):
-    """small_tiles, several pieces a shard, and a heap that is made at once."""
+def small_core(monkeypatch, request):
+    """small_tiles, as wide as a module's CORE_BLOCK_N says, several pieces a shard, and a heap that is made at once."""
     monkeypatch.setattr(gather, "PIECE_BYTES", 4096)
     monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "8M")
-    with small_tiles():
+    with small_tiles(getattr(request.module, "CORE_BLOCK_N", 32)):
         yield
 
 

@@ -16,6 +16,7 @@ from triton_dist import ops
 from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.engine.streams import Stream
 from triton_dist.ops import ag_gemm, all_reduce, all_reduce_rmsnorm, all_to_all_vdev, gemm_ar, gemm_rs
+from triton_dist.ops.calls import acts
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import workspace
@@ -31,23 +32,24 @@ def ordered(weight, columns):
 
 
 class AG:
-    """One ag_gemm call: n may be a function of the rank's index."""
+    """One ag_gemm call: n, the rows of the weight, may be a function of the rank's index."""
     kind, method, dtype, columns = "ag_gemm", "portable", F16, False
 
-    def __init__(self, m, n, k, dtype=None, bias=False, comm_sms=None):
-        self.m, self.n, self.k, self.dtype, self.bias, self.comm_sms = m, n, k, dtype or self.dtype, bias, comm_sms
+    def __init__(self, m, n, k, dtype=None, bias=False, comm_sms=None, act=None):
+        self.m, self.n, self.k, self.dtype, self.bias = m, n, k, dtype or self.dtype, bias
+        self.comm_sms, self.act = comm_sms, act
 
     def __call__(self, seed, group, **kwargs):
         n = self.n(group.rank) if callable(self.n) else self.n
         x = random_tensor(self.m, self.k, dtype=self.dtype, seed=1000 * seed + group.rank)
         w = ordered(random_tensor(n, self.k, dtype=self.dtype, seed=1000 * seed + 100 + group.rank), self.columns)
         b = random_tensor(n, dtype=self.dtype, seed=1000 * seed + 200 + group.rank) if self.bias else None
-        out = poisoned(self.m * group.size, n, dtype=self.dtype)
-        got = ag_gemm(x, w, group=group, bias=b, out=out, method=self.method, comm_sms=self.comm_sms, **kwargs)
+        out = poisoned(self.m * group.size, acts.columns(self.act, n), dtype=self.dtype)
+        got = ag_gemm(x, w, group=group, bias=b, out=out, method=self.method, comm_sms=self.comm_sms, act=self.act, **kwargs)
 
         def verify():
             gathered = got[1] if kwargs.get("return_gathered") else None
-            assert_matches(out, ag_gemm_float64(x, w, group, b), k=self.k)
+            assert_matches(out, ag_gemm_float64(x, w, group, b, self.act), k=self.k)
             if gathered is not None:
                 expected = torch.empty_like(gathered)
                 group.all_gather_tensor(expected, x)

@@ -61,6 +61,40 @@ def test_ag_gemm(world, saved, method):
     run_ranks(ranks, world)
 
 
+@pytest.mark.parametrize("wanted", ["all", "x", "weight", "bias"])
+@pytest.mark.parametrize("method", ["auto", "portable", "unfused"])
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("world", WORLDS)
+def test_ag_gemm_silu_mul(world, saved, method, wanted):
+    """The product is computed once more, from x that is gathered in the same call or was kept. Ranks have unequal parts."""
+    given = leaves(drawn(world * ROWS, K, seed=1), drawn(N, K, seed=2), drawn(N, K, seed=3), drawn(N, seed=4), drawn(N, seed=5),
+                   dtype=torch.float64)
+    x, gate, up, gate_bias, up_bias = given
+    factor, other = drawn(world * ROWS, N, seed=6), drawn(world, world * ROWS, K, seed=7)
+    ((torch.nn.functional.silu(x @ gate.t() + gate_bias) * (x @ up.t() + up_bias)) * factor).sum().backward()
+
+    def ranks():
+        r, parts = state().world.rank, pieces(N, world)
+        mine = [torch.cat([t.detach().split(parts)[r] for t in both]) for both in ((gate, up), (gate_bias, up_bias))]
+        grads = [torch.cat([t.grad.split(parts)[r] for t in both]) for both in ((gate, up), (gate_bias, up_bias))]
+        for both in (False, True):
+            of = xs, ws, bs = leaves(x.detach().chunk(world)[r], *mine)
+            for name, t in zip(("x", "weight", "bias"), of):
+                t.requires_grad_(wanted in ("all", name))
+            y = ops.ag_gemm(xs, ws, bias=bs, act="silu_mul", save_gathered=saved, return_gathered=both, method=method)
+            y, gathered = y if both else (y, None)
+            loss = (y * factor.split(parts, 1)[r].float()).sum()
+            if both and wanted != "weight" and wanted != "bias":
+                loss = loss + (gathered * other[r].float()).sum()
+            loss.backward()
+            more = other.sum(0) if both else 0
+            for name, t, grad in zip(("x", "weight", "bias"), of, ((x.grad + more).chunk(world)[r], *grads)):
+                assert (t.grad is not None) == (wanted in ("all", name))
+                if t.grad is not None:
+                    near(t.grad, grad)
+    run_ranks(ranks, world)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_gemm_rs(world):
     x, weight, bias = leaves(drawn(world * ROWS, K, seed=1), drawn(N, K, seed=2), drawn(N, seed=3), dtype=torch.float64)

@@ -24,6 +24,7 @@ DEEP = [RS(72, 40, 8 * BLOCK_K), RS(72, 40, 5 * BLOCK_K), RS(72, 40, 8 * BLOCK_K
 SHALLOW = [RS(136, 40, steps * BLOCK_K) for steps in (1, 2, 3)]
 GATHER = [AG(136, 40, 4 * BLOCK_K)] * 3
 SPLIT = [AG(136, 24, 4 * BLOCK_K)] * 2                # 6 tiles on 4 SMs: the last two are split
+GATED = [AG(136, 80, 2 * BLOCK_K, bias=True, act="silu_mul")] * 2
 GRIDS = [RS(8, 8, 8), RS(136, 64, 8)] * 3             # two programs, then four
 FETCH = "        mbarrier.wait(s.free.index(0), (lap & 1) ^ 1)\n        hooks.fetch_addend"
 INNER = FETCH.replace("        m", "            m").replace("        h", "            h")
@@ -101,6 +102,9 @@ MUTANTS = {
         "ag_gemm_ws", [("w_desc, tile.n * BLOCK_N, k", "w_desc, tile.n * self.BLOCK_N, k")], SPLIT),
     "ag_gemm stores a narrow tile where a wide one goes": (
         "ag_gemm_ws", [("tile.n * HALF]", "tile.n * self.BLOCK_N]")], SPLIT),
+    "ag_gemm takes gate's weights for up's": (
+        "ag_gemm_ws", [("tile.n * HALF, self.n + tile.n * HALF, k", "tile.n * HALF, tile.n * HALF, k")], GATED),
+    "ag_gemm takes gate's bias for up's": ("ag_gemm_ws", [("col // COLS * self.n", "col // COLS * 0")], GATED),
     "ag_gemm never frees the staging buffer for mma": (
         "ag_gemm_ws", [("        mbarrier.arrive(ready, count=1)", "        pass")], GATHER),
 }
@@ -137,7 +141,7 @@ def test_mutant_is_caught(name, tmp_path):
         assert any(end != "right" for end in outcomes(calls, ATTEMPTS)), f"survived: {name}"
 
 
-@pytest.mark.parametrize("calls", [DEEP, SHALLOW, GATHER, SPLIT, GRIDS])
+@pytest.mark.parametrize("calls", [DEEP, SHALLOW, GATHER, SPLIT, GATED, GRIDS])
 def test_the_core_itself_is_right(calls, tmp_path):
     """The same harness over unchanged source."""
     shown_by = {AG: "ag_gemm_ws", RS: "gemm_rs_ws"}[type(calls[0])]

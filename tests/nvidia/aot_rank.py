@@ -230,10 +230,11 @@ def launch_times(library: str | None) -> dict:
         pitch=128,
         dtype=torch.bfloat16,
         columns=False,
+        gated=False,
         group=SimpleNamespace(size=1, rank=0),
         gather=SimpleNamespace(programs=0, pieces=1, piece_tiles=1),
         halves=[zeros(128 * 64)] * 2,
-        space=SimpleNamespace(flags=zeros(1024, dtype=torch.int32)),
+        space=SimpleNamespace(flags=zeros(1024, dtype=torch.int32), derived=lambda key, make: make()),
     )
     bound = cores._AgGemm(plan, True)
     args = bound.described(zeros(128, 64), zeros(256, 64), zeros(256), zeros(128, 256), 1)

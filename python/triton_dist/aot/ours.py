@@ -42,8 +42,8 @@ def _tilings(stages: dict) -> list[dict]:
 
 def _gathers(dtype: str, more: dict) -> list[dict]:
     return [
-        dict(tiling, HAS_BIAS=bias, COLUMNS=False, NARROW=True, STAGING=_layout(dtype, tiling["BLOCK_M"], tiling["BLOCK_N"]),
-             **more)
+        dict(tiling, HAS_BIAS=bias, COLUMNS=False, NARROW=True, GATED=False,
+             STAGING=_layout(dtype, tiling["BLOCK_M"], tiling["BLOCK_N"]), **more)
         for tiling, bias in product(_tilings({256: 3, 128: 5}), (False, True))
     ]
 
@@ -62,7 +62,7 @@ def _gather_boxes(dtype: str, info: dict) -> list[str]:
     ]
 
 
-_TILING = ["%HAS_BIAS", "%COLUMNS", "%NARROW", "%STAGES", "%BLOCK_M", "%BLOCK_N", "%BLOCK_K", "%GROUP_M", "%STAGING"]
+_TILING = ["%HAS_BIAS", "%COLUMNS", "%NARROW", "%GATED", "%STAGES", "%BLOCK_M", "%BLOCK_N", "%BLOCK_K", "%GROUP_M", "%STAGING"]
 
 ag_gemm = aot_compile_spaces(
     {
@@ -147,7 +147,7 @@ gemm_rs = aot_compile_spaces(
 )(gemm_rs_ws.gemm_rs_ws_kernel)
 
 # -- portable kernels: rows of whole 16 elements --------------------------------------------------------------------------
-_PORTABLE = "%HAS_BIAS, %EVEN_K, %PRECISION, %BLOCK_M, %BLOCK_N, %BLOCK_K, %GROUP_M"
+_PORTABLE = "%EVEN_K, %PRECISION, %BLOCK_M, %BLOCK_N, %BLOCK_K, %GROUP_M"
 
 
 def _portable(**more) -> list[dict]:
@@ -164,9 +164,9 @@ ag_gemm_portable = aot_compile_spaces(
     {
         f"ag_gemm_{dtype}": {
             "signature": ", ".join(
-                [*[f"*{dtype}:16"] * 5, "*i32:16", *["i32"] * 3, *["i32:16"] * 5, "i32", "i32", _PORTABLE]
+                [*[f"*{dtype}:16"] * 5, "*i32:16", *["i32"] * 3, *["i32:16"] * 5, "i32", "i32", "%HAS_BIAS", "%GATED", _PORTABLE]
             ),
-            "triton_algo_infos": _portable(),
+            "triton_algo_infos": _portable(GATED=False),
         }
         for dtype in DTYPES
     },
@@ -176,7 +176,7 @@ ag_gemm_portable = aot_compile_spaces(
 gemm_rs_portable = aot_compile_spaces(
     {
         f"gemm_rs_{dtype}": {
-            "signature": ", ".join([*[f"*{dtype}:16"] * 5, *["*i32:16"] * 3, *["i32:16"] * 7, _PORTABLE]),
+            "signature": ", ".join([*[f"*{dtype}:16"] * 5, *["*i32:16"] * 3, *["i32:16"] * 7, "%HAS_BIAS", _PORTABLE]),
             "triton_algo_infos": _portable(launch_cooperative_grid=True),
         }
         for dtype in DTYPES

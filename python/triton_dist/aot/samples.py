@@ -61,7 +61,7 @@ _NORM = dict(EPS=1e-6, WEIGHT_BIAS=0.0, CENTER=False, HAS_BIAS=False, HAS_RESIDU
              WORLD=2, EACH=1, WHOLE=True, num_warps=8, num_stages=1)
 _QUANTISED = dict(_NORM, HAS_OUT=False, QUANT="row")
 
-ag_gemm_by_sms_portable = _sample(ag_gemm_by_sms_kernel, "ag_gemm_by_sms", MOST=32, **_GEMM)
+ag_gemm_by_sms_portable = _sample(ag_gemm_by_sms_kernel, "ag_gemm_by_sms", MOST=32, GATED=False, **_GEMM)
 gemm_rs_scatter = _sample(gemm_rs_scatter_kernel, "gemm_rs_scatter", **_GEMM)
 gemm_ar = _sample(gemm_ar_kernel, "gemm_ar", slots="*i64", WORLD=2, RANKS=2, TWO_SHOT=False, SPLIT=1, HAS_BIAS=False,
                   HAS_RESIDUAL=False, WHOLE=True, BOXES=False, EVEN_K=True, PRECISION="ieee", BLOCK_M=16, BLOCK_N=64, BLOCK_K=64,

@@ -117,7 +117,7 @@ def _gather(graph: torch.fx.Graph, node: Any) -> tuple[str | None, str]:
     widest = max(ready, key=lambda product: product.width())
     with graph.inserting_before(first):
         call = (rows.order.sequence_first(graph, shard), widest.weight(graph), widest.bias, group_name(group, world), "auto",
-                None)
+                None, None)
         if rows.is_for_one_product():
             out = make(graph, OPS["ag_gemm"].operator, *call)
         else:

@@ -83,6 +83,12 @@ def _portable(group: Any) -> Any:
     return _Name(name) if isinstance(group, torch.distributed.ProcessGroup) and name else group
 
 
+def is_plain(module: nn.Module, kind: type) -> bool:
+    """Whether a call of `module` is one of kind.forward and no more: nothing wraps or replaces it, or listens to its output."""
+    own = module.__dict__
+    return type(module) is kind and "forward" not in own and not own["_forward_pre_hooks"] and not own["_forward_hooks"]
+
+
 def parameter(t: torch.Tensor) -> nn.Parameter:
     if isinstance(t, nn.Parameter):
         return t

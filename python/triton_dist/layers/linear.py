@@ -110,11 +110,11 @@ class AGGemm(_ColumnParallel):
     save_gathered = False
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None, comm_sms: int | None = None,
-                return_gathered: bool = False) -> Any:
+                return_gathered: bool = False, act: str | None = None) -> Any:
         """x [M / W, K] -> [M, N_local], or (that, gathered x [M, K]). See triton_dist.ops.ag_gemm."""
         dim = self.sequence_dim
         y = ag_gemm(_rows.flat(x, dim), self.weight, group=self.group, bias=self.bias, out=_rows.written(out, x, dim),
-                    comm_sms=comm_sms, return_gathered=return_gathered, save_gathered=self.save_gathered)
+                    comm_sms=comm_sms, return_gathered=return_gathered, save_gathered=self.save_gathered, act=act)
         if return_gathered:
             return _rows.shaped(y[0], x, dim), _rows.shaped(y[1], x, dim)
         return _rows.shaped(y, x, dim)

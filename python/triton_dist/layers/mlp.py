@@ -6,6 +6,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
+from triton_dist.layers._held import is_plain
 from triton_dist.layers.linear import AGGemm, ColumnLinear, GemmAR, GemmRS
 
 
@@ -16,6 +17,10 @@ class TPMLP(nn.Module):
         up: AGGemm or ColumnLinear, whose two `parts`, if it has any, are gate and up.
         down: GemmRS behind an AGGemm, GemmAR behind a ColumnLinear.
         activation: elementwise.
+
+    Silu of a gate behind an AGGemm is part of its product where no gradient is wanted: ag_gemm with act="silu_mul". Where one is
+    wanted, the product is kept instead of being computed twice. The same holds for an `up` that has forward hooks, or is another
+    module, such as one that adds an adapter.
     """
 
     def __init__(self, up: AGGemm | ColumnLinear, down: GemmRS | GemmAR, activation: Callable = nn.functional.silu):
@@ -45,11 +50,22 @@ class TPMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., H] -> [..., H]."""
+        if self._joins(x):
+            return self.down(self.up(x, act="silu_mul"))
         y = self.up(x)
         if self.up.parts is None:
             return self.down(self.activation(y))
         gate, up = y.split(self.up.parts, -1)
         return self.down(self.activation(gate) * up)
+
+    def _joins(self, x: torch.Tensor) -> bool:
+        """Whether gate and up are joined by the product itself."""
+        up, act = self.up, self.activation
+        if not is_plain(up, AGGemm) or up.parts is None or len(up.parts) != 2 or up.parts[0] != up.parts[1]:
+            return False
+        if act is not nn.functional.silu and not (isinstance(act, nn.Module) and is_plain(act, nn.SiLU)):
+            return False
+        return not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, up.weight, up.bias)))
 
 
 def fused(*linears: nn.Linear) -> nn.Linear:

@@ -76,6 +76,7 @@ static int make(tdist_plan *p) {
         values[n++] = tdist_of_integer(rest[i]);
     const tdist_option options[] = {
         {"HAS_BIAS", NULL, p->shape.has_bias != 0}, {"COLUMNS", NULL, 0}, {"NARROW", NULL, p->block_n >= 2 * NARROWEST},
+        {"GATED", NULL, 0},
         {"STAGES", NULL, p->stages}, {"BLOCK_M", NULL, BLOCK_M}, {"BLOCK_N", NULL, p->block_n}, {"BLOCK_K", NULL, BLOCK_K},
         {"GROUP_M", NULL, p->shape.group_m},
     };

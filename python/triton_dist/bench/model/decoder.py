@@ -87,9 +87,8 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             attended = self._attention(way.column(n, layer.qkv), layer, number)
             n, h = way.row_norm(attended, layer.out, h, layer.norms[1])
-            gate, up = way.column(n, layer.gate_up).chunk(2, -1)
             following = self.layers[(number + 1) % len(self.layers)].norms[0]
-            n, h = way.row_norm(F.silu(gate) * up, layer.down, h, following)
+            n, h = way.row_norm(way.gated(n, layer.gate_up), layer.down, h, following)
         return h
 
     def _attention(self, qkv: torch.Tensor, layer: Layer, number: int) -> torch.Tensor:

@@ -33,6 +33,11 @@ class Way:
         """All rows of x @ weight^T, for this rank's part of the features."""
         return F.linear(x, weight)
 
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of column(x, weight), which has gate, then up."""
+        gate, up = self.column(x, weight).chunk(2, -1)
+        return F.silu(gate) * up
+
     def row(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """This rank's rows of the sum over ranks of x @ weight^T."""
         raise NotImplementedError
@@ -73,10 +78,13 @@ class AloneWhole(Way):
 
 
 class Ours(Way):
-    """ag_gemm and gemm_rs. In training the gathered x is kept, as plain torch keeps it."""
+    """ag_gemm and gemm_rs. In training the gathered x is kept, as plain torch keeps it, and so is the product of gate and up."""
 
     def column(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return ops.ag_gemm(x, weight, save_gathered=True)
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return super().gated(x, weight) if torch.is_grad_enabled() else ops.ag_gemm(x, weight, act="silu_mul")
 
     def row(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return ops.gemm_rs(x, weight)

@@ -14,6 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_by_sms_ws_kernel, ag_gemm_ws_kernel
 from triton_dist.cores.hopper.descriptors import descriptor, layout, tma_can_read
+from triton_dist.cores.hopper.gemm_ws import NUM_WARPS
 from triton_dist.cores.hopper.gemm_rs_ws import gemm_rs_ws_kernel
 from triton_dist.cores.hopper.grouped_gemm import GroupedGemmCore
 from triton_dist.runtime.backend import backend
@@ -30,7 +31,7 @@ SEND_GBS, FULL_GBS, HIDDEN, FLOP_NS, CLOCK_GHZ = 300, 430, 0.45, 5300, 1.7
 # How much longer than its bytes a tile takes until its flag may be set.
 MARGIN = 1.3
 
-_NARROWEST = 8              # columns of a wgmma
+_NARROWEST = 8              # columns of a wgmma; a warp has as many of gate and of up
 
 
 def _wide_tiles(tiles: int, programs: int) -> int:
@@ -77,6 +78,11 @@ def _compute_ns(plan: Any) -> float:
 @functools.cache
 def _half_width(c: GemmConfig) -> GemmConfig:
     return replace(c, block_n=c.block_n // 2, num_stages=c.num_stages + 2)
+
+
+@functools.cache
+def _deeper(c: GemmConfig) -> GemmConfig:
+    return replace(c, num_stages=c.num_stages + 1)
 
 
 @functools.cache
@@ -146,13 +152,15 @@ class _AgGemm(_Bound):
         super().__init__(plan, has_bias)
         bm, bn, bk = self.blocks
         self.gathered = self._gathered(bm, bk)          # in even epochs
-        tiles = plan.pitch // bm * -(-plan.n // bn) * plan.group.size
-        splits = bn >= 2 * _NARROWEST and not self.columns
+        self.width = bn // 2 if plan.gated else bn      # columns of out that a tile has; its weights are so many rows, or twice
+        tiles = plan.pitch // bm * -(-plan.n // self.width) * plan.group.size
+        narrowest = _NARROWEST * bn // self.width * (1 if bm >= 16 * NUM_WARPS.value else NUM_WARPS.value // 4)
+        splits = bn // 2 >= narrowest and not self.columns
         sms = max(1, backend().num_sms() - plan.gather.programs)
-        self.wide, self.narrow = (_wide_tiles(tiles, sms), bn // 2) if splits else (tiles, bn)
+        self.wide, self.narrow = (_wide_tiles(tiles, sms), self.width // 2) if splits else (tiles, self.width)
         self.units = 2 * tiles - self.wide
         # Not only where there are some: else the number of rows would decide which of two kernels is compiled.
-        self.options.update(STAGING=layout(plan.dtype, bm, bn), NARROW=splits)
+        self.options.update(STAGING=layout(plan.dtype, bm, self.width), NARROW=splits, GATED=plan.gated)
         self.varying = (0, 1, 2, 3, 4, 5, *[6] * has_bias, 8)
 
     def _gathered(self, *block: int) -> TensorDescriptor:
@@ -165,10 +173,10 @@ class _AgGemm(_Bound):
         out [world * m, n] is taken as [world, m, n]. A view would give a chunk of one row a stride of n, which need not be
         aligned.
         """
-        p, row, (bm, bn, bk) = self.plan, out.stride(0), self.blocks
+        p, row, (bm, _, bk) = self.plan, out.stride(0), self.blocks
         chunks = out.as_strided((p.group.size, p.m, p.n), (p.m * row, row, 1))
-        return (descriptor(x, bm, bk), gathered, self.weight(weight, bn), self.weight(weight, self.narrow),
-                descriptor(chunks, 1, bm, bn), descriptor(chunks, 1, bm, self.narrow))
+        return (descriptor(x, bm, bk), gathered, self.weight(weight, self.width), self.weight(weight, self.narrow),
+                descriptor(chunks, 1, bm, self.width), descriptor(chunks, 1, bm, self.narrow))
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
@@ -240,13 +248,14 @@ class AgGemmCore(_Core):
 
     bind, bind_by_sms = _AgGemm, _AgGemmBySms
 
-    def config(self, dtype: torch.dtype, m: int) -> GemmConfig:
-        """Tiling for shards of m rows."""
-        return self.tiles(dtype, m)
+    def config(self, dtype: torch.dtype, m: int, gated: bool = False) -> GemmConfig:
+        """Tiling for shards of m rows. Where `gated`, gate and up of a tile are side by side, so staging is half as wide."""
+        usual = self.tiles(dtype, m)
+        return _deeper(usual) if gated else usual
 
-    def configs(self, dtype: torch.dtype, m: int) -> list[GemmConfig]:
+    def configs(self, dtype: torch.dtype, m: int, gated: bool = False) -> list[GemmConfig]:
         """The same, `config` first."""
-        usual = self.config(dtype, m)
+        usual = self.config(dtype, m, gated)
         return [usual, _half_width(usual), *_in_other_groups(usual)]
 
 

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton_dist.compat.triton import aggregate
 
+from triton_dist.cores.hopper.gated import load_gate_and_up, silu_mul
 from triton_dist.cores.hopper.gemm_ws import GATHERING, NUM_WARPS, acc_layout, gemm_ws, load_rows_of_weights
 from triton_dist.cores.hopper.hopper_prims import copies_arrive, copy_async, cta_barrier, tma_load, tma_store
 from triton_dist.cores.hopper.tiles_of_experts import ENTRY, list_tiles
@@ -148,8 +149,7 @@ class Experts:
         first = tile.chunk * self.pitch
         if self.GATED:
             HALF: gl.constexpr = BLOCK_N // 2
-            tma_load(w_desc, [first + tile.n * HALF, k], bar, b.slice(0, HALF, 0))
-            tma_load(w_desc, [first + self.n + tile.n * HALF, k], bar, b.slice(HALF, HALF, 0))
+            load_gate_and_up(w_desc, first + tile.n * HALF, first + self.n + tile.n * HALF, k, bar, b, HALF)
         elif COLUMNS:
             load_rows_of_weights(w_desc, tile.n * BLOCK_N, first + k, bar, b, COLUMNS)
         else:
@@ -166,8 +166,7 @@ class Experts:
         COLS: gl.constexpr = acc.shape[1] // PARTS
         kept: gl.constexpr = acc_layout(ROWS, COLS, 1)
         if self.GATED:
-            gate, up = gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, COLS]), [0, 2, 1]))
-            acc = gl.convert_layout(gate / (1.0 + gl.exp(-gate)) * up, kept)
+            acc = silu_mul(acc)
         if self.WEIGHTED:
             line = gl.arange(0, ROWS, layout=gl.SliceLayout(1, kept))
             acc *= gl.load(self.row_weights + tile.row + line, mask=line < tile.rows, other=0.0)[:, None]

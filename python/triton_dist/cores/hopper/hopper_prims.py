@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Async-proxy primitives that the Hopper core needs and Gluon lacks, and Gluon's names, which differ between Tritons.
+"""Instructions that the Hopper core needs and Gluon lacks, and Gluon's names, which differ between Tritons.
 
 The emulator has a twin for each primitive, found by its name. Their text enters the kernel cache's key through the content
 hash of the device runtime.
@@ -44,6 +44,20 @@ def pause(cycles, _semantic=None):
     mov.u32 $0, 0;
     }"""
     return core.inline_asm_elementwise(asm, "=r,r", [_semantic.to_tensor(cycles)], dtype=core.int32, is_pure=False, pack=1,
+                                       _semantic=_semantic)
+
+
+@core.builtin
+def exp2_approx(x, _semantic=None):
+    """2 ** x of fp32 by the special function unit: right to about 2 units in the last place, and 0 below the normal range."""
+    return core.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=core.float32, is_pure=True, pack=1,
+                                       _semantic=_semantic)
+
+
+@core.builtin
+def reciprocal_approx(x, _semantic=None):
+    """1 / x of fp32 by the special function unit: right to about 1 unit in the last place, and 0 below the normal range."""
+    return core.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=core.float32, is_pure=True, pack=1,
                                        _semantic=_semantic)
 
 

@@ -95,7 +95,7 @@ class Portable(gather.Portable):
         self.varying = (0, 2, *[3] * has_bias, 4)
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
-        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n]; the epoch is counted on the device."""
+        """Of one call: x [m, k], weight, bias or None, out [world * m, n]; the epoch is counted on the device."""
         return x, None, weight, bias, out
 
     def described(self, x, weight, bias, out, epoch) -> tuple:

@@ -52,9 +52,9 @@ def push_kernel(x, gathered, flags, control, team, half, count, pitch, piece, pi
 @jit(do_not_specialize=["index", "pushers", "m", "pieces", "piece_tiles"],
      launch_metadata=product(lambda args: args["m"] * args["world"]))
 def ag_gemm_by_sms_kernel(x, gathered, weight, bias, out, flags, control, half, pushers, index, world, m, n, k, pitch, stride_w,
-                          pieces, piece_tiles, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
-                          PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                          GROUP_M: tl.constexpr):
+                          pieces, piece_tiles, MOST: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+                          EVEN_K: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                          BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr):
     """As ag_gemm_kernel, with chunks, pieces and flags as push_kernel of every peer, in `pushers` programs, writes them.
 
     Who waits: a program, before the first load of a tile of a peer's piece, acquires the flags of all programs that pushed it.
@@ -63,7 +63,7 @@ def ag_gemm_by_sms_kernel(x, gathered, weight, bias, out, flags, control, half, 
     """
     epoch = this_epoch(control)
     tiles_m = tl.cdiv(m, BLOCK_M)
-    tiles_n = tl.cdiv(n, BLOCK_N)
+    tiles_n = tl.cdiv(n, BLOCK_N // 2 if GATED else BLOCK_N)
     tiles = tiles_m * tiles_n
     gathered += (epoch & 1).to(tl.int64) * half
     for t in range(tl.program_id(0), tiles * world, tl.num_programs(0)):
@@ -78,8 +78,8 @@ def ag_gemm_by_sms_kernel(x, gathered, weight, bias, out, flags, control, half, 
             token = dl.wait(arrived, pushers, "sys", "acquire", epoch)
             a = dl.consume_token(gathered, token) + chunk.to(tl.int64) * pitch * k
         dl.trace_stop("wait", lap)
-        multiply(a, weight, bias, out, chunk, tile_m, tile_n, lap, m, n, k, stride_w, HAS_BIAS, EVEN_K, PRECISION, BLOCK_M,
-                 BLOCK_N, BLOCK_K)
+        multiply(a, weight, bias, out, chunk, tile_m, tile_n, lap, m, n, k, stride_w, HAS_BIAS, GATED, EVEN_K, PRECISION,
+                 BLOCK_M, BLOCK_N, BLOCK_K)
     if tl.program_id(0) == 0:
         for hop in range(1, world):
             last = first_flag(flags, epoch, pieces - 1, (index + hop) % world, world, MOST)

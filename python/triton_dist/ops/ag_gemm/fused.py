@@ -18,14 +18,15 @@ from triton_dist.runtime.workspace import side_streams
 class Fused(gather.OnGather):
     """A gather beside one kernel. Holds all that does not change from call to call.
 
-    asked: whether the caller named the core's method. m, k, n: sizes of x [m, k] and weight [n, k].
+    asked: whether the caller named the core's method. m, k, n: sizes of x [m, k] and out [world * m, n]. gated: whether weight
+    has 2 * n rows, gate's and up's.
     reader: the core, where it reads the caller's weight itself. columns: whether that has contiguous columns.
     A chunk of the gather buffer has `tiles` tiles of rows; pitch: its rows.
     """
 
     def __init__(self, op: Any, choice: Choice, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, *_: Any):
         self.group, self.dtype, self.config, self.asked = group, x.dtype, choice.config, agreed.method == "ws"
-        (self.m, self.k), self.n = x.shape, weight.shape[0]
+        (self.m, self.k), self.n, self.gated = x.shape, agreed.columns(weight), agreed.act is not None
         self.core = backend().core("ag_gemm") if choice.method == "ws" else None
         self.tiles = -(-self.m // self.config.block_m)
         self.pitch = self.tiles * self.config.block_m
@@ -41,10 +42,11 @@ class Fused(gather.OnGather):
         self.halves = space.halves(x.dtype)
 
     def compile(self, x, weight, bias, out):
-        x, weight = x.contiguous(), aligned.weight_for(self.core, weight)
+        by_columns = None if self.gated else self.core          # which reads gate and up of contiguous rows only
+        x, weight = x.contiguous(), aligned.weight_for(by_columns, weight)
         self.gather.prepare(x)
         by_core, self.copies = aligned.served("ag_gemm", self.core, self.asked, x, weight, out)
-        self.reader = self.core if by_core and not self.copies else None
+        self.reader = by_columns if by_core and not self.copies else None
         weight = aligned.weight_for(self.reader, weight)
         if self.copies:
             x, weight, out = (aligned.readable(self.core, t) for t in (x, weight, out))

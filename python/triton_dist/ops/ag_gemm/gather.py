@@ -127,13 +127,14 @@ class Portable:
     kernel = ag_gemm_kernel
 
     def __init__(self, plan: Any, has_bias: bool):
-        self.plan, self.units = plan, plan.tiles * -(-plan.n // plan.config.block_n) * plan.group.size
-        self.options = dict(plan.config.options(), HAS_BIAS=has_bias, EVEN_K=plan.k % plan.config.block_k == 0,
+        width = plan.config.block_n // (1 + plan.gated)
+        self.plan, self.units = plan, plan.tiles * -(-plan.n // width) * plan.group.size
+        self.options = dict(plan.config.options(), HAS_BIAS=has_bias, GATED=plan.gated, EVEN_K=plan.k % plan.config.block_k == 0,
                             PRECISION=precision(plan.dtype))
         self.varying = (0, 1, 2, *[3] * has_bias, 4, 6)
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
-        """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
+        """Of one call: x [m, k], weight, bias or None, out [world * m, n], the call's epoch."""
         return x, self.plan.halves[epoch & 1], weight, bias, out, None, epoch
 
     def described(self, x, weight, bias, out, epoch) -> tuple:

@@ -14,7 +14,7 @@ from triton_dist.ops.ag_gemm.fused import Fused
 from triton_dist.ops.ag_gemm.unfused import ag_gemm_unfused
 from triton_dist.ops.all_gather.op import all_gather
 from triton_dist.ops.autograd import gemms as gradients
-from triton_dist.ops.calls import checks, possible
+from triton_dist.ops.calls import acts, checks, possible
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient, Operator
 from triton_dist.ops.tuning import model
@@ -36,9 +36,10 @@ _MOST_BY_MORE_SMS_IN_GRAPHS = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Agreed):
-    """x is [m, k] on each rank. comm_sms: as asked for. sms: of the device, over nodes."""
+    """x is [m, k] on each rank. comm_sms, act: as asked for. sms: of the device, over nodes."""
     m: int
     k: int
+    act: str | None = None
     comm_sms: int | None = None
     sms: int | None = None
 
@@ -46,6 +47,10 @@ class Rows(Agreed):
     def shard(self) -> int:
         """Bytes of x."""
         return self.m * self.k * self.dtype.itemsize
+
+    def columns(self, weight: torch.Tensor) -> int:
+        """Of the result of this rank."""
+        return acts.columns(self.act, weight.shape[0])
 
 
 class AgGemm(Op):
@@ -55,13 +60,13 @@ class AgGemm(Op):
     tensors = {"x": "sharded", "weight": "sharded", "bias": "sharded"}
     outputs = {"out": "sharded"}
     methods = ("ws", "portable", "unfused")
-    schema = "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms) -> Tensor"
+    schema = "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act) -> Tensor"
     gradient = Gradient(gradients.keep_ag_gemm, gradients.ag_gemm_backward)
     autocasts = timed = True
     local_axis = "n"
 
     def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-              method: str, comm_sms: int | None) -> Rows:
+              method: str, comm_sms: int | None, act: str | None) -> Rows:
         checks.matrix("x", x)
         checks.matrix("weight", weight, like=x)
         (m, k), n = x.shape, weight.shape[0]
@@ -69,8 +74,9 @@ class AgGemm(Op):
             raise InvalidArgument(f"weight: expected [N_local, {k}] to match x {list(x.shape)}, found {list(weight.shape)}; it "
                                   "has a row for each output column, as in nn.Linear")
         checks.rows("x", m * group.size)
+        acts.check(act, n)
         checks.vector("bias", bias, n, like=x)
-        checks.output("out", out, (m * group.size, n), like=x)
+        checks.output("out", out, (m * group.size, acts.columns(act, n)), like=x)
         checks.no_overlap("out", out, x=x, weight=weight, bias=bias)
         checks.no_grad(x=x, weight=weight, bias=bias)
         if comm_sms is not None:
@@ -79,11 +85,12 @@ class AgGemm(Op):
                                       "leave it out for the copy engine")
             if method == "unfused":
                 raise InvalidArgument(f"comm_sms: 'unfused' has no push, found {comm_sms}; leave it out, or use another method")
-        return self._agreed(m, k, x.dtype, method, group, comm_sms)
+        return self._agreed(m, k, x.dtype, method, group, comm_sms, act)
 
-    def _agreed(self, m: int, k: int, dtype: torch.dtype, method: str, group: Group, comm_sms: int | None = None) -> Rows:
+    def _agreed(self, m: int, k: int, dtype: torch.dtype, method: str, group: Group, comm_sms: int | None = None,
+                act: str | None = None) -> Rows:
         apart = possible.across_nodes(group)
-        found = Rows(op=self.name, dtype=dtype, method=method, m=m, k=k, comm_sms=comm_sms,
+        found = Rows(op=self.name, dtype=dtype, method=method, m=m, k=k, comm_sms=comm_sms, act=act,
                      sms=backend().num_sms() if apart else None)
         uncaptured = _why_uncaptured(found, group) if backend().is_capturing() else ""
         return products.resolved(self, found, group, comm_sms is None and not apart, uncaptured, _core(k, dtype))
@@ -92,7 +99,7 @@ class AgGemm(Op):
         if agreed.method == "unfused" or not agreed.m * agreed.k:
             return [Choice("unfused")]
         core, portable, found = _core(agreed.k, agreed.dtype), backend().gemm_configs(agreed.dtype, agreed.m), []
-        by_core = [("ws", core.configs(agreed.dtype, agreed.m))] if core else []
+        by_core = [("ws", core.configs(agreed.dtype, agreed.m, agreed.act is not None))] if core else []
         for method, configs in (*by_core, ("portable", portable[:1] if core else portable)):
             found += choices(method, *configs)
             if len(configs) > 1:
@@ -139,18 +146,28 @@ class AgGemm(Op):
             if bias is None:
                 out.zero_()
             else:
-                out.copy_(bias.expand_as(out))
+                each = bias if agreed.act is None else acts.silu_mul(bias)
+                out.copy_(each.expand_as(out))
             return x.new_empty((agreed.m * group.size, agreed.k)) if return_gathered else None
 
         def gathered(rows: torch.Tensor) -> torch.Tensor:
             everyone = all_gather(rows, group=group)
             backend().before_torch()
             return everyone
-        return ag_gemm_unfused(x, weight, gathered, bias, out)[1]
+        return ag_gemm_unfused(x, weight, gathered, bias, out, agreed.act is not None)[1]
 
-    def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple:
+    def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
+                  act: str | None = None) -> tuple:
         registry.require(weight.shape[1] == x.shape[1], "weight: expected [N_local, K] with the K of x [M / W, K]")
-        return x.shape[0] * world, weight.shape[0]
+        acts.check(act, weight.shape[0])
+        return x.shape[0] * world, acts.columns(act, weight.shape[0])
+
+    def shape_of_out(self, agreed: Rows, group: Group, *tensors: torch.Tensor | None) -> tuple:
+        return self.out_shape(group.size, *tensors[:len(self.tensors)], act=agreed.act)
+
+    def fake(self, **call: Any) -> torch.Tensor:
+        x, weight = call["x"], call["weight"]
+        return x.new_empty(self.out_shape(registry.world_of(call["group"]), x, weight, act=call["act"]))
 
     def traffic(self, agreed: Rows, group: Group) -> dict[int, int]:
         """Its shard to every peer; over nodes to the equal place of each, and what comes so to every rank of the own."""
@@ -162,7 +179,8 @@ class AgGemm(Op):
         return weight.shape[0]
 
     def shape(self, agreed: Rows, group: Group, local: int) -> Shape:
-        return Shape(self.name, str(agreed.dtype).removeprefix("torch."), agreed.m * group.size, local, agreed.k)
+        act = "" if agreed.act is None else f", {agreed.act}"
+        return Shape(self.name, f"{str(agreed.dtype).removeprefix('torch.')}{act}", agreed.m * group.size, local, agreed.k)
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Rows:
         return self._agreed(-(-m // group.size), k, dtype, "auto", group)
@@ -179,7 +197,7 @@ class AgGemm(Op):
         if not gathers and not (given["save_gathered"] and given["weight"].requires_grad):
             return registry.call_recorded(self, given)
         result, gathered = AG_GEMM_GATHERED(given["x"], given["weight"], given["bias"], registry.name_of(given["group"]),
-                                            given["method"], given["comm_sms"])
+                                            given["method"], given["comm_sms"], given["act"])
         result = registry.written(result, given["out"])
         return (result, gathered) if gathers else result
 
@@ -223,7 +241,7 @@ AG_GEMM = AgGemm()
 @AG_GEMM.public
 def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: torch.Tensor | None = None,
             out: torch.Tensor | None = None, return_gathered: bool = False, method: str = "auto",
-            comm_sms: int | None = None, save_gathered: bool = False) -> Any:
+            comm_sms: int | None = None, save_gathered: bool = False, act: str | None = None) -> Any:
     """all_gather(x) @ weight^T + bias, with the gather hidden behind the GEMM. Collective over `group`.
 
     Args:
@@ -231,7 +249,7 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         weight: [N_local, K], same dtype: this rank's shard, as nn.Linear stores it. N_local may differ and may be 0.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         bias: [N_local] or None, same dtype, added in fp32 before rounding.
-        out: [M, N_local] contiguous, or None to allocate.
+        out: contiguous, of the result's shape, or None to allocate.
         return_gathered: also return the gathered x [M, K], rows in group order.
         method: "auto", "ws" (fused, the device's warp-specialised core; what it cannot read or write is copied at each
             call), "portable" (fused) or "unfused" (a collective, then a matmul). The same on all ranks.
@@ -240,9 +258,13 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
             all ranks.
         save_gathered: where a gradient of weight is wanted, keep the gathered x [M, K] for it. False: keep x [M / W, K], and
             gather it again in the backward pass, by the copy engine beside the gemm_rs of x's gradient. The same on all ranks.
+        act: None, or "silu_mul" as for grouped_gemm: the first N_local / 2 rows of weight are gate's, the others up's, and the
+            result is silu(x @ gate^T + its bias) * (x @ up^T + its bias), so that a decoder's feed-forward part needs no kernel
+            of its own for it. N_local is even. The same on all ranks.
 
     Gradients (without `out`): that of x by gemm_rs, that of weight from the gathered x. The same tensors must require them on
-    all ranks.
+    all ranks. "silu_mul" multiplies once more for them, in the same call that gathers x again; training that has memory for the
+    product is faster without it.
     In graphs: run the same call once before capture, under `triton_dist.prepare_graphs()` or on another stream than the default
     one as torch's warm-ups do, else auto captures "unfused" and other methods refuse. Shards of more than 4 MiB are pushed by the
     copy engine there too, into a buffer of their own of the size of the gathered x. Smaller ones, and all where graphs cannot
@@ -250,18 +272,20 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     may follow each other in any order, all on one stream or on ones that wait for each other.
     Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
 
-    Returns out [M, N_local], rows in group order, or (out, gathered).
-    Sums accumulate in fp32 with one rounding to the output dtype; fp32 follows torch's allow_tf32 switch for matmuls.
+    Returns out [M, N_local], with "silu_mul" [M, N_local / 2], rows in group order, or (out, gathered).
+    Sums accumulate in fp32 with one rounding to the output dtype, after the activation; fp32 follows torch's allow_tf32 switch
+    for matmuls. "unfused" rounds the product, silu and the result.
     Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.
     Raises InvalidArgument before anything is sent. Same inputs give the same bits.
 
     Example:
         hidden = ag_gemm(x, up_proj.weight)                 # x [M / W, K] -> [M, N_local]
+        hidden = ag_gemm(x, torch.cat([gate_proj.weight, up_proj.weight]), act="silu_mul")
     """
-    known = AG_GEMM.known((method, comm_sms), group, x, weight, out, bias)
+    known = AG_GEMM.known((method, comm_sms, act), group, x, weight, out, bias)
     if known is None:
         return AG_GEMM.record(x=x, weight=weight, group=group, bias=bias, out=out, return_gathered=return_gathered, method=method,
-                              comm_sms=comm_sms, save_gathered=save_gathered)
+                              comm_sms=comm_sms, save_gathered=save_gathered, act=act)
     if out is None:
         out = known.new_out()
     gathered = known.plan.run(known.group, x, weight, bias, out, return_gathered)
@@ -275,8 +299,9 @@ def _gathered(**call: Any) -> tuple:
 
 
 AG_GEMM_GATHERED = Operator(
-    "ag_gemm_gathered", "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms) -> (Tensor, Tensor)",
-    lambda x, weight, bias, group, method, comm_sms: ag_gemm(
-        x, weight, group=group, bias=bias, method=method, comm_sms=comm_sms, return_gathered=True),
-    lambda x, weight, bias, group, method, comm_sms: _gathered(x=x, weight=weight, bias=bias, group=group),
+    "ag_gemm_gathered",
+    "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act) -> (Tensor, Tensor)",
+    lambda x, weight, bias, group, method, comm_sms, act: ag_gemm(
+        x, weight, group=group, bias=bias, method=method, comm_sms=comm_sms, act=act, return_gathered=True),
+    lambda x, weight, bias, group, method, comm_sms, act: _gathered(x=x, weight=weight, group=group, act=act),
     Gradient(gradients.keep_ag_gemm_gathered, gradients.ag_gemm_backward))

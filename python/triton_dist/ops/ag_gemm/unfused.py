@@ -7,13 +7,17 @@ import torch
 
 
 def ag_gemm_unfused(x: torch.Tensor, weight: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor],
-                      bias: torch.Tensor | None = None, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+                    bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
+                    gated: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [M, N_local], gathered x [M, K]) for x [M / W, K], weight [N_local, K], bias [N_local].
 
-    `gather` gives the rows of all ranks for those of this one.
+    `gather` gives the rows of all ranks for those of this one. gated: with "silu_mul", so that out has half as many columns.
     """
     gathered = gather(x)
-    result = torch.matmul(gathered, weight.t(), out=out)
+    result = torch.matmul(gathered, weight.t(), out=None if gated else out)
     if bias is not None:
         result += bias
+    if gated:
+        gate, up = result.chunk(2, -1)
+        result = torch.mul(torch.nn.functional.silu(gate), up, out=out)
     return result, gathered

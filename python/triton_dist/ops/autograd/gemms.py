@@ -11,6 +11,7 @@ import torch
 
 from triton_dist import ops                  # as a module: its functions are there once gradients are asked for
 from triton_dist.ops.autograd import weights
+from triton_dist.ops.calls import acts
 
 
 def _method(method: str) -> str:
@@ -18,37 +19,36 @@ def _method(method: str) -> str:
     return method if method in ("portable", "unfused") else "auto"
 
 
-def _keep_ag_gemm(ctx: Any, x: torch.Tensor, weight: torch.Tensor, method: str, group: str, gathered: bool) -> None:
-    """x: as it was given, or gathered."""
+def keep_ag_gemm(ctx: Any, inputs: tuple, output: Any, gathered: torch.Tensor | None = None) -> None:
+    """Of ag_gemm(x, weight, bias, group, method, comm_sms, act). gathered: x, where it is kept like that."""
+    x, weight, bias, group, method, _, act = inputs
     wants_x, wants_weight = ctx.needs_input_grad[:2]
-    ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
-    ctx.method, ctx.group, ctx.gathered = _method(method), group, gathered
+    again = act is not None             # to be multiplied
+    ctx.save_for_backward((x if gathered is None else gathered) if wants_weight or again else None,
+                          weight if wants_x or again else None, bias if again else None)
+    ctx.method, ctx.group, ctx.gathered, ctx.act = _method(method), group, gathered is not None, act
     weights.keep(ctx, weight)
-
-
-def keep_ag_gemm(ctx: Any, inputs: tuple, output: Any) -> None:
-    """Of ag_gemm(x, weight, bias, group, method, comm_sms)."""
-    x, weight, _, group, method, _ = inputs
-    _keep_ag_gemm(ctx, x, weight, method, group, gathered=False)
 
 
 def keep_ag_gemm_gathered(ctx: Any, inputs: tuple, output: Any) -> None:
     """Of ag_gemm_gathered, whose second output is the gathered x."""
-    _, weight, _, group, method, _ = inputs
-    _keep_ag_gemm(ctx, output[1], weight, method, group, gathered=True)
+    keep_ag_gemm(ctx, inputs, output, output[1])
 
 
 def ag_gemm_backward(ctx: Any, grad: torch.Tensor | None, grad_gathered: torch.Tensor | None = None) -> tuple:
-    """grad: [M, N_local] of the output. grad_gathered: [M, K] of the gathered x, where that is an output."""
-    (x, weight), (wants_x, wants_weight, wants_bias) = ctx.saved_tensors, ctx.needs_input_grad[:3]
+    """grad: as the output. grad_gathered: [M, K] of the gathered x, where that is an output."""
+    (x, weight, bias), (wants_x, wants_weight, wants_bias) = ctx.saved_tensors, ctx.needs_input_grad[:3]
     grad_x = grad_weight = grad_bias = None
     if grad is not None:
-        grad = grad.contiguous()
-        if wants_x and wants_weight and not ctx.gathered:
+        grad, gathered = grad.contiguous(), ctx.gathered
+        if ctx.act is not None:
+            product, x = _again(ctx, x, weight, bias, wants_weight)
+            grad, gathered = acts.silu_mul_gradient(product, grad), True
+        if wants_x and wants_weight and not gathered:
             grad_x, x = ops.gemm_rs_beside_gather(grad, weight.t(), x, ctx.group, ctx.method)
         elif wants_x:
             grad_x = ops.gemm_rs(grad, weight.t(), group=ctx.group, method=ctx.method)
-        elif not ctx.gathered and wants_weight:
+        elif not gathered and wants_weight:
             x = ops.all_gather(x, group=ctx.group)
         if wants_weight:
             grad_weight = weights.gradient(ctx, grad, x)
@@ -57,7 +57,15 @@ def ag_gemm_backward(ctx: Any, grad: torch.Tensor | None, grad_gathered: torch.T
     if grad_gathered is not None and wants_x:
         direct = ops.reduce_scatter(grad_gathered.contiguous(), group=ctx.group)
         grad_x = direct if grad_x is None else grad_x + direct
-    return grad_x, grad_weight, grad_bias, None, None, None
+    return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+def _again(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wants_gathered: bool) -> tuple:
+    """(x @ weight^T + bias, of which the output has an activation, and the gathered x where that is wanted)."""
+    if ctx.gathered:
+        return torch.nn.functional.linear(x, weight, bias), x
+    found = ops.ag_gemm(x, weight, bias=bias, group=ctx.group, method=ctx.method, return_gathered=wants_gathered)
+    return found if wants_gathered else (found, None)
 
 
 def keep_gemm_rs(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from triton_dist import ops  # as a module: its functions are there once gradients are asked for
+from triton_dist.ops.calls import acts
 
 
 def keep(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -27,14 +28,12 @@ def backward(ctx: Any, grad: torch.Tensor | None) -> tuple:
     if ctx.act is not None or needs[6]:
         product = ops.grouped_gemm(x.detach(), weight.detach(), offsets=offsets, counts=counts, sources=sources)
         if needs[6]:
-            plain = product if ctx.act is None else _silu_mul(product)
+            plain = product if ctx.act is None else acts.silu_mul(product)
             found[6] = torch.where(there, (grad.float() * plain.float()).sum(-1), 0.0).view(row_weights.shape)
     if row_weights is not None:
         grad = (grad.float() * row_weights.view(grad.shape[:-1])[..., None]).to(grad.dtype)
     if ctx.act is not None:
-        gate, up = product.float().chunk(2, -1)
-        sigmoid, grad_h = gate.sigmoid(), grad.float()
-        grad = torch.cat([grad_h * up * sigmoid * (1 + gate * (1 - sigmoid)), grad_h * gate * sigmoid], -1).to(x.dtype)
+        grad = acts.silu_mul_gradient(product, grad)
     if needs[1]:
         found[1] = torch.ops.triton_dist.grouped_gemm_weight(grad, x.detach(), offsets, counts, sources,
                                                              weight.shape[0])
@@ -60,8 +59,3 @@ def _there(grad: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tenso
     expert = expert.clamp(0, len(begins) - 1)
     rows_of = torch.diff(offsets) if counts is None else counts  # pyright: ignore
     return inside & (rows - begins[expert] < rows_of[expert])
-
-
-def _silu_mul(product: torch.Tensor) -> torch.Tensor:
-    gate, up = product.float().chunk(2, -1)
-    return torch.nn.functional.silu(gate) * up

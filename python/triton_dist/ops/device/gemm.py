@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Device pieces of the portable GEMM: which tile a program takes, and the main loop over K."""
+"""Device pieces of the portable GEMM: which tile a program takes, the main loop over K, and an epilogue."""
 import triton
 import triton.language as tl
 
@@ -32,3 +32,9 @@ def matmul_tile(a, stride_a, rows, b, stride_b, cols, k, BLOCK_K: tl.constexpr, 
         a_ptrs += BLOCK_K
         b_ptrs += BLOCK_K
     return acc
+
+
+@triton.jit
+def silu_mul(gate, up):
+    """silu(gate) * up of fp32."""
+    return gate * tl.sigmoid(gate) * up

@@ -6,13 +6,13 @@ from typing import Any, Sequence
 
 import torch
 
-from triton_dist.ops.calls import checks
+from triton_dist.ops.calls import acts, checks
 from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.dispatch_grouped_gemm.plan import Fused, estimate
 from triton_dist.ops.ep import checks as ep_checks
 from triton_dist.ops.ep.op import ExpertsOp, OfTokens
 from triton_dist.ops.ep_dispatch.op import EP_DISPATCH, ep_dispatch_rows
-from triton_dist.ops.grouped_gemm.op import ACTS, grouped_gemm
+from triton_dist.ops.grouped_gemm.op import grouped_gemm
 from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
@@ -37,7 +37,7 @@ class Rows(OfTokens):
     @property
     def columns(self) -> int:
         """Of the result."""
-        return self.n if self.act is None else self.n // 2
+        return acts.columns(self.act, self.n)
 
     @property
     def each(self) -> int:
@@ -73,10 +73,7 @@ class DispatchGroupedGemm(ExpertsOp):
         if weight.shape[0] != local or weight.shape[2] != x.shape[1]:
             raise InvalidArgument(f"weight: expected [{local}, N, {x.shape[1]}], for each of this rank's experts, found "
                                   f"{list(weight.shape)}")
-        if act is not None and act not in ACTS:
-            raise InvalidArgument(f"act: expected None or one of {', '.join(ACTS)}, found {act!r}")
-        if act is not None and weight.shape[1] % 2:
-            raise InvalidArgument(f"weight: expected an even number of rows for {act!r}, found {weight.shape[1]}")
+        acts.check(act, weight.shape[1])
         agreed = self._agreed(x.shape[1], weight.shape[1], x.dtype, topk_ids.shape[1], topk_weights is not None, num_experts, act,
                               ep_checks.most_tokens(max_tokens, x.shape[0]), method, group)
         if agreed.method == "ws" and agreed.no_core is not None:
@@ -87,7 +84,7 @@ class DispatchGroupedGemm(ExpertsOp):
                 max_tokens: int, method: Any, group: Group) -> Rows:
         method, why = self.chosen(method, max_tokens, group)
         return Rows(op=self.name, dtype=dtype, method=method, why=why, row=row, n=n, k=k, weighted=weighted, experts=experts,
-                    act=act, max_tokens=max_tokens, no_core=_no_core(dtype, row, n if act is None else n // 2))
+                    act=act, max_tokens=max_tokens, no_core=_no_core(dtype, row, acts.columns(act, n)))
 
     def candidates(self, agreed: Rows, group: Group) -> Sequence[Choice]:
         unfused = Choice("unfused")
@@ -147,7 +144,7 @@ class DispatchGroupedGemm(ExpertsOp):
         made = EP_DISPATCH.fake(x=x, topk_ids=call["topk_ids"], topk_weights=call["topk_weights"], scales=None,
                                 num_experts=call["num_experts"], layout="indexed", align=1, capacity=None,
                                 max_tokens=call["max_tokens"], quant=None, group=call["group"])
-        h = x.new_empty((made[6].shape[0], weight.shape[1] // (1 if call["act"] is None else 2)))
+        h = x.new_empty((made[6].shape[0], acts.columns(call["act"], weight.shape[1])))
         return (h, *made[2:6])
 
     def shape(self, agreed: Rows, group: Group, local: int) -> Shape:

@@ -6,6 +6,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.language.experts import rows_of
+from triton_dist.ops.device.gemm import silu_mul
 from triton_dist.runtime.jit import jit
 
 
@@ -71,7 +72,7 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
         dl.trace_stop("mma", (t - tl.program_id(0)) // tl.num_programs(0))
         dl.trace_start("store", (t - tl.program_id(0)) // tl.num_programs(0), expert)
         if SILU:
-            total = total * tl.sigmoid(total) * other
+            total = silu_mul(total, other)
         if WEIGHTED:
             total *= tl.load(row_weights + row)[:, None]
         tl.store(out + row[:, None] * n + col[None, :],

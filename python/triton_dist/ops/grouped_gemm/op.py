@@ -8,7 +8,7 @@ from typing import Any, Sequence
 import torch
 
 from triton_dist.ops.autograd import grouped as gradients
-from triton_dist.ops.calls import checks
+from triton_dist.ops.calls import acts, checks
 from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.grouped_gemm.plans import ByCore, Portable, flat_rows
 from triton_dist.ops.grouped_gemm.unfused import grouped_gemm_unfused
@@ -20,7 +20,6 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 
-ACTS = ("silu_mul", )
 EXPERTS = 8         # of the calls that explain, tune and bench speak of
 
 
@@ -40,7 +39,7 @@ class Rows(Agreed):
     @property
     def columns(self) -> int:
         """Of the result."""
-        return self.n if self.act is None else self.n // 2
+        return acts.columns(self.act, self.n)
 
     @property
     def each(self) -> int:
@@ -82,10 +81,7 @@ class GroupedGemm(Op):
                 checks.counts(name, t, shape)
         if sources is not None:
             checks.counts("sources", sources, tuple(getattr(sources, "shape", (0, ))[:1]))
-        if act is not None and act not in ACTS:
-            raise InvalidArgument(f"act: expected None or one of {', '.join(ACTS)}, found {act!r}")
-        if act is not None and n % 2:
-            raise InvalidArgument(f"weight: expected an even number of rows for {act!r}, found {n}")
+        acts.check(act, n)
         shape = _shape(x, weight, sources, act)
         rows = math.prod(shape[:-1])
         if row_weights is not None and (not isinstance(row_weights, torch.Tensor) or row_weights.dtype != torch.float32
@@ -166,7 +162,7 @@ class GroupedGemm(Op):
 def _shape(x: torch.Tensor, weight: torch.Tensor, sources: torch.Tensor | None, act: str | None) -> tuple:
     """Of the result. Sizes may be symbolic."""
     rows = x.shape[:-1] if sources is None else sources.shape
-    return *rows, weight.shape[1] // (1 if act is None else 2)
+    return *rows, acts.columns(act, weight.shape[1])
 
 
 def _no_core(x: torch.Tensor, weight: torch.Tensor, sources: torch.Tensor | None, out: torch.Tensor | None, act: str | None,
@@ -180,7 +176,7 @@ def _no_core(x: torch.Tensor, weight: torch.Tensor, sources: torch.Tensor | None
     if out is not None and out.data_ptr() % 16:
         return "the result must begin at a multiple of 16 bytes"
     read = flat_rows(x) if sources is None else x[:1].contiguous()
-    columns, gated = weight.shape[1] // (1 if act is None else 2), act is not None
+    columns, gated = acts.columns(act, weight.shape[1]), act is not None
     usual = core.configs(x.dtype, max(1, each), gated)[0]
     return core.refuses(read, weight, columns, usual, gated)
 

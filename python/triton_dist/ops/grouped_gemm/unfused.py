@@ -3,6 +3,8 @@
 """grouped_gemm by a loop of torch's products: the method "unfused". The host waits for the numbers of rows."""
 import torch
 
+from triton_dist.ops.calls import acts
+
 
 def grouped_gemm_unfused(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None, counts: torch.Tensor | None,
                          sources: torch.Tensor | None, row_weights: torch.Tensor | None, out: torch.Tensor, gated: bool) -> None:
@@ -18,8 +20,7 @@ def grouped_gemm_unfused(x: torch.Tensor, weight: torch.Tensor, offsets: torch.T
             continue
         product = (rows[at] if sources is None else rows[sources[at].long()]) @ weight[e].t()
         if gated:
-            gate, up = product.to(wide).chunk(2, -1)
-            product = torch.nn.functional.silu(gate) * up
+            product = acts.silu_mul(product)
         if row_weights is not None:
             product = product.to(wide) * row_weights.view(-1)[at, None]
         to[at] = product

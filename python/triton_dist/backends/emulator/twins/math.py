@@ -48,6 +48,17 @@ for _name, _fn in (("fast_expf", torch.exp), ("fast_logf", torch.log), ("fast_lo
     _unary(_name, _fn, f"libdevice.{_name}")
 
 
+def _flushed(fn: Callable) -> Callable:
+    """`fn` with numbers below the normal range taken and given as 0, as PTX's .ftz does."""
+    def normal(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.abs() < torch.finfo(x.dtype).tiny, torch.zeros_like(x).copysign(x), x)
+    return lambda x: normal(fn(normal(x)))
+
+
+for _name, _fn in (("exp2_approx", torch.exp2), ("reciprocal_approx", torch.reciprocal)):
+    _unary(_name, _flushed(_fn), f"hopper_prims.{_name}", kinds=("fp32", ))
+
+
 @twin("math.abs", "libdevice.abs")
 def absolute(x: Any) -> Any:
     x = runtime(x)
