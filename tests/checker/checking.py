@@ -14,8 +14,15 @@ MODES = ("late", "random", "skew", "priority")          # in which ranks run apa
 SCHEDULES = pytest.mark.parametrize("schedules", [1, pytest.param(12, marks=pytest.mark.full)])     # of what is to be clean
 
 
-def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: Any, schedules: int, **options: Any) -> Report:
-    """What is found in `calls` on 3 ranks, where the module `user` has its kernel of that name with `edits` in its source."""
+def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: Any, schedules: int, under: str | None = None,
+                 **options: Any) -> Report:
+    """What is found in `calls` on 3 ranks, where the module `user` has its kernel of that name with `edits` in its source.
+
+    under: the edits are in the source of this module, from which the kernel's module imports.
+    """
+    if under is not None:
+        module = load(under.split(".")[-1], edited(source_of(under), edits), folder)
+        edits = [(f"from {under} import", f"from {module.__name__} import")]
     changed = load(kernel, edited(source_of(getattr(user, kernel).__module__), edits), folder)
     with mock.patch.object(user, kernel, getattr(changed, kernel)):
         return check_kernel(calls, 3, schedules, modes=MODES, **options)

@@ -25,8 +25,16 @@ def one_hop():
     return overtaking(made, slow=1, repeat=3)
 
 
+class Cancelling(AR):
+    """The first two ranks' terms cancel, so that words of the result are 0."""
+
+    def term(self, index, seed):
+        return torch.full((self.n,), (1.0, -1.0, 0.0)[index], dtype=self.dtype)
+
+
 def two_hops():
-    return overtaking([AR(n, "two_shot") for n in (2100, 40, 700, 2100, 9)], slow=1, repeat=3)
+    return overtaking([AR(2100, "two_shot"), Cancelling(40, "two_shot"), *[AR(n, "two_shot") for n in (700, 2100, 9)]], slow=1,
+                      repeat=3)
 
 
 def norm_one_hop():
@@ -56,15 +64,13 @@ def loaded(take: str) -> str:
     return f"tl.load(({place})[:, None] + tl.arange(0, 4)[None, :], mask=({mask})[:, None], other=0)"
 
 
-ONE = "dl.sf_take(slots + buffer + 4 * (r * vectors + at), inside & (index != r))"
-TERM = "dl.sf_take(inbox + 4 * (r * part + at), inside & (index != r))"
+TERM = "dl.sf_take(places + r * step, inside & (index != r))"          # of all kernels, in ops/device/selfflag.py
 RESULT = "dl.sf_take(inbox + results + 4 * (source * part + at), inside)"
-ROW = "dl.sf_take(places + r * step, inside & (index != r))"
 SUM = "dl.sf_take(outcome + 4 * (row * vectors + at), inside)"
 
 # name: (calls, module, kernel, (old, new))
 MUTANTS = {
-    "one hop does not wait": (one_hop, collective, "one_hop_self_flagged", (ONE, loaded(ONE))),
+    "one hop does not wait": (one_hop, collective, "one_hop_self_flagged", (TERM, loaded(TERM))),
     "one hop keeps to one buffer": (one_hop, collective, "one_hop_self_flagged", (
         "buffer = (epoch & 1) * half", "buffer = 0 * half")),
     "one hop has two senders for a slot": (one_hop, collective, "one_hop_self_flagged", (
@@ -73,7 +79,7 @@ MUTANTS = {
         "own + (dl.sf_filled(load_vectors(mine, at, inside, n, WHOLE)), )",
         "own + (load_vectors(mine, at, inside, n, WHOLE), )")),
     "one hop leaves one peer's words": (one_hop, collective, "one_hop_self_flagged", (
-        ONE, ONE.replace("(index != r)", "(index != r) & (r != 2)"))),
+        TERM, TERM.replace("(index != r)", "(index != r) & (r != 2)"))),
     "two hops do not wait for terms": (two_hops, all_reduce_op, "two_hops_self_flagged", (TERM, loaded(TERM))),
     "two hops do not wait for results": (two_hops, all_reduce_op, "two_hops_self_flagged", (RESULT, loaded(RESULT))),
     "two hops keep to one buffer": (two_hops, all_reduce_op, "two_hops_self_flagged", (
@@ -82,9 +88,9 @@ MUTANTS = {
         "half, 4 * WORLD * part", "half, 0 * WORLD * part")),
     "two hops send results of 0": (two_hops, all_reduce_op, "two_hops_self_flagged", (
         "total = dl.sf_filled(finished_words(terms, dtype, WORLD, OP))", "total = finished_words(terms, dtype, WORLD, OP)")),
-    "the norm does not wait for a row": (norm_one_hop, norm_op, "one_hop_rmsnorm", (ROW, loaded(ROW))),
+    "the norm does not wait for a row": (norm_one_hop, norm_op, "one_hop_rmsnorm", (TERM, loaded(TERM))),
     "the norm does not wait for a sum": (norm_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
-    "the quantised norm does not wait for a row": (quantised_one_hop, norm_op, "one_hop_rmsnorm", (ROW, loaded(ROW))),
+    "the quantised norm does not wait for a row": (quantised_one_hop, norm_op, "one_hop_rmsnorm", (TERM, loaded(TERM))),
     "the quantised norm does not wait for a sum": (quantised_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
     "the quantised norm keeps to one buffer": (quantised_one_hop, norm_op, "one_hop_rmsnorm", (
         "inbox = slots + (epoch & 1) * half\n    outbox", "inbox = slots\n    outbox")),
@@ -99,7 +105,8 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_reported(name, tmp_path):
     calls, user, kernel, edit = MUTANTS[name]
-    assert not check_edited(user, kernel, [edit], calls, tmp_path, 12).clean, f"survived: {name}"
+    under = "triton_dist.ops.device.selfflag" if edit[0] == TERM else None
+    assert not check_edited(user, kernel, [edit], calls, tmp_path, 12, under).clean, f"survived: {name}"
 
 
 @SCHEDULES

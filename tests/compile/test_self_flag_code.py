@@ -37,7 +37,7 @@ def count(lines: list, pattern: str) -> int:
 
 def sends_and_takes(kernel, world: int, each: int) -> tuple:
     """How many of each a thread makes in the kernel's text."""
-    terms = 1 if world == 2 and kernel in (one_hop_rmsnorm, two_hops_rmsnorm) else world     # of two, only the other's is taken
+    terms = 1 if world == 2 else world          # of two, only the other's is taken
     if kernel in (one_hop_self_flagged, one_hop_rmsnorm):
         return (world - 1) * each, terms * each
     return 2 * (world - 1) * each, (terms + (world - 1 if kernel is two_hops_self_flagged else 1)) * each

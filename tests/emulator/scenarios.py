@@ -86,9 +86,13 @@ class AR:
     def __init__(self, n, method, dtype=BF16, in_place=False, skip=0):
         self.n, self.method, self.dtype, self.in_place, self.skip = n, method, dtype, in_place, skip
 
+    def term(self, index, seed):
+        """What a rank has."""
+        return random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + index)
+
     def __call__(self, seed, group):
         def of(index):
-            return random_tensor(self.n, dtype=self.dtype, seed=1000 * seed + index)
+            return self.term(index, seed)
         x = torch.cat([torch.zeros(self.skip, dtype=self.dtype), of(group.rank)])[self.skip:]
         out = x if self.in_place else poisoned(self.n, dtype=self.dtype)
         assert all_reduce(x, group=group, out=out, method=self.method) is out

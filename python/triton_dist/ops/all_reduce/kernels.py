@@ -11,8 +11,7 @@ from triton_dist.ops.device.launch_metadata import two_hops
 from triton_dist.ops.device.packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
                                       store_words)
 from triton_dist.ops.device.reduce import combined, finished, neutral
-from triton_dist.ops.device.selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
-                                       store_vectors)
+from triton_dist.ops.device.selfflag import COPIES, finished_words, load_vectors, store_vectors, taken_from_all
 from triton_dist.runtime.jit import jit
 
 
@@ -100,12 +99,9 @@ def two_hops_self_flagged(x, out, slots, half, control, team, n, part, rounds, O
             target = index * part + at
             inside = (at < part) & (target < vectors)
             own = dl.sf_filled(load_vectors(x, target, inside, n, WHOLE))
-            terms = neutral_words(own, dtype, OP)
-            for r in tl.static_range(WORLD):
-                dl.trace_start("wait", 2 * (t * EACH + v) * WORLD + r, r)
-                taken = dl.sf_take(inbox + 4 * (r * part + at), inside & (index != r))
-                dl.trace_stop("wait", 2 * (t * EACH + v) * WORLD + r)
-                terms = combined_words(terms, tl.where(index == r, own, taken), dtype, OP)
+            dl.trace_start("wait", 2 * (t * EACH + v) * WORLD, -1)
+            terms = taken_from_all(own, inbox + 4 * at, 4 * part, inside, index, dtype, WORLD, OP)
+            dl.trace_stop("wait", 2 * (t * EACH + v) * WORLD)
             total = dl.sf_filled(finished_words(terms, dtype, WORLD, OP))
             for i in tl.static_range(1, WORLD):
                 dl.trace_start("push", (2 * (t * EACH + v) + 1) * WORLD + i, (index + i) % WORLD)

@@ -14,7 +14,8 @@ import triton_dist.language as dl
 from triton_dist.ops.device.launch_metadata import normed_one_hop, normed_two_hops
 from triton_dist.ops.device.packets import count_call, deltas_of_peers, epoch_in_turn
 from triton_dist.ops.all_reduce_rmsnorm.finish import store_normed
-from triton_dist.ops.device.selfflag import COPIES, combined_words, elements, from_elements, load_vectors, store_vectors
+from triton_dist.ops.device.selfflag import (COPIES, combined_words, from_elements, load_vectors, store_vectors,
+                                             taken_from_all)
 from triton_dist.runtime.jit import jit
 
 
@@ -98,7 +99,7 @@ def take_row(own, row, i, weight, bias, residual, residual_out, inbox, index, m,
         extra = extras(bias, residual + offset, at, inside, n, HAS_BIAS, HAS_RESIDUAL, WHOLE)
         weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
         dl.trace_start("wait", i * EACH + v, -1)
-        sums = taken_sum(own[v], inbox + 4 * (row * vectors + at), 4 * m * vectors, inside, index, dtype, WORLD)
+        sums = taken_from_all(own[v], inbox + 4 * (row * vectors + at), 4 * m * vectors, inside, index, dtype, WORLD, "sum")
         dl.trace_stop("wait", i * EACH + v)
         total = rounded(sums, extra, dtype)
         store_vectors(residual_out + offset, at, inside, n, total, WHOLE)
@@ -153,7 +154,8 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
                 extra = extras(bias, residual + offset, at, inside, n, HAS_BIAS, HAS_RESIDUAL, WHOLE)
                 weights = weights + (load_vectors(weight, at, inside, n, WHOLE), )
                 dl.trace_start("wait", (row - pid) // programs * EACH + v, -1)
-                sums = taken_sum(own, inbox + 4 * (row // WORLD * vectors + at), 4 * owned * vectors, inside, index, dtype, WORLD)
+                sums = taken_from_all(own, inbox + 4 * (row // WORLD * vectors + at), 4 * owned * vectors, inside, index, dtype,
+                                      WORLD, "sum")
                 dl.trace_stop("wait", (row - pid) // programs * EACH + v)
                 total = dl.sf_filled(rounded(sums, extra, dtype))
                 dl.trace_start("push", (row - pid) // programs * EACH + v, -1)
@@ -184,24 +186,6 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
             store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
                          WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
             dl.trace_stop("store", (row - pid) // programs)
-
-
-@triton.jit
-def taken_sum(own, places, step, inside, index, dtype: tl.constexpr, WORLD: tl.constexpr):
-    """fp32 blocks: the sum over ranks of words that lie at `places` + `step` * rank, and of `own`.
-
-    In the order of ranks, so that all have the same sum. Two terms have the same in either order.
-    """
-    if WORLD == 2:
-        sums = combined_words(elements(own, dtype), dl.sf_take(places + (1 - index) * step, inside), dtype, "sum")
-    else:
-        for r in tl.static_range(WORLD):
-            term = tl.where(index == r, own, dl.sf_take(places + r * step, inside & (index != r)))
-            if r == 0:
-                sums = elements(term, dtype)
-            else:
-                sums = combined_words(sums, term, dtype, "sum")
-    return sums
 
 
 @triton.jit

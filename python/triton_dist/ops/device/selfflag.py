@@ -4,9 +4,10 @@
 import triton
 import triton.language as tl
 
+import triton_dist.language as dl
 from triton_dist.language.halves import has_word_of, word_in_one_step
 from triton_dist.language.selfflag import join_words, split_words
-from triton_dist.ops.device.reduce import combined, finished, neutral
+from triton_dist.ops.device.reduce import combined, finished
 from triton_dist.runtime.workspace import SelfFlaggedWorkspace
 
 COPIES = tl.constexpr(SelfFlaggedWorkspace.control_words)       # of the epoch, for count_call
@@ -94,17 +95,6 @@ def from_elements(parts, dtype: tl.constexpr):
 
 
 @triton.jit
-def neutral_words(words, dtype: tl.constexpr, OP: tl.constexpr):
-    """What changes no term it is combined with: fp32 blocks as `elements` gives them, shaped as `words`."""
-    zero = neutral(words.shape, dtype, OP)
-    if dtype == tl.float32:
-        parts = (zero, )
-    else:
-        parts = (zero, zero)
-    return parts
-
-
-@triton.jit
 def combined_words(parts, words, dtype: tl.constexpr, OP: tl.constexpr):
     """`parts`, fp32 blocks as `elements` gives them, combined with int32 `words`."""
     more = elements(words, dtype)
@@ -113,6 +103,24 @@ def combined_words(parts, words, dtype: tl.constexpr, OP: tl.constexpr):
     else:
         found = (combined(parts[0], more[0], OP), combined(parts[1], more[1], OP))
     return found
+
+
+@triton.jit
+def taken_from_all(own, places, step, inside, index, dtype: tl.constexpr, WORLD: tl.constexpr, OP: tl.constexpr):
+    """fp32 blocks: the words of every peer, which lie at `places` + `step` * rank, combined with `own`. Empties what it takes.
+
+    In the order of ranks, so that all have the same result. A sum of two terms is the same in either order.
+    """
+    if WORLD == 2 and (OP == "sum" or OP == "avg"):
+        parts = combined_words(elements(own, dtype), dl.sf_take(places + (1 - index) * step, inside), dtype, OP)
+    else:
+        for r in tl.static_range(WORLD):
+            term = tl.where(index == r, own, dl.sf_take(places + r * step, inside & (index != r)))
+            if r == 0:
+                parts = elements(term, dtype)
+            else:
+                parts = combined_words(parts, term, dtype, OP)
+    return parts
 
 
 @triton.jit

@@ -14,8 +14,7 @@ from triton_dist.ops.device.launch_metadata import one_hop
 from triton_dist.ops.device.packets import (at_member, count_call, deltas_of_peers, epoch_in_turn, load_words, reduce_over_ranks,
                                       store_words)
 from triton_dist.ops.device.reduce import combined, finished, neutral
-from triton_dist.ops.device.selfflag import (COPIES, combined_words, finished_words, load_vectors, neutral_words,
-                                       store_vectors)
+from triton_dist.ops.device.selfflag import COPIES, finished_words, load_vectors, store_vectors, taken_from_all
 from triton_dist.runtime.jit import jit
 
 
@@ -99,12 +98,9 @@ def one_hop_self_flagged(x, out, slots, half, control, team, n, vectors, rounds,
         for v in tl.static_range(EACH):
             at = first + (t * EACH + v) * step
             inside = at < vectors
-            total = neutral_words(own[v], dtype, OP)
-            for r in tl.static_range(WORLD):    # in the order of ranks, so that all have the same result
-                dl.trace_start("wait", (t * EACH + v) * WORLD + r, r)
-                taken = dl.sf_take(slots + buffer + 4 * (r * vectors + at), inside & (index != r))
-                dl.trace_stop("wait", (t * EACH + v) * WORLD + r)
-                total = combined_words(total, tl.where(index == r, own[v], taken), dtype, OP)
+            dl.trace_start("wait", t * EACH + v, -1)
+            total = taken_from_all(own[v], slots + buffer + 4 * at, 4 * vectors, inside, index, dtype, WORLD, OP)
+            dl.trace_stop("wait", t * EACH + v)
             dl.trace_start("store", t * EACH + v, -1)
             store_vectors(out, at, inside, n, dl.sf_plain(finished_words(total, dtype, WORLD, OP)), WHOLE)
             dl.trace_stop("store", t * EACH + v)
