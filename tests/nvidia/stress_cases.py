@@ -103,6 +103,7 @@ def gpu_cases() -> list[Case]:
             Case("gemm_rs", (200, 1000, 72), F16, bias=True),
             Case("gemm_rs", (1024, 2048, 1024)),
             Case("gemm_rs", (512, 4096, 512)),
+            Case("gemm_rs", (2048, 4096, 512)),                                 # tiles of two steps alternate
             Case("gemm_rs", (128, 256, 64)),
             Case("gemm_rs", (1, 8, 8), F16),
             Case("gemm_rs", (64, 512, 264), idle=True)),
