@@ -83,13 +83,14 @@ def combines():
                            ids,
                            num_experts=6,
                            layout="expert",
-                           group=group)
+                           group=group,
+                           method="push")
         triton_dist.synchronize()
         ys, results = [random_tensor(len(came.x), 24, dtype=F32, seed=10 * call + group.rank) for call in range(4)], []
         for y in ys:
             if group.rank == 1:
                 dawdle()
-            results.append(ep_combine(y, came.handle))
+            results.append(ep_combine(y, came.handle, method="push"))
         triton_dist.synchronize()
         for call, out in enumerate(results):
             assert torch.equal(out, ep_combine(ys[call], came.handle, method="unfused"))

@@ -189,14 +189,15 @@ def test_epochs_pass_the_wrap_and_zero(start):
         mode="late")
 
 
-def test_a_handle_serves_many_combines_and_two_dispatches_are_alive_at_once():
+@pytest.mark.parametrize("method", ["push", "self_flagged"])
+def test_a_handle_serves_many_combines_and_two_dispatches_are_alive_at_once(method):
     def script():
         rank = resolve().rank
         xs = [random_tensor(4, 24, dtype=F32, seed=10 * i + rank) for i in range(2)]
         ids = torch.tensor([[0, 3], [1, 1], [2, -1], [-1, -1]])
-        came = [ep_dispatch(x, ids, num_experts=4, layout="expert") for x in xs]
+        came = [ep_dispatch(x, ids, num_experts=4, layout="expert", method=method) for x in xs]
         triton_dist.synchronize()
-        back = [[ep_combine(c.x.clone(), c.handle) for c in came] for _ in range(2)]
+        back = [[ep_combine(c.x.clone(), c.handle, method=method) for c in came] for _ in range(2)]
         triton_dist.synchronize()
         for of_both in back:
             for out, x in zip(of_both, xs):
@@ -205,15 +206,16 @@ def test_a_handle_serves_many_combines_and_two_dispatches_are_alive_at_once():
     run_ranks(script, 2)
 
 
-def test_an_indexed_dispatch_is_combined_by_its_positions():
+@pytest.mark.parametrize("method", ["push", "self_flagged"])
+def test_an_indexed_dispatch_is_combined_by_its_positions(method):
     def script():
         x, ids = random_tensor(4, 24, dtype=F32, seed=resolve().rank), torch.tensor([[0, 3], [1, 1], [2, -1], [-1, -1]])
-        came = ep_dispatch(x, ids, num_experts=4, layout="indexed")
+        came = ep_dispatch(x, ids, num_experts=4, layout="indexed", method=method)
         triton_dist.synchronize()
         total = int(came.expert_offsets[-1])
         y = torch.zeros(len(came.sources), 24)
         y[:total] = came.x[came.sources[:total].long()]
-        out = ep_combine(y, came.handle, positions=came.positions)
+        out = ep_combine(y, came.handle, positions=came.positions, method=method)
         triton_dist.synchronize()
         assert torch.equal(out, x * torch.tensor([2.0, 2.0, 1.0, 0.0])[:, None])
 
@@ -225,9 +227,9 @@ def test_capture_replays_with_what_the_tensors_hold_then():
     def script():
         group = resolve()
         x, ids = random_tensor(5, 24, dtype=F32, seed=group.rank), torch.zeros(5, 2, dtype=torch.int32)
-        ep_dispatch(x, ids, num_experts=4, layout="expert")
+        ep_dispatch(x, ids, num_experts=4, layout="expert", method="push")
         with graph() as made:
-            came = ep_dispatch(x, ids, num_experts=4, layout="expert")
+            came = ep_dispatch(x, ids, num_experts=4, layout="expert", method="push")
         for seed in (1, 2):
             triton_dist.synchronize()
             ids.copy_(anywhere(group.rank, seed, 5, 2, 4))

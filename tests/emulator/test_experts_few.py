@@ -10,7 +10,7 @@ from scenarios import F16, FIVE_ON, back_to_back, captures_by_rank, graph, overt
 import triton_dist
 from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
-from triton_dist.ops import ep_combine, ep_dispatch
+from triton_dist.ops import OPS, ep_combine, ep_dispatch, explain
 from triton_dist.ops.ep import self_flagged
 from triton_dist.ops.ep.self_flagged import KIND, METHOD
 from triton_dist.runtime.errors import InvalidArgument
@@ -233,3 +233,34 @@ def test_what_it_does_not_serve(row, k, more, says):
             ep_dispatch(x, ids, num_experts=2, **more)
 
     run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("row_bytes, tokens, k, world, taken", [
+    (14336, 256, 8, 2, True),  # hidden 7168 in bf16
+    (7168, 256, 8, 2, True),  # in fp8
+    (7168, 257, 8, 2, False),
+    (14352, 256, 8, 2, False),
+    (14336, 256, 8, 1, True),
+    (14336, 85, 8, 4, True),
+    (14336, 86, 8, 4, False),
+    (14336, 36, 8, 8, True),
+    (14336, 37, 8, 8, False),
+    (14336, 128, 2, 8, True),  # a token goes to two ranks at most
+    (16, 1, 1, 2, True),
+])
+def test_auto_takes_it_for_few_rows(row_bytes, tokens, k, world, taken):
+    found, why = self_flagged.pays(row_bytes, tokens, k, world)
+    assert found == taken and ("are few" in why) == taken and ("more than" in why) != taken
+
+
+def test_auto_and_explain_name_the_same_method():
+    def script(tokens):
+        group, op = resolve(), OPS["ep_dispatch"]
+        planned = op.candidates(op.at(tokens * group.size, 512, 1, BF16, group), group)[0].method
+        explained = explain("ep_dispatch", tokens * group.size, 512)
+        back = explain("ep_combine", tokens * group.size, 512)
+        assert explained.choice.method == back.choice.method == planned
+        return planned, explained.reason
+
+    assert run_ranks(script, 2, 256)[0] == (METHOD, "up to 256 rows of a rank with 1024 bytes each are few")
+    assert run_ranks(script, 2, 257)[0] == ("push", "up to 257 rows of a rank are more than 256")

@@ -98,7 +98,8 @@ OTHERS = [("gemm_ar", "packets", {"mma", "push", "wait", "store"}), ("all_reduce
           ("all_reduce", "two_shot", {"push", "wait", "store"}), ("all_reduce", "push", {"push", "wait", "store"}),
           ("all_gather", "push", {"push", "wait", "store"}), ("reduce_scatter", "push", {"push", "wait", "store"}),
           ("all_to_all_single", "push", {"push", "wait", "store"}), ("ep_dispatch", "push", {"push", "wait", "store"}),
-          ("ep_combine", "push", {"push", "wait", "store"}),
+          ("ep_combine", "push", {"push", "wait", "store"}), ("ep_dispatch", "self_flagged", {"push", "wait", "store"}),
+          ("ep_combine", "self_flagged", {"push", "wait", "store"}),
           *[(name, "push", {"push", "wait", "store"}) for name in ("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset")],
           ("all_to_all_vdev", "push", {"push", "wait", "store"}),
           ("all_reduce_rmsnorm", "one_shot", {"push", "wait", "store"}),
@@ -126,7 +127,7 @@ def test_other_ops_are_traced(op, method, events, tmp_path, capsys):
 @pytest.mark.parametrize("layout", ["indexed", "expert"])
 def test_the_kernel_that_places_rows_is_traced(layout, tmp_path, capsys):
     """It begins where the kernel of the dispatch has ended, and goes over each source's rows. So does the one that expands."""
-    say = ["ep_dispatch", "--layout", layout, "--shape", "64", "64", "64", "--out", str(tmp_path / "t")]
+    say = ["ep_dispatch", "--layout", layout, "--method", "push", "--shape", "64", "64", "64", "--out", str(tmp_path / "t")]
     assert command.main(say) == 0, capsys.readouterr().err
     found = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
     for rank in (0, 1):

@@ -53,7 +53,7 @@ class ExpertsOp(Op):
                 raise InvalidArgument(f"method: {asked!r} is not possible here: {reason}; use 'auto' or 'push'")
             return asked, ""
         if reason is None:
-            pays, reason = self_flagged.pays(row_bytes, max_tokens)
+            pays, reason = self_flagged.pays(row_bytes, max_tokens, k, group.size)
             return self_flagged.METHOD if pays else "push", reason
         return "push", reason
 
