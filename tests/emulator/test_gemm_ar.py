@@ -48,8 +48,9 @@ def cut(split=None, two_shot=None, boxes=True):
 @pytest.mark.parametrize("two_shot", [False, True])
 def test_ragged_shapes_back_to_back(world, two_shot, boxes):
     """Some can be read by descriptor."""
+    shapes = SHAPES if world < 8 else SHAPES[1:4]
     with cut(two_shot=two_shot, boxes=boxes):
-        run_ranks(lambda: back_to_back([GAR(*shape) for shape in SHAPES]), world, seed=world)
+        run_ranks(lambda: back_to_back([GAR(*shape) for shape in shapes]), world, seed=world)
 
 
 @pytest.mark.parametrize("method", ["ring", "unfused", "auto"])

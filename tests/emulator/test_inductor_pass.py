@@ -165,8 +165,8 @@ def rewritten(call, *args, dynamic=False) -> tuple:
         return torch.compile(call, backend=of_graphs(report))(*args), call(*args), report
 
 
-def norms() -> None:
-    """Every way to write a norm, with and without a residual and a product; and norms that must stay."""
+def norms(every: bool) -> None:
+    """Ways to write a norm, with and without a residual and a product, each once or `every` pair; and norms that must stay."""
     def alone(x, weight, residual, norm):
         return norm(summed(x)), None
 
@@ -192,16 +192,18 @@ def norms() -> None:
         torch_norm = nn.RMSNorm(WIDTH, eps=1e-3).to(dtype)
         torch_norm.load_state_dict({"weight": scale})
         calls = ((alone, 1), (after_product, 1), (other_order, 1), (twice, 2))
-        for norm in (HuggingFaceNorm(scale), Written(scale), torch_norm):
-            for call, count in calls if dtype is torch.float32 else calls[-1:]:
-                got, want, report = rewritten(call, x, weight, residual, norm)
-                same(got, want, step)
-                ops = [line.split()[0] for line in report.replaced]
-                if world == 1:
-                    assert "all_reduce_rmsnorm" not in ops, report
-                    assert sum("the norm after it stays, there is one rank" in line for line in report.kept) == count, report
-                else:
-                    assert ops == ["all_reduce_rmsnorm"] * count and not report.kept, (call.__name__, norm, report)
+        written = HuggingFaceNorm(scale), Written(scale), torch_norm
+        pairs = [(norm, call) for norm in written for call in (calls if dtype is torch.float32 else calls[-1:])]
+        few = [*zip(written, calls), (torch_norm, calls[-1])] if dtype is torch.float32 else pairs[1:2]
+        for norm, (call, count) in pairs if every else few:
+            got, want, report = rewritten(call, x, weight, residual, norm)
+            same(got, want, step)
+            ops = [line.split()[0] for line in report.replaced]
+            if world == 1:
+                assert "all_reduce_rmsnorm" not in ops, report
+                assert sum("the norm after it stays, there is one rank" in line for line in report.kept) == count, report
+            else:
+                assert ops == ["all_reduce_rmsnorm"] * count and not report.kept, (call.__name__, norm, report)
     if world == 1:
         print("as expected", flush=True)
         return
@@ -246,7 +248,7 @@ def main() -> None:
     if sys.argv[1] == "kept":
         kept("whole" in sys.argv)
     elif sys.argv[1] == "norms":
-        norms()
+        norms("every" in sys.argv)
     elif sys.argv[1] == "norm":
         compile_whole()
     else:
@@ -276,10 +278,11 @@ def test_by_inductor_too(layout, batch, phase):
     run(layout, str(batch), phase, "whole")
 
 
+@pytest.mark.parametrize("words", [[], pytest.param(["every"], marks=pytest.mark.full)], ids=["each", "every"])
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_residual_and_a_norm_after_an_all_reduce_are_fused_with_it(world):
+def test_a_residual_and_a_norm_after_an_all_reduce_are_fused_with_it(world, words):
     """Where the op is faster, however the norm is written; else the report says why not."""
-    run("norms", world=world)
+    run("norms", *words, world=world)
 
 
 @pytest.mark.full

@@ -119,7 +119,7 @@ def test_the_shim_calls_exactly_the_published_functions(shim):
         "version", "unique_id", "init", "malloc", "free", "ptr", "my_pe", "n_pes", "barrier_all", "finalize", "module_init"}
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.full) for size in (1, 3))])
 def test_ranks_join_by_a_unique_id_and_reach_each_other(shim, tmp_path, size):
     said = run(shim, tmp_path, size)
     assert all("joined and left" in text for text in said), said
