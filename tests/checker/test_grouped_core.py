@@ -26,7 +26,6 @@ def tall_tiles(monkeypatch):
     """Tiles of 128 rows, as on a GPU, and short ones."""
     monkeypatch.setattr(emulator, "_core_tiles", lambda dtype, m: GemmConfig(128, 64, 16, group_m=2, num_warps=8, num_stages=3))
     monkeypatch.setattr(core, "FEW_ROWS", 0)
-    monkeypatch.setattr(core, "GATHERS", True)
 
 
 IN_ORDER = [(80, None, "by expert", COUNTS), (16, "silu_mul", "by expert", COUNTS)]

@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """grouped_gemm on the Hopper core, unedited, against a loop over experts in float64."""
+from unittest import mock
+
 import pytest
 import torch
 from test_grouped_gemm import BF16, F16, F32, expected, given
@@ -19,12 +21,6 @@ from triton_dist.testing import assert_matches, poisoned, random_tensor
 
 ADVERSARIAL = {"ragged": [5, 0, 70, 1, 64], "all to one": [0, 0, 150, 0], "the first": [130, 0, 0], "the last": [0, 0, 128],
                "full tiles": [64, 128, 64], "one expert": [67], "many empty": [0] * 20 + [1] + [0] * 12 + [65]}
-
-
-@pytest.fixture(autouse=True)
-def gathers(monkeypatch):
-    """Rows are gathered by threads."""
-    monkeypatch.setattr(core, "GATHERS", True)
 
 
 def multiplied(how, counts, k, n, dtype, act, weighted, align=8, columns=False):
@@ -134,8 +130,8 @@ def test_gathered_rows_have_the_bits_of_copied_ones(monkeypatch):
         x, weight, told, rows = given(72, 40, BF16, "gathered", None, [5, 0, 70, 1])
         told["sources"][2] = 999
         found = []
-        for gathers, dtype in ((True, torch.int32), (True, torch.int64), (False, torch.int32)):
-            monkeypatch.setattr(core, "GATHERS", gathers)
+        for most, dtype in ((core.GATHERED_N, torch.int32), (core.GATHERED_N, torch.int64), (0, torch.int32)):
+            monkeypatch.setattr(core, "GATHERED_N", most)
             reset()
             given_now = dict(told, sources=told["sources"].to(dtype))
             found.append(grouped_gemm(x, weight, **given_now, method="ws"))
@@ -144,6 +140,14 @@ def test_gathered_rows_have_the_bits_of_copied_ones(monkeypatch):
         assert all(torch.equal(out[at], found[0][at]) for out in found for _, at, _ in rows)
 
     run_ranks(script, 1)
+
+
+@pytest.mark.parametrize("n, act, copied", [(2048, None, False), (2056, None, True), (1024, "silu_mul", False),
+                                            (1032, "silu_mul", True)])
+def test_rows_are_gathered_for_narrow_weights_and_copied_for_wide_ones(n, act, copied):
+    with mock.patch.object(core, "GatherRows", wraps=core.GatherRows) as made:
+        run_ranks(multiplied, 1, "gathered", [5, 0, 3], 16, n, BF16, act, True)
+    assert made.called == copied
 
 
 def test_no_rows_at_all():

@@ -57,9 +57,11 @@ class TPMoE(Experts):
         ends = torch.arange(experts, dtype=ids.dtype, device=ids.device)
         offsets = torch.searchsorted(ids.flatten()[order], ends, right=True).to(torch.int32)
         offsets = torch.cat([offsets.new_zeros(1), offsets])
-        rows = replicated(flat, self.group)[order // k]
+        rows, sources = replicated(flat, self.group), order // k
         by = replicated(weights, self.group).flatten()[order]
-        h = grouped_gemm(rows, self.weight, offsets=offsets, act="silu_mul")
+        if torch.is_grad_enabled():  # the gradient of `sources` adds in any order
+            rows, sources = rows[sources], None
+        h = grouped_gemm(rows, self.weight, offsets=offsets, sources=sources, act="silu_mul")
         y = grouped_gemm(h, self.down, offsets=offsets, row_weights=by.contiguous())
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         out = summed(y[back].view(-1, k, y.shape[-1]).float().sum(1).to(x.dtype), self.group)

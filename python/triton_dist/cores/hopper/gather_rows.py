@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Rows by expert for the grouped GEMM, copied from where they lie: TMA cannot gather."""
+"""Rows by expert for a wide grouped GEMM, copied from where they lie: gathering them on their way would take longer."""
 import torch
 import triton.language as tl
 

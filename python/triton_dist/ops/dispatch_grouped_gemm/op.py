@@ -107,7 +107,8 @@ class DispatchGroupedGemm(ExpertsOp):
     def _pays(self, agreed: Rows, group: Group, way: Choice) -> bool:
         if way.pieces != 1:         # two steps have not run on GPUs: they are only measured, on request
             return False
-        found = estimate(agreed, group.size, way, way.comm_sms, backend().num_sms())
+        gathers = backend().core("grouped_gemm").gathers(agreed.n)
+        found = estimate(agreed, group.size, way, way.comm_sms, backend().num_sms(), gathers)
         return found.in_turn >= PAYS * found.fused
 
     def rule(self, agreed: Rows, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:
