@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Layers whose product gathers rows on their way, on virtual worlds: the bits of rows that are copied first, and of those in order."""
+"""Layers whose product gathers rows on their way, on virtual worlds: the bits of rows copied first, and of rows in order."""
 from unittest import mock
 
 import pytest
@@ -39,7 +39,8 @@ def copies():
 def given(rank, world, tokens=12):
     """(x, ids, weights of choices, gate and up, down) of a rank."""
     return (random_tensor(tokens, HIDDEN, dtype=BF16, seed=rank), anywhere(rank, 1, tokens, K, LOCAL * world),
-            random_tensor(tokens, K, dtype=F32, seed=rank + 10), random_tensor(LOCAL, 2 * INNER, HIDDEN, dtype=BF16, seed=rank + 20),
+            random_tensor(tokens, K, dtype=F32, seed=rank + 10),
+            random_tensor(LOCAL, 2 * INNER, HIDDEN, dtype=BF16, seed=rank + 20),
             random_tensor(LOCAL, HIDDEN, INNER, dtype=BF16, seed=rank + 30))
 
 

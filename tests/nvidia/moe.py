@@ -6,6 +6,7 @@
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts check      # or "exchange", "gemm", "layer", "fused", "sweep"
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts sweep      # tiles, warps and programs of the exchange
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts few --tokens 1 128   # self-flagged rows beside "push"
+    bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts gathered --models Qwen3-30B-A3B   # or copied first
 
 Times are those of calls in a CUDA graph on the slowest rank, ids, weights and the gather of rows included. Bytes are those that
 one rank sends to others, so rows that stay on their rank do not count. `--log-file F` writes all results as JSON.
@@ -40,14 +41,14 @@ MODELS = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768),
     "Qwen3-235B-A22B": (128, 8, 4096, 1536)
 }
-PARTS = ("check", "exchange", "gemm", "layer", "fused", "few", "sweep", "few_sweep")
+PARTS = ("check", "exchange", "gemm", "layer", "fused", "gathered", "few", "sweep", "few_sweep")
 
 
 class Bench:
     """Results of all parts, and how to take times."""
-    def __init__(self, rounds: int, tokens: list | None = None, ways: list | None = None):
+    def __init__(self, rounds: int, tokens: list | None = None, ways: list | None = None, models: list | None = None):
         self.group: Group = resolve()
-        self.tokens, self.ways = tokens, ways
+        self.tokens, self.ways, self.models = tokens, ways, models or ["Qwen3-30B-A3B", "DeepSeek-V3"]
         self.gpu = triton_dist.device().type == "cuda"
         self.rounds, self.times, self.wrong = rounds, {}, []
 
@@ -260,6 +261,11 @@ def line(bench: Bench, what: str, nbytes: int, us: float | None) -> None:
         bench.say(f"{what:48s} {us:9.1f} us   {nbytes / 1e6:8.2f} MB to others   {nbytes / us / 1e3:7.1f} GB/s")
 
 
+def gathered(bench: Bench) -> None:
+    """Rows that the product gathers beside rows that are copied first: equal bits, and times."""
+    moe_fused.gathered(bench, MODELS, routed)
+
+
 def few(bench: Bench) -> None:
     """Few tokens by each method in turn."""
     moe_few.few(bench, routed)
@@ -320,15 +326,14 @@ def gemm(bench: Bench) -> None:
 def layer(bench: Bench) -> None:
     """A whole EPMoE without gradients: router, dispatch, both products, combine. At most 64 experts, so that weights fit."""
     world = bench.group.size
-    names = ("Qwen3-30B-A3B", "DeepSeek-V3") if bench.gpu else ("tiny", )
-    for name in names:
+    for name in bench.models if bench.gpu else ("tiny", ):
         experts, k, hidden, inner = MODELS.get(name, (4 * world, 2, 32, 16))
         experts = min(experts, 64)
         local = experts // world
         gate_up = random_tensor(local, 2 * inner, hidden, dtype=BF16, seed=bench.group.rank) / hidden**0.5
         down = random_tensor(local, hidden, inner, dtype=BF16, seed=bench.group.rank + 9) / inner**0.5
         moe = EPMoE(TopKRouter(random_tensor(experts, hidden, dtype=BF16, seed=5), k), gate_up, down)
-        for tokens in (128, 1024, 8192) if bench.gpu else (4, ):
+        for tokens in bench.tokens or ((128, 1024, 8192) if bench.gpu else (4, )):
             x = random_tensor(tokens, hidden, dtype=BF16, seed=bench.group.rank + 20)
             with torch.no_grad():
                 us = bench.us(f"EPMoE {name}, {tokens} tokens", lambda x=x, moe=moe: moe(x), 4)
@@ -348,12 +353,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:5]))
     parser.add_argument("--rounds", type=int, default=9, help="replays of each graph, of which the median is taken")
-    parser.add_argument("--tokens", nargs="+", type=int, help="numbers of tokens for the parts few and few_sweep")
+    parser.add_argument("--tokens", nargs="+", type=int, help="numbers of tokens for layer, fused, gathered, few and few_sweep")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="for the parts layer, fused and gathered")
     parser.add_argument("--ways", nargs="+", choices=list(moe_few.WAYS), help="what these two time; default: the first three")
     parser.add_argument("--log-file", type=Path, help="where all results go, as JSON")
     args = parser.parse_args()
     triton_dist.initialize_distributed()
-    bench = Bench(args.rounds, args.tokens, args.ways)
+    bench = Bench(args.rounds, args.tokens, args.ways, args.models)
     for part in args.parts:
         bench.attempt(part, lambda part=part: globals()[part](bench))
     if args.log_file and bench.group.rank == 0:

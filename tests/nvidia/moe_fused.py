@@ -1,12 +1,14 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The part "fused" of moe.py: dispatch_grouped_gemm and grouped_gemm_combine."""
-from typing import Any, Callable
+"""The parts "fused" and "gathered" of moe.py: dispatch_grouped_gemm and grouped_gemm_combine."""
+from typing import Any, Callable, Iterator
+from unittest import mock
 
 import torch
 
 import triton_dist
 from triton_dist import ops
+from triton_dist.cores.hopper import grouped_gemm as core
 from triton_dist.ops.dispatch_grouped_gemm import op as choices
 from triton_dist.runtime.workspace import reset
 from triton_dist.testing import random_tensor
@@ -20,22 +22,65 @@ def fused(bench: Any, models: dict, routed: Callable) -> None:
 
     "hidden": of the time of the exchange beside the product, what is not seen in the fused time.
     """
+    for where, x, weights, gate_up, down, experts, k in _layers(bench, models):
+        for skew in (False, True):
+            ids = routed(bench, len(x), k, experts, skew)
+            bench.attempt(f"fused {where}, skew {skew}",
+                          lambda ids=ids, x=x, weights=weights, w=gate_up: same_products(x, ids, weights, w, experts))
+        fused_times(bench, where, x, routed(bench, len(x), k, experts), weights, gate_up, down, experts)
+
+
+def gathered(bench: Any, models: dict, routed: Callable) -> None:
+    """The unfused way of dispatch_grouped_gemm whose product gathers rows, beside rows that are copied first; and "auto".
+
+    Bits are compared over several calls, by even and by skewed routing.
+    """
+    ways = {"copied": 0, "gathered": 1 << 30, "as it is chosen": core.GATHERED_N}
+    for where, x, weights, gate_up, down, experts, k in _layers(bench, models):
+        results: dict = {True: [], False: []}
+        for way, most in ways.items():
+            reset()
+            with mock.patch.object(core, "GATHERED_N", most), torch.no_grad():
+                for skew, found in results.items():
+                    ids = routed(bench, len(x), k, experts, skew)
+                    for _ in range(3):
+                        h, came = ops.dispatch_grouped_gemm(x, ids, weights, gate_up, num_experts=experts, method="unfused")
+                        triton_dist.synchronize()
+                        found.append(h[:int(came.expert_offsets[-1])].clone())  # pyright: ignore
+
+                def whole(method: str, ids: torch.Tensor = ids) -> torch.Tensor:
+                    h, came = ops.dispatch_grouped_gemm(x, ids, weights, gate_up, num_experts=experts, method=method)
+                    return ops.grouped_gemm_combine(h, down, came, residual=x)
+
+                calls = {"dispatch, then the product": lambda ids=ids: ops.dispatch_grouped_gemm(
+                    x, ids, weights, gate_up, num_experts=experts, method="unfused"),
+                    "all, unfused": lambda: whole("unfused"), "all, auto": lambda: whole("auto")}
+                for name, call in calls.items():
+                    us = bench.us(f"{where}: {name}, rows {way}", call, 4)
+                    bench.say(f"{where:44s} {name:28s} rows {way:16s} {us or 0:10.1f} us")
+        bench.attempt(f"bits of {where}", lambda results=results: _equal(results))
+    reset()
+
+
+def _equal(results: dict) -> None:
+    for skew, found in results.items():
+        for number, h in enumerate(found):
+            if not torch.equal(h, found[0]):
+                raise AssertionError(f"skew {skew}: call {number} differs in {int((h != found[0]).sum())} places")
+
+
+def _layers(bench: Any, models: dict) -> Iterator[tuple]:
+    """(words, x, weights of choices, gate and up, down, experts, choices of a token) of each model and number of tokens."""
     world = bench.group.size
-    for model in ("Qwen3-30B-A3B", "DeepSeek-V3") if bench.gpu else ("tiny", ):
+    for model in bench.models if bench.gpu else ("tiny", ):
         experts, k, hidden, inner = models.get(model, (4 * world, 2, 32, 16))
         experts = min(experts, 64 * world)
         gate_up = random_tensor(experts // world, 2 * inner, hidden, dtype=BF16, seed=bench.group.rank) / hidden**0.5
         down = random_tensor(experts // world, hidden, inner, dtype=BF16, seed=bench.group.rank + 9) / inner**0.5
-        for tokens in (128, 1024, 4096, 8192) if bench.gpu else (40, ):
+        for tokens in bench.tokens or ((128, 1024, 4096, 8192) if bench.gpu else (40, )):
             x = random_tensor(tokens, hidden, dtype=BF16, seed=bench.group.rank + 20)
             weights = random_tensor(tokens, k, dtype=F32, seed=2)
-            where = f"{model}, {experts} experts, {tokens} tokens"
-            for skew in (False, True):
-                ids = routed(bench, tokens, k, experts, skew)
-                bench.attempt(f"fused {where}, skew {skew}",
-                              lambda ids=ids, x=x, weights=weights, w=gate_up: same_products(x, ids, weights, w, experts))
-            fused_times(bench, where, x, routed(bench, tokens, k, experts), weights, gate_up, down, experts)
-        del gate_up, down
+            yield f"{model}, {experts} experts, {tokens} tokens", x, weights, gate_up, down, experts, k
 
 
 def same_products(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, experts: int) -> None:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """How the Hopper core's grouped GEMM gets rows that `sources` names, beside what each way took.
 
-Microseconds on one H200 of the first product of a layer, with "silu_mul", of 64 experts, bf16: the ways are rows that lie by expert
-already, rows that are copied first, and rows that are gathered on their way to the product.
+Microseconds on one H200 of the first product of a layer, with "silu_mul", of 64 experts, bf16: the ways are rows that lie by
+expert already, rows that are copied first, and rows that are gathered on their way to the product.
 """
 from types import SimpleNamespace
 

@@ -211,8 +211,8 @@ def grouped_gemm(x: torch.Tensor,
         out: the result's tensor, contiguous, or None to allocate. Then there is no gradient.
         method: "auto", "ws" (the Hopper core: fp16 and bf16, tensors that TMA can read), "portable" (a Triton kernel for all
             devices) or "unfused" (a loop of torch's products, which rounds after each step; the host waits for the numbers of
-            rows, so it cannot be captured). "auto" takes the core where it can serve the call. It gathers rows that `sources` names
-            on their way to the product where N is at most 2048; for a wider weight it copies them first, which is faster there.
+            rows, so it cannot be captured). "auto" takes the core where it can serve the call. It gathers rows that `sources`
+            names on their way to the product where N is at most 2048. For a wider weight it copies them first: that is faster.
 
     Returns:
         [rows, N], or [E, capacity, N]; N / 2 columns with "silu_mul". Sums are in fp32 and rounded once. Rows of no expert, such
