@@ -10,7 +10,9 @@ from mutants import edited, load, source_of
 from scenarios import overtaking
 from test_dispatch_grouped_gemm import BF16, Product, small_tiles  # noqa: F401
 
+from triton_dist.backends.emulator import backend as emulator
 from triton_dist.checker import check_kernel
+from triton_dist.cores.hopper.cores import cores
 from triton_dist.ops.dispatch_grouped_gemm import op, plan
 from triton_dist.ops.ep import chunks
 
@@ -84,6 +86,19 @@ def by_core():
 
 def test_with_the_core_it_is_clean():
     report = check_kernel(by_core, 2, 2, modes=MODES, num_sms=3)
+    assert report.clean and report.accesses, str(report)
+
+
+def in_turn():
+    alone = dict(method="unfused", dtype=BF16, back=False, whole=False)
+    return overtaking([Product(20, 32, 16, 4, **alone), Product(9, 24, 8, **alone)], slow=0, repeat=1)
+
+
+@SCHEDULES
+def test_in_turn_with_the_core_that_gathers_it_is_clean(schedules, monkeypatch):
+    found = cores(emulator._core_tiles, preferred=True)
+    monkeypatch.setattr(emulator.EmulatorBackend, "core", lambda self, name: found.get(name))
+    report = check_kernel(in_turn, 2, schedules, modes=MODES, num_sms=3)
     assert report.clean and report.accesses, str(report)
 
 

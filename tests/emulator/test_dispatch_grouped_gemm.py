@@ -12,10 +12,10 @@ from scenarios import F16, back_to_back, captures_by_rank, capturing, graph, nea
 
 import triton_dist
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
+from triton_dist.cores.hopper.cores import cores, hopper_tiles
 from triton_dist.ops import dispatch_grouped_gemm, explain, grouped_gemm_combine
 from triton_dist.ops.dispatch_grouped_gemm import op, plan
 from triton_dist.ops.ep import chunks
-from triton_dist.runtime.backend import backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -24,6 +24,7 @@ from triton_dist.testing import assert_matches, poisoned, random_tensor
 pytestmark = pytest.mark.usefixtures("captures_by_rank", "small_tiles")
 FULL = pytest.mark.full
 FUSED = ["portable", "ws"]
+ON_HOPPER = cores(hopper_tiles, preferred=True)
 
 
 @pytest.fixture
@@ -305,24 +306,21 @@ def test_auto_and_explain_follow_the_shape(monkeypatch):
             ways = op_.candidates(agreed, group)
             return op_.rule(agreed, group, ways)[0].method
 
-        kept = backend().core("grouped_gemm")
-        kept.preferred = True
-        with mock.patch("triton_dist.backends.emulator.backend.EmulatorBackend.core", lambda self, name: kept):
-            found = [method(*shape) for shape in ((8192, 128, 8, 2048, 1536), (1024, 128, 8, 2048, 1536),
-                                                  (128, 128, 8, 2048, 1536), (8192, 128, 8, 2047, 1536))]
+        with mock.patch("triton_dist.backends.emulator.backend.EmulatorBackend.core", lambda self, name: ON_HOPPER[name]):
+            found = [method(*shape) for shape in ((8192, 128, 8, 2048, 1536), (4096, 128, 8, 2048, 1536),
+                                                  (1024, 128, 8, 2048, 1536), (128, 128, 8, 2048, 1536),
+                                                  (8192, 128, 8, 2047, 1536), (8192, 128, 8, 7168, 4096))]
         text = str(explain("dispatch_grouped_gemm", 64, 32, 64))
         return found, "unfused" in text
 
-    assert run_ranks(script, 2, num_sms=132) == [(["ws", "unfused", "unfused", "unfused"], True)] * 2
-    assert run_ranks(script, 8, num_sms=132)[0][0] == ["unfused"] * 4       # an eighth of the rows cannot hide seven
+    assert run_ranks(script, 2, num_sms=132) == [(["ws", *["unfused"] * 5], True)] * 2
+    assert run_ranks(script, 8, num_sms=132)[0][0] == ["unfused"] * 6       # an eighth of the rows cannot hide seven
 
 
 def test_with_more_ranks_two_steps_are_only_measured():
     """A rank's own rows make few whole tiles there. Two steps have not run on GPUs, so auto takes them only where it measures."""
     def script(tokens, row, n, experts):
-        kept = backend().core("grouped_gemm")
-        kept.preferred = True
-        with mock.patch("triton_dist.backends.emulator.backend.EmulatorBackend.core", lambda self, name: kept):
+        with mock.patch("triton_dist.backends.emulator.backend.EmulatorBackend.core", lambda self, name: ON_HOPPER[name]):
             agreed = op.DISPATCH_GROUPED_GEMM._agreed(row, n, BF16, 8, True, experts, None, tokens, "auto", resolve())
             ways = op.DISPATCH_GROUPED_GEMM.candidates(agreed, resolve())
             return op.DISPATCH_GROUPED_GEMM.rule(agreed, resolve(), ways)[0].method, {way.pieces for way in ways}
