@@ -12,6 +12,7 @@ from scenarios import AG, back_to_back, captures_by_rank, side_stream, two_group
 
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.modules.module import register_module_forward_hook
 
 import triton_dist
 from triton_dist.backends.emulator.engine.scheduler import MODES
@@ -237,13 +238,16 @@ def test_a_feed_forward_part_joins_them_where_no_gradient_is_wanted(activation, 
     assert joined.count(None) == 2 * 2 and joined.count(ACT) >= 2 * 2           # a compiled call may not be seen
 
 
-@pytest.mark.parametrize("what", ["hook", "another activation", "no gate", "a class of its own", "another forward"])
-def test_a_feed_forward_part_that_someone_watches_or_changes_is_computed_as_before(what, joined):
+@pytest.mark.parametrize("what", ["hook", "hook on all modules", "another activation", "no gate", "a class of its own", "another forward"])
+def test_a_feed_forward_part_that_someone_watches_or_changes_is_computed_as_before(what, joined, request):
     def script():
         layer, _ = mlp(activation=nn.functional.gelu if what == "another activation" else nn.functional.silu)
         seen = []
         if what == "hook":
             layer.up.register_forward_hook(lambda module, args, y: seen.append(y.shape[-1]))
+        elif what == "hook on all modules":
+            request.addfinalizer(register_module_forward_hook(
+                lambda module, args, y: seen.append(y.shape[-1]) if module is layer.up else None).remove)
         elif what == "no gate":
             layer = TPMLP.from_full(nn.Linear(16, 24), nn.Linear(24, 16))
         elif what == "a class of its own":
@@ -252,6 +256,6 @@ def test_a_feed_forward_part_that_someone_watches_or_changes_is_computed_as_befo
             layer.up.forward = lambda x, inner=layer.up.forward: inner(x) * 1
         with torch.no_grad():
             assert layer(torch.ones(4, 16)).shape == (4, 16)
-        assert seen == [24] * (what == "hook")
+        assert seen == [24] * what.startswith("hook")
     run_ranks(script, 2)
     assert joined == [None, None]

@@ -18,6 +18,7 @@ from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.backends.nvidia.backend import H100
 from triton_dist.layers import AGGemm
 from triton_dist import prepare_graphs
+from triton_dist.ops import ag_gemm
 from triton_dist.ops.ag_gemm import by_sms
 from triton_dist.ops.calls import possible
 from triton_dist.runtime.errors import InvalidArgument
@@ -153,6 +154,20 @@ def test_a_larger_call_between_does_not_keep_one_from_being_captured(call):
         with capturing():
             back_to_back([small, large, small])
         assert set(heap()._live) == live
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("before, after", [(32, 64), (32, 0), (0, 32)])
+def test_columns_change_on_one_rank_alone(before, after):
+    """The other rank's call is one that it has prepared, so it takes part in no exchange of sizes."""
+    def script():
+        group = resolve()
+        for n in (before, after):
+            x, weight = torch.ones(8, 16), torch.ones(before if group.rank else n, 16)
+            with prepare_graphs():
+                out = ag_gemm(x, weight, method="portable")
+            triton_dist.synchronize()
+            assert_matches(out, ag_gemm_float64(x, weight, group), k=16)
     run_ranks(script, 2)
 
 

@@ -42,3 +42,16 @@ def test_the_way_of_a_captured_call_is_the_fastest_or_nearly(shape, monkeypatch)
     assert found.in_graphs == (not found.comm_sms)
     times = MEASURED[shape]
     assert times[found.comm_sms or COPIES] <= 1.03 * min(times.values()), found
+
+
+def test_sizes_are_exchanged_only_where_the_choice_depends_on_them(monkeypatch):
+    def exchanges(machine, m):
+        device = SimpleNamespace(machine_model=lambda: machine, captures_pushes=lambda: True)
+        monkeypatch.setattr(op, "backend", lambda: device)
+        asked = []
+        rows = op.Rows(op="ag_gemm", dtype=torch.bfloat16, method="ws", m=m, k=4096)
+        op.AgGemm.choice_in_graphs(op.AG_GEMM, rows, SimpleNamespace(size=2), Choice("ws"), lambda: asked.append(1) or 6144)
+        return len(asked)
+    monkeypatch.setattr(op.possible, "across_nodes", lambda group: False)
+    assert exchanges(nvidia.H200, 1024) == 1                # 8 MiB
+    assert exchanges(None, 1024) == exchanges(nvidia.H200, 64) == exchanges(nvidia.H200, 8192) == 0

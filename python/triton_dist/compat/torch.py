@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.nn.modules import module as modules
 from torch.utils import _python_dispatch
 
 __all__ = ["FakeTensor"]
@@ -43,6 +44,11 @@ def dual_level() -> int:
 def schema_of(operator: Any) -> Any:
     """The FunctionSchema of an OpOverload."""
     return operator._schema
+
+
+def hooks_on_all_modules() -> bool:
+    """Whether someone listens to the calls of all modules, or changes them."""
+    return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
 
 
 # Marks that torch.compile looks for on functions.

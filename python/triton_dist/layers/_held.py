@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from triton_dist.compat.torch import hooks_on_all_modules
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized
 from triton_dist.runtime.groups import Group, TorchGroup
 from triton_dist.runtime.state import state
@@ -86,7 +87,8 @@ def _portable(group: Any) -> Any:
 def is_plain(module: nn.Module, kind: type) -> bool:
     """Whether a call of `module` is one of kind.forward and no more: nothing wraps or replaces it, or listens to its output."""
     own = module.__dict__
-    return type(module) is kind and "forward" not in own and not own["_forward_pre_hooks"] and not own["_forward_hooks"]
+    hooked = own["_forward_pre_hooks"] or own["_forward_hooks"] or hooks_on_all_modules()
+    return type(module) is kind and "forward" not in own and not hooked
 
 
 def parameter(t: torch.Tensor) -> nn.Parameter:

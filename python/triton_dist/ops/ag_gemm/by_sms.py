@@ -4,7 +4,7 @@
 
 Both kernels count the calls in device memory, each in copies of its own: the GEMM may end before the other has begun.
 """
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -26,11 +26,14 @@ SM_GBS, HIDDEN, _SMALL_SHARD = 20, 0.8, 512 << 10
 _WARPS, _LEAST_BLOCK, _MOST_BLOCK = 16, 4096, 16384        # elements that a program moves at a time
 
 
-def usual_sms(shard: int, pushed: int, gemm_us: float) -> int:
-    """SMs that push a shard, where nobody says how many. shard, pushed: bytes of it, and to all peers together."""
+def usual_sms(shard: int, pushed: int, gemm_us: Callable[[], float]) -> int:
+    """SMs that push a shard, where nobody says how many. shard, pushed: bytes of it, and to all peers together.
+
+    gemm_us(): how long the GEMM takes. Asked for only where it matters, since it may be collective.
+    """
     if shard <= _SMALL_SHARD:
         return MOST_SMS
-    return FEW_SMS if pushed / (FEW_SMS * SM_GBS * 1e3) <= HIDDEN * gemm_us else MORE_SMS
+    return FEW_SMS if pushed / (FEW_SMS * SM_GBS * 1e3) <= HIDDEN * gemm_us() else MORE_SMS
 
 
 class _TwoKernels(CountedWorkspace):

@@ -125,19 +125,21 @@ class AgGemm(Op):
             return None
         sms = 0
         if agreed.shard * group.size <= _MOST_BY_SMS_IN_GRAPHS:
-            sms = by_sms.usual_sms(agreed.shard, (group.size - 1) * agreed.shard, self._gemm_us(agreed, group, total()))
+            pushed = (group.size - 1) * agreed.shard
+            sms = by_sms.usual_sms(agreed.shard, pushed, lambda: self._gemm_us(agreed, group, total))
             if sms != by_sms.FEW_SMS and agreed.shard > _MOST_BY_MORE_SMS_IN_GRAPHS and backend().captures_pushes():
                 sms = 0
         if sms:
             return replace(choice, pieces=0, comm_sms=sms)
         return replace(choice, in_graphs=True) if backend().captures_pushes() else None
 
-    def _gemm_us(self, agreed: Rows, group: Group, n: int) -> float:
-        """About how long a rank's GEMM takes, for n columns on all ranks; infinity where the device has not been measured."""
+    def _gemm_us(self, agreed: Rows, group: Group, total: Callable[[], int]) -> float:
+        """About how long a rank's GEMM takes, for total() columns on all ranks; infinity for a device that was not measured."""
         machine = backend().machine_model()
         if machine is None:
             return math.inf
-        return model.library_gemm_us(machine, agreed.m * group.size, n // group.size, agreed.k, agreed.dtype.itemsize)
+        n = total() // group.size
+        return model.library_gemm_us(machine, agreed.m * group.size, n, agreed.k, agreed.dtype.itemsize)
 
     def unfused(self, agreed: Rows, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 out: torch.Tensor, return_gathered: bool = False) -> torch.Tensor | None:
@@ -269,7 +271,8 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     one as torch's warm-ups do, else auto captures "unfused" and other methods refuse. Shards of more than 4 MiB are pushed by the
     copy engine there too, into a buffer of their own of the size of the gathered x. Smaller ones, and all where graphs cannot
     hold a device's copies, are pushed by SMs: by comm_sms, else by 4, or 16 for shards of up to 512 KiB. Replays and eager calls
-    may follow each other in any order, all on one stream or on ones that wait for each other.
+    may follow each other in any order, all on one stream or on ones that wait for each other. For shards of more than 512 KiB the
+    sum of N_local decides how they are pushed, so to prepare them N_local must change on all ranks or on none.
     Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
 
     Returns out [M, N_local], with "silu_mul" [M, N_local / 2], rows in group order, or (out, gathered).
