@@ -238,7 +238,8 @@ def test_a_feed_forward_part_joins_them_where_no_gradient_is_wanted(activation, 
     assert joined.count(None) == 2 * 2 and joined.count(ACT) >= 2 * 2           # a compiled call may not be seen
 
 
-@pytest.mark.parametrize("what", ["hook", "hook on all modules", "another activation", "no gate", "a class of its own", "another forward"])
+@pytest.mark.parametrize("what", ["hook", "hook on all modules", "another activation", "no gate", "a class of its own",
+                                  "another forward"])
 def test_a_feed_forward_part_that_someone_watches_or_changes_is_computed_as_before(what, joined, request):
     def script():
         layer, _ = mlp(activation=nn.functional.gelu if what == "another activation" else nn.functional.silu)

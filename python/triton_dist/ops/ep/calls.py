@@ -111,8 +111,8 @@ def ep_dispatch(x: torch.Tensor,
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of the shape of the result's x, or None to allocate. With quant its address is a multiple of 4 bytes.
         method: "self_flagged" (one kernel for few tokens; rows of whole vectors of 16 bytes), "push" (kernels), "unfused" (the
-            group's own collective; the host waits) or "auto": the first for up to 256 rows that a rank may send to others, with up
-            to 3.5 MiB, and else the second.
+            group's own collective; the host waits) or "auto": the first for up to 256 rows that a rank may send to others, with
+            up to 3.5 MiB, and else the second.
 
     Returns:
         An EPDispatched. Gradients flow through x and topk_weights, by ep_combine, unless rows are fp8.
