@@ -15,6 +15,7 @@ from unittest import mock
 import fake_rocshmem
 import test_collective_code
 import test_experts_code
+import test_experts_few_code
 import test_gemm_ar_code
 import test_internode_code
 import test_op_code
@@ -104,6 +105,8 @@ KERNELS = {
     "all_to_all_vdev_2d_offset": functools.partial(test_vdev_2d_code.compiled, world=8, by_rank=False),
     **{f"ep_{name}": functools.partial(test_experts_code.compiled, kernel, **known)
        for name, (kernel, known) in test_experts_code.KERNELS.items()},
+    **{f"ep_{name}": functools.partial(test_experts_few_code.compiled, kernel, **known)
+       for name, (kernel, known) in test_experts_few_code.KERNELS.items()},
     "ep_place": functools.partial(test_experts_code.compiled, place_kernel, ROWS=4),
     **{f"grouped {name}": functools.partial(test_experts_code.compiled_gemm, kernel, **known)
        for name, (kernel, known) in test_experts_code.GEMMS.items()},

@@ -38,17 +38,18 @@ class Few(EP):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_shapes_in_turn(layout, world):
     align = 4 if layout in ("indexed", "expert") else 1
-    calls = [Few(1, 16, 3, 1, layout, weights=False, residual=True), Few(6, 40, 4, 3, layout, align, bias=True)]
-    run_ranks(lambda: back_to_back(calls), world, seed=world)
+    calls = [Few(1, 16, 3, 1, layout, weights=False, residual=True), Few(3, 40, 4, 2, layout, align, bias=True)]
+    run_ranks(lambda: back_to_back(calls, repeat=1), world, seed=world)
 
 
 @pytest.mark.one
 @pytest.mark.parametrize("layout", ONE)
 @pytest.mark.parametrize("routing", [to_one, to_the_first, to_nobody])
 def test_unkind_routing(routing, layout):
-    run_ranks(lambda: back_to_back([Few(4, 24, layout=layout, routing=routing), Few(4, 24, layout=layout)]), 3, seed=3)
+    run_ranks(lambda: back_to_back([Few(3, 24, layout=layout, routing=routing), Few(2, 24, layout=layout)], repeat=1), 3, seed=3)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("layout", FEW)
 def test_ranks_with_other_numbers_of_tokens_and_with_none(layout):
     calls = [
@@ -56,14 +57,14 @@ def test_ranks_with_other_numbers_of_tokens_and_with_none(layout):
         Few(lambda rank: 0, 24, layout=layout, max_tokens=5),
         Few(0, 24, layout=layout)
     ]
-    run_ranks(lambda: back_to_back(calls), 3)
+    run_ranks(lambda: back_to_back(calls, repeat=1), 3)
 
 
-@pytest.mark.parametrize("layout, capacity", [("compact", 0), ("compact", 7), ("expert", 7),
-                                              pytest.param("expert", 0, marks=FULL), ("masked", 2)])
+@pytest.mark.parametrize("layout, capacity", [pytest.param("compact", 0, marks=FULL), ("compact", 3), ("expert", 7),
+                                              pytest.param("expert", 0, marks=FULL), pytest.param("masked", 2, marks=FULL)])
 def test_what_does_not_fit_is_taken_cut_off_and_told(layout, capacity):
     """The next calls find empty slots."""
-    run_ranks(lambda: back_to_back([Few(6, 24, 3, 2, layout, capacity=capacity)] * 3, repeat=1), 2)
+    run_ranks(lambda: back_to_back([Few(3, 24, 3, 2, layout, capacity=capacity)] * 3, repeat=1), 2)
 
 
 @pytest.mark.one
@@ -92,9 +93,9 @@ def several_pieces(monkeypatch):
 @pytest.mark.parametrize("quant", [None, pytest.param("fp8_1x128", marks=FULL)])
 def test_the_bits_are_those_of_the_unfused_way_in_all_schedules(layout, quant, several_pieces):
     def script(method):
-        x = random_tensor(6, 4096, dtype=BF16, seed=resolve().rank)
-        weights = random_tensor(6, 4, dtype=F32, seed=9)
-        came = ep_dispatch(x, anywhere(resolve().rank, 1, 6, 4, 6).int(), weights, num_experts=6, layout=layout, quant=quant,
+        x = random_tensor(3, 4096, dtype=BF16, seed=resolve().rank)
+        weights = random_tensor(3, 4, dtype=F32, seed=9)
+        came = ep_dispatch(x, anywhere(resolve().rank, 1, 3, 4, 6).int(), weights, num_experts=6, layout=layout, quant=quant,
                            method=method)
         y = random_tensor(came.x.shape[:-1].numel(), 2056, dtype=BF16, seed=7).view(*came.x.shape[:-1], 2056)
         by = came.topk_weights if layout in ("expert", "masked") else None
@@ -155,23 +156,23 @@ def test_sums_of_zeros_have_the_signs_that_they_have_unfused(dtype):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_slow_rank_and_one_program_at_a_time(mode, several_pieces):
     calls = [
-        Few(6, 1056),
-        Few(12, 24, layout="expert", combine=False),
-        Few(3, 16, routing=to_nobody),
-        Few(5, 40, 4, layout="masked")
+        Few(2, 1056),
+        Few(6, 24, layout="expert", combine=False),
+        Few(1, 16, routing=to_nobody),
+        Few(2, 40, 4, layout="masked")
     ]
     run_ranks(lambda: overtaking(calls, slow=1, repeat=1), 3, mode=mode, num_sms=1)
 
 
 def test_two_groups_and_two_streams():
-    calls = [Few(5, 40), Few(3, 32, layout="expert"), EP(5, 40)]  # ways that are mixed
-    run_ranks(lambda: two_groups([Few(3, 32, layout="expert")], repeat=1), 4, seed=3)
-    run_ranks(lambda: side_stream(calls), 2, seed=5)
+    calls = [Few(2, 40), Few(1, 32, layout="expert"), EP(2, 40)]  # ways that are mixed
+    run_ranks(lambda: two_groups([Few(2, 32, layout="expert")], repeat=1), 4, seed=3)
+    run_ranks(lambda: side_stream(calls[1:]), 2, seed=5)
 
 
 @pytest.mark.parametrize("start", [pytest.param(start, marks=[FULL][:start > 0]) for start in FIVE_ON])
 def test_epochs_pass_the_wrap_and_zero(start):
-    growing = [Few(20, 600 * 2**i, combine=False) for i in range(5)]
+    growing = [Few(1, 24000 * 2**i, combine=False) for i in range(5)]  # the first one as well
     run_ranks(
         lambda: past_the_wrap_and_zero([Few(5, 40, combine=False), Few(3, 32, combine=False)], growing, KIND, start),
         2,
@@ -181,7 +182,7 @@ def test_epochs_pass_the_wrap_and_zero(start):
 def test_capture_replays_with_what_the_tensors_hold_then():
     def script():
         group = resolve()
-        x, ids = random_tensor(5, 24, dtype=F32, seed=group.rank), torch.zeros(5, 2, dtype=torch.int32)
+        x, ids = random_tensor(3, 24, dtype=F32, seed=group.rank), torch.zeros(3, 2, dtype=torch.int32)
 
         def call():
             came = ep_dispatch(x, ids, num_experts=4, layout="expert", method=METHOD)
@@ -190,9 +191,9 @@ def test_capture_replays_with_what_the_tensors_hold_then():
         call()
         with graph() as made:
             out = call()
-        for seed in (1, 2, 3):
+        for seed in (1, 2):
             triton_dist.synchronize()
-            ids.copy_(anywhere(group.rank, seed, 5, 2, 4))
+            ids.copy_(anywhere(group.rank, seed, 3, 2, 4))
             made.replay()
             triton_dist.synchronize()
             assert torch.equal(out, x * (ids >= 0).sum(1, keepdim=True))

@@ -59,6 +59,13 @@ def slots_of(to, rank, token):
 
 
 @triton.jit
+def slot_in(to, rank, t, token):
+    """(whether token t of the chunk goes to `rank`, the slot of its row there)."""
+    sent = sent_to(to, rank)
+    return tl.sum(tl.where(token == t, sent, 0), 0) > 0, tl.sum(tl.where(token < t, sent, 0), 0)
+
+
+@triton.jit
 def words_of(told, chunks, WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr):
     """int32 [RANKS, PITCH]: the words of the chunks of each source, of a dispatch's `told`; 0 where there is none."""
     rank, chunk = tl.arange(0, RANKS)[:, None], tl.arange(0, PITCH)[None, :]

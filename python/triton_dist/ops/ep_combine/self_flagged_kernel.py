@@ -7,7 +7,7 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
 from triton_dist.ops.device.selfflag import elements, from_elements, places
-from triton_dist.ops.ep.device import distance, matrix_of, of, owners, sent_to, words_of
+from triton_dist.ops.ep.device import distance, matrix_of, of, owners, slot_in, words_of
 from triton_dist.runtime.jit import jit
 
 
@@ -89,13 +89,6 @@ def ep_combine_self_flagged(y, ids, told, positions, weights, bias, residual, ou
             tl.store(places(out, goal), from_elements(total, y.dtype.element_ty), mask=inside)
             dl.trace_stop("store", t * PIECES + number)
     dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))
-
-
-@triton.jit
-def slot_in(to, rank, t, token):
-    """(whether token t of the chunk goes to `rank`, the slot of its row there)."""
-    sent = sent_to(to, rank)
-    return tl.sum(tl.where(token == t, sent, 0), 0) > 0, tl.sum(tl.where(token < t, sent, 0), 0)
 
 
 @triton.jit

@@ -32,8 +32,8 @@ class SelfFlagged(OnWorkspace):
         agreed, slots, threads, chunks = self.agreed, self.slots, self.threads, self.agreed.chunks
         args, tellers = self.args(*tensors), TELLERS if agreed.ordered else 1
         counted, entries = power_of_two(-(-agreed.experts // tellers)), power_of_two(agreed.max_tokens * agreed.k)
-        rest = (*slots.rest, team(self.group), self.tokens, chunks.each, self.vectors, agreed.limit, agreed.room, agreed.align,
-                agreed.experts, chunks.count)
+        rest = (*slots.rest, team(self.group), self.tokens, -(-self.tokens // chunks.count), chunks.each, self.vectors,
+                agreed.limit, agreed.room, agreed.align, agreed.experts, chunks.count)
         self.launch = backend().prepare(ep_dispatch_self_flagged, (tellers + threads.parts * chunks.count, ), (*args, *rest),
                                         dict(K=agreed.k,
                                              CHOICES=power_of_two(agreed.k),

@@ -9,34 +9,59 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
+from triton_dist.language.selfflag import join_words, split_words
+from triton_dist.ops.device.float8 import e4m3_word
 from triton_dist.ops.device.packets import at_member
-from triton_dist.ops.device.selfflag import places
-from triton_dist.ops.ep.device import of, owners, sent_to
-from triton_dist.ops.ep_dispatch.kernels import quantised
+from triton_dist.ops.device.selfflag import elements, places
+from triton_dist.ops.ep.device import of, owners, rows_told, sent_to
 
 _FIRST_KEY = tl.constexpr(-4096037)  # 0xFFC17FDB: in every dtype it has a NaN, so hardly any row has it
 
 
 @triton.jit
 def part_of_row(x, token, first, vector, vectors, there, QUANT: tl.constexpr, N: tl.constexpr):
-    """N vectors from `first` on of row `token` of x, which is sent as `vectors`: int32 [N, 4], or as x has them where QUANT."""
-    if QUANT:
-        cols = 16 * first + tl.arange(0, 16 * N)
-        part = tl.load(x + token.to(tl.int64) * (16 * vectors) + cols, mask=there & (cols < 16 * vectors), other=0.0)
-    else:
-        at = first + vector
-        part = tl.load(places(x, token.to(tl.int64) * vectors + at), mask=(there & (at < vectors))[:, None], other=0)
-    return part
+    """What is sent as N vectors from `first` on of row `token` of x, which is sent as `vectors`: blocks of int32 [N, 4].
+
+    One block, or where QUANT as many as x's elements have bytes: block s has vector s of those of x that become one.
+    """
+    BLOCKS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8 if QUANT else 1
+    at, found = first + vector, ()
+    for s in tl.static_range(BLOCKS):
+        found = found + (tl.load(places(x, (token.to(tl.int64) * vectors + at) * BLOCKS + s),
+                                 mask=(there & (at < vectors))[:, None],
+                                 other=0), )
+    return found
 
 
 @triton.jit
-def words_of_row(part, QUANT: tl.constexpr, N: tl.constexpr):
-    """(int32 [N, 4] that are sent of what part_of_row has loaded, their scales, fp32 [N / 8], where QUANT)."""
+def words_of_row(part, dtype: tl.constexpr, QUANT: tl.constexpr, N: tl.constexpr):
+    """(int32 [N, 4] that are sent of what part_of_row has loaded, where QUANT the scale of each vector, fp32 [N], else 0).
+
+    Bit by bit what `quantised` makes of them. 16 elements stay in one thread, and the 8 threads of a group are neighbours.
+    """
     if QUANT:
-        found, of_groups = quantised(tl.reshape(part, (1, 16 * N)), 1, 16 * N)
-        words, scale = tl.reshape(found, (N, 4)), tl.reshape(of_groups, (N // 8, ))
+        most = tl.zeros((N, 4), tl.float32)
+        for s in tl.static_range(len(part)):
+            values = elements(part[s], dtype)
+            for e in tl.static_range(len(values)):
+                most = tl.maximum(most, tl.abs(values[e]))
+        of_groups = tl.maximum(tl.max(tl.reshape(tl.max(most, 1), (N // 8, 8)), 1), 1e-4)
+        of_vectors = tl.reshape(tl.broadcast_to(of_groups[:, None], (N // 8, 8)), (N, ))
+        inverse = tl.div_rn(tl.full((N, ), 448.0, tl.float32), of_vectors)
+        found = ()
+        for s in tl.static_range(len(part)):
+            values = elements(part[s], dtype)
+            if len(values) == 1:
+                a, b, c, d = split_words(values[0])
+                found = found + (e4m3_word(a * inverse, b * inverse, c * inverse, d * inverse), )
+            else:
+                a, c, e, g = split_words(values[0])
+                b, d, f, h = split_words(values[1])
+                found = found + (e4m3_word(a * inverse, b * inverse, c * inverse, d * inverse),
+                                 e4m3_word(e * inverse, f * inverse, g * inverse, h * inverse))
+        words, scale = join_words(found[0], found[1], found[2], found[3]), of_vectors * (1.0 / 448.0)
     else:
-        words, scale = part, 0
+        words, scale = part[0], 0
     return words, scale
 
 
@@ -59,32 +84,53 @@ def token_in(to, rank, slot):
 @triton.jit
 def tell_rows(ids, told, team, m, each, chunks, experts, epoch, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr,
               WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr):
-    """Tells all ranks how many rows of each chunk go there, as `each` << 16 | rows, in packets at `told`."""
+    """Tells all ranks of each chunk, in a pair of packets [PITCH][2] at `told`, how many of its rows go there.
+
+    The first has `each` << 16 | rows, the second the rows of chunks before it << 15 | the rows of all.
+    """
     rank, chunk = tl.arange(0, RANKS)[:, None], tl.arange(0, PITCH)
+    goal = at_member(told + 2 * chunk[None, :] + 0 * rank, team, tl.minimum(rank, WORLD - 1) + 0 * chunk[None, :])
     found = tl.zeros((RANKS, PITCH), tl.int32)
     for t in range(each):
         token = chunk * each + t
         to = owners(ids, token, (chunk < chunks) & (token < m), experts, K, CHOICES, E_LOC)
         for r in range(WORLD):  # not unrolled: the code would grow with the ranks
             found += tl.where(rank == r, sent_to(to, r)[None, :], 0)
-    goal = at_member(told + chunk[None, :] + 0 * rank, team, tl.minimum(rank, WORLD - 1) + 0 * chunk[None, :])
-    dl.ll_store(goal, each << 16 | found, epoch, (rank < WORLD) & (chunk < chunks)[None, :])
+    before = tl.cumsum(found, 1) - found << 15 | tl.sum(found, 1)[:, None]
+    dl.ll_store_pair(goal, before.to(tl.int64) << 32 | each << 16 | found, epoch, (rank < WORLD) & (chunk < chunks)[None, :])
 
 
 @triton.jit
-def words_beside(ids, weights, scales, token, owner, before, word, K: tl.constexpr, E_LOC: tl.constexpr, SCALES: tl.constexpr,
+def keep_told(inbox, epoch, told, chunks, WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr):
+    """Stores what all ranks have told by tell_rows: all rows, then the first word of each chunk [WORLD, chunks]."""
+    rank, chunk = tl.arange(0, RANKS)[:, None], tl.arange(0, PITCH)[None, :]
+    known = (rank < WORLD) & (chunk < chunks)
+    words = dl.ll_load_pair(inbox + 2 * (rank * PITCH + chunk), epoch, known).to(tl.int32)
+    tl.store(told, rows_told(words))
+    tl.store(told + 1 + rank * chunks + chunk, words, mask=known)
+
+
+@triton.jit
+def choices_of(ids, weights, token, word, there, K: tl.constexpr, WEIGHTS: tl.constexpr):
+    """(a token's choices, -1 elsewhere, and their weights, if any) as words_beside wants them: [len(word)]."""
+    at = token.to(tl.int64) * K + tl.where(word < K, word, word - K)
+    chosen, weight = tl.load(ids + at, mask=there & (word < K * (1 + WEIGHTS)), other=-1), 0
+    if WEIGHTS:
+        weight = tl.load(weights + at, mask=there & (word >= K) & (word < 2 * K), other=0.0)
+    return chosen, weight
+
+
+@triton.jit
+def words_beside(chosen, weight, scales, token, owner, before, word, K: tl.constexpr, E_LOC: tl.constexpr, SCALES: tl.constexpr,
                  WEIGHTS: tl.constexpr, QUANT: tl.constexpr):
     """int32 [len(word)]: a token's choices as `owner` counts them, then their weights, 0 for others', then the token's scales.
 
-    before: for word j the number of equal choices that precede choice j.
+    chosen, weight: of choices_of. before: for word j the number of equal choices that precede choice j.
     """
-    at = token.to(tl.int64) * K + tl.where(word < K, word, word - K)
-    found = tl.load(ids + at, mask=word < K * (1 + WEIGHTS), other=-1)
-    mine = (found >= owner * E_LOC) & (found < (owner + 1) * E_LOC)
-    data = tl.where(mine, (found - owner * E_LOC).to(tl.int32) | before << 16, -1)
+    mine = (chosen >= owner * E_LOC) & (chosen < (owner + 1) * E_LOC)
+    data = tl.where(mine, (chosen - owner * E_LOC).to(tl.int32) | before << 16, -1)
     if WEIGHTS:
-        weight = tl.load(weights + at, mask=mine & (word >= K), other=0.0)
-        data = tl.where(word < K, data, weight.to(tl.int32, bitcast=True))
+        data = tl.where(word < K, data, tl.where(mine, weight, 0.0).to(tl.int32, bitcast=True))
     if SCALES > 0 and not QUANT:
         of_row = word - K * (1 + WEIGHTS)
         scale = tl.load(scales + token.to(tl.int64) * SCALES + of_row, mask=(of_row >= 0) & (of_row < SCALES), other=0.0)
@@ -177,11 +223,18 @@ def begins_of(counts, room, align, E_PAD: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
-def places_of(head, epoch, first_of, ends, positions, sources, land, fits, part, K: tl.constexpr, CHOICES: tl.constexpr,
-              E_PAD: tl.constexpr, EXPANDED: tl.constexpr):
-    """int32 [CHOICES]: the row by expert of each choice of row `land`, -1 for none; stored in `positions` and `sources`.
+def of_source_in(first_of, rank, source):
+    """Row `source` of [RANKS, E_PAD]."""
+    return tl.sum(tl.where((rank == source)[:, None], first_of, 0), 0)
 
-    first_of: where choices of each expert begin that are of the row's source.
+
+@triton.jit
+def places_of(head, epoch, first_of, ends, positions, sources, land, fits, first, K: tl.constexpr, CHOICES: tl.constexpr,
+              E_PAD: tl.constexpr, EXPANDED: tl.constexpr):
+    """int32 [CHOICES]: the row by expert of each choice of row `land`, -1 for none.
+
+    first_of: where choices of each expert begin that are of the row's source. first: whether to store them in `positions` and
+    `sources`, which one program of a row's does.
     """
     choice, expert = tl.arange(0, CHOICES), tl.arange(0, E_PAD)
     entries = dl.ll_load(head + choice, epoch, choice < K)
@@ -189,7 +242,7 @@ def places_of(head, epoch, first_of, ends, positions, sources, land, fits, part,
     which = (entries & 0xFFFF)[:, None] == expert[None, :]
     spots = (entries >> 16) + tl.sum(tl.where(which, first_of[None, :], 0), 1)
     spots = tl.where((entries >= 0) & (spots < tl.sum(tl.where(which, ends[None, :], 0), 1)), spots, -1)
-    there = (choice < K) & fits & (part == 0)
+    there = (choice < K) & fits & first
     tl.store(positions + land.to(tl.int64) * K + choice, spots, mask=there)
     if not EXPANDED:
         tl.store(sources + spots, land + 0 * spots, mask=there & (spots >= 0))
