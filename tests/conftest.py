@@ -106,12 +106,12 @@ def of_tests(items: list) -> dict:
 
 def covering(items: list) -> list:
     """A few items of a test that have all values of its parameters among them."""
-    left = {value for item in items for value in values_of(item)}
-    order, found = sorted(items, key=drawn), []
+    values = {item: values_of(item) for item in sorted(items, key=drawn)}
+    left, found = set().union(*values.values()), []
     while left:
-        best = max(order, key=lambda item: len(left & values_of(item)))
+        best = max(values, key=lambda item: len(left & values[item]))
         found.append(best)
-        left -= values_of(best)
+        left -= values[best]
     return found
 
 
