@@ -44,6 +44,19 @@ def test_dtypes_places_and_alignment(method, dtype):
     run_ranks(lambda: back_to_back(calls), 3)
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_zeros_stay_positive(world):
+    """A word of zeros travels as -0.0 in its upper element; no sum and no norm keeps that sign."""
+    def script():
+        for dtype in (F16, BF16, F32):
+            x, weight = torch.zeros(3, 24, dtype=dtype), torch.ones(24, dtype=dtype)
+            for method in (*OURS, "unfused"):
+                found = all_reduce_rmsnorm(x, weight, method=method)
+                triton_dist.synchronize()
+                assert not any(t.count_nonzero() or t.signbit().any() for t in found), method
+    run_ranks(script, world)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_shapes_and_ops_in_turn_and_a_slow_rank(mode):
     """all_reduce and gemm_ar use the same workspace."""

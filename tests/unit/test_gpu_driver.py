@@ -13,7 +13,7 @@ from triton_dist.backends.gpu import driver as gpu_driver
 from triton_dist.backends.gpu.backend import GpuBackend
 from triton_dist.backends.nvidia.backend import NvidiaBackend
 from triton_dist.backends.nvidia.driver import CudaDriver
-from triton_dist.runtime.device import Transfer
+from triton_dist.runtime.device import Transfer, contiguous_strides
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
 
 
@@ -276,3 +276,8 @@ def test_nothing_is_measured_on_a_shared_gpu(monkeypatch, capsys, words):
     with pytest.raises(SystemExit) as ended:
         {"bench": bench, "tune": tune}[words[0]].main(words[1:])
     assert ended.value.code == 2 and "take turns" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 1), (2, 3, 4), (0, 3), (3, 0), (2, 0, 3), (0, 0)])
+def test_strides_of_contiguous_tensors_are_those_of_torch(shape):
+    assert contiguous_strides(shape) == torch.empty(shape).stride() == contiguous_strides(torch.Size(shape))
