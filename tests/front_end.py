@@ -4,9 +4,12 @@
 
 The emulator shows every specialisation of a kernel to the front end before it runs it (`launching.trace`). This takes longer than
 to run it. Under --full all of them are shown. Else a specialisation is shown if something about it is new to the kernel in this
-process: the value of a number, or the combination of all else (types, flags, what is None, functions). So each value is seen, and
-products of numbers are left to --full, like those of a test's parameters. To a mutant also that is known which other mutants of
-the same kernel, and the kernel itself, have been shown with: it differs from them by an edit.
+process: the value of a constexpr or of an option, or the types of the other arguments. So each value is seen, and products are
+left to --full, like those of a test's parameters. To a mutant also that is known which other mutants of the same kernel, and the
+kernel itself, have been shown with: it differs from them by an edit.
+
+The emulator asks the front end one thing, whether a kernel waits its turn on the stream. Where that differs between two
+specialisations of a kernel, each combination of its flags (all but numbers) is shown.
 """
 import re
 import weakref
@@ -23,14 +26,18 @@ MUTANT = re.compile(r"_mutant_[0-9a-f]+$")           # how emulator/mutants.py n
 
 
 class Shown:
-    """What a kernel has been shown with: values of numbers, and {combination of all else: whether the kernel waits its turn}."""
+    """What a kernel has been shown with: values and types, and {combination of types and flags: whether it waits its turn}."""
 
     def __init__(self) -> None:
-        self.values: set = set()
-        self.combinations: dict = {}
+        self.seen: set = set()
+        self.waits: dict = {}
 
-    def new(self, values: set, combination: tuple) -> bool:
-        return combination not in self.combinations or not values <= self.values
+    def new(self, seen: set, combination: tuple) -> bool:
+        return not seen <= self.seen or combination not in self.waits and len({*self.waits.values()}) > 1
+
+    def waiting(self, combination: tuple) -> bool:
+        """Of one that is not new."""
+        return self.waits.get(combination, True in self.waits.values())
 
 
 @contextmanager
@@ -41,15 +48,15 @@ def shown_what_is_new() -> Iterator[None]:
     families: dict = {}                              # name and parameters of a kernel -> Shown, of it and of its mutants
 
     def trace(kernel: Any, args: tuple, kwargs: dict) -> Any:
-        values, combination = described(kernel, args, kwargs)
+        seen, combination = described(kernel, args, kwargs)
         family = families.setdefault((kernel.fn.__qualname__, *kernel.arg_names), Shown())
         own = family if MUTANT.search(kernel.fn.__module__) else kernels.setdefault(kernel.fn, Shown())
-        if not own.new(values, combination):
-            return SimpleNamespace(metadata=SimpleNamespace(waits_its_turn=own.combinations[combination]))
+        if not own.new(seen, combination):
+            return SimpleNamespace(metadata=SimpleNamespace(waits_its_turn=own.waiting(combination)))
         traced = see(kernel, args, kwargs)           # raises what Triton refuses, which is not remembered
         for shown in (own, family):
-            shown.values |= values
-            shown.combinations[combination] = getattr(getattr(traced, "metadata", None), "waits_its_turn", False)
+            shown.seen |= seen
+            shown.waits[combination] = getattr(getattr(traced, "metadata", None), "waits_its_turn", False)
         return traced
 
     with pytest.MonkeyPatch.context() as patch:
@@ -59,16 +66,13 @@ def shown_what_is_new() -> Iterator[None]:
 
 
 def described(kernel: Any, args: tuple, kwargs: dict) -> tuple:
-    """({(parameter or option, number)}, all else) of a launch, as far as the front end sees it."""
+    """({(constexpr or option, value), types of the other arguments}, (those types, flags)) of a launch."""
     given = {**dict(zip(kernel.arg_names, args)), **kwargs}
     runtime = {parameter.name for parameter in kernel.params if not parameter.is_constexpr}
-    values, rest = set(), []
-    for name, x in given.items():
-        if name not in runtime and isinstance(x, (int, float)) and not isinstance(x, bool):
-            values.add((name, x))
-        else:
-            rest.append((name, word(x, name in runtime)))
-    return values, tuple(sorted(rest, key=lambda pair: pair[0]))
+    types = tuple((name, word(x, True)) for name, x in sorted(given.items()) if name in runtime)
+    values = [(name, word(x, False)) for name, x in sorted(given.items()) if name not in runtime]
+    flags = tuple((name, x) for name, x in values if isinstance(x, bool) or not isinstance(x, (int, float)))
+    return {*values, types}, (types, flags)
 
 
 def word(x: Any, runtime: bool) -> Any:
@@ -85,4 +89,6 @@ def word(x: Any, runtime: bool) -> Any:
         return x.base.dtype, tuple(x.block_shape), repr(getattr(x, "layout", None))
     if hasattr(x, "base") and hasattr(x, "dtype"):       # triton.reinterpret
         return x.dtype
+    if isinstance(x, (int, float)):
+        return x
     return getattr(x, "fn", x) if callable(x) else repr(x)

@@ -55,6 +55,21 @@ def test_each_value_and_each_combination_of_flags_is_shown(tmp_path, seen):
     assert count(x.half(), 5, ROWS=1, COLS=1) == 1 and count(x, 1, ROWS=1, COLS=1) == 1 and count(x, 1 << 40, ROWS=1, COLS=1) == 1
 
 
+def test_combinations_of_flags_are_shown_where_they_decide_whether_it_waits(tmp_path, seen):
+    kernel, x = load("kernel", SOURCE.replace("SEND: tl.constexpr = True", "ADD: tl.constexpr, SEND: tl.constexpr"),
+                     tmp_path).kernel, torch.zeros(4)
+    flags = [(False, True), (True, True), (True, False), (False, False)]
+    shown = []
+    for add, send in flags:
+        before = len(seen)
+        assert show(kernel, x, 5, ROWS=1, COLS=1, ADD=add, SEND=send) == send
+        shown.append(len(seen) - before)
+    assert shown == [1, 1, 1, 1]
+    other = load("kernel", SOURCE.replace("SEND: tl.constexpr = True", "ADD: tl.constexpr, MORE: tl.constexpr"), tmp_path).kernel
+    before = len(seen)
+    assert all(show(other, x, 5, ROWS=1, COLS=1, ADD=add, MORE=more) for add, more in flags) and len(seen) - before == 3
+
+
 def test_what_is_refused_is_shown_again(tmp_path, seen):
     kernel, x = load("kernel", SOURCE, tmp_path).kernel, torch.zeros(4)
     show(kernel, x, 5, ROWS=1, COLS=1)
@@ -81,5 +96,6 @@ def test_mutants_of_a_kernel_count_together_and_do_not_count_for_it(tmp_path, se
 
 def test_a_tuple_and_a_function_are_described(tmp_path):
     kernel = load("kernel", SOURCE, tmp_path).kernel
-    values, rest = described(kernel, (torch.zeros(1), (1, 7), kernel), {"COLS": 0.5})
-    assert values == {("COLS", 0.5)} and dict(rest) == {"x": torch.float32, "n": ("one", "int32"), "ROWS": kernel.fn}
+    seen, (types, flags) = described(kernel, (torch.zeros(1), (1, 7), kernel), {"COLS": 0.5})
+    assert types == (("n", ("one", "int32")), ("x", torch.float32)) and flags == (("ROWS", kernel.fn),)
+    assert seen == {("COLS", 0.5), ("ROWS", kernel.fn), types}
