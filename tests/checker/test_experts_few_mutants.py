@@ -20,26 +20,26 @@ from triton_dist.testing import random_tensor
 dispatch = import_module("triton_dist.ops.ep_dispatch.self_flagged")
 combine = import_module("triton_dist.ops.ep_combine.self_flagged")
 
-PAIRS = "dl.ll_load_pair(inbox + 2 * (rank * PITCH + chunk), epoch, rank < WORLD)"
+TOLD = "dl.ll_load(tl.where(what == 3, keys + step * rank, place), epoch, there)"
 KEY = "dl.ll_load(head + META - PIECES + number + 0 * vector, epoch, at < vectors)"
 ROW = "dl.sf_take(rows_in + 4 * (slot * vectors + at), at < vectors)"
-SLOT = "slot = index * slots_of_source + begin + place\n"
+SLOT = "slot = index * slots_of_source + chunk * most + place\n"
+NONE = "if (tl.max(sent_to(to, peer), 0) == 0) & (part < PIECES):"
 FITS = "spread_words(words, at, vectors, land, fits, spots, out, K, EXPANDED)\n                        data ="
-BESIDE = "data = dl.ll_load(head + word, epoch, beside)"
+BESIDE = "dl.ll_load(head + word, epoch, beside)"
 HEARD = "dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))\n"
 SUM = "dl.sf_take(rows_in + 4 * ((r * slots_of_rank + begin + place) * vectors + at), at < vectors)"
 GIVEN = "dl.sf_store(outbox + 4 * (slot * vectors + at), dl.sf_filled(words), at < vectors)"
 
 
 def unawaited(load: str) -> str:
-    """`load`, a call of dl.ll_load or dl.ll_load_pair, as a load that waits for nothing."""
-    place, _, mask = load[load.index("(") + 1:-1].rsplit(", ", 2)
-    kind = "int64" if "pair" in load else "int32"
-    return f"tl.load({place}, mask={mask}, other=0).to(tl.{kind})"
+    """`load`, a call of dl.ll_load, as a load that waits for nothing."""
+    place, _, mask = load.removeprefix("dl.ll_load(")[:-1].rsplit(", ", 2)
+    return f"tl.load({place}, mask={mask}, other=0).to(tl.int32)"
 
 
 DISPATCH = {  # name: (old, new)
-    "it does not wait for the numbers of rows": (PAIRS, unawaited(PAIRS)),
+    "it does not wait for the numbers of rows": (TOLD, unawaited(TOLD)),
     "packets keep to one half": ("inbox = packets + (epoch & 1) * packets_half", "inbox = packets"),
     "rows keep to one half": ("rows_in = slots + (epoch & 1) * half", "rows_in = slots"),
     "it does not wait for the key": (KEY, unawaited(KEY)),
@@ -47,8 +47,9 @@ DISPATCH = {  # name: (old, new)
     "it does not wait for what is beside a row": (BESIDE, unawaited(BESIDE)),
     "it leaves rows that do not fit": (ROW, ROW.replace("at < vectors)", "(at < vectors) & fits)")),
     "it leaves the rows of one rank": (ROW, ROW.replace("at < vectors)", "(at < vectors) & (peer != 2))")),
-    "rows lie where the first rank's do": (SLOT, "slot = begin + place\n"),
+    "rows lie where the first rank's do": (SLOT, "slot = chunk * most + place\n"),
     "it stores what does not fit": (FITS, FITS.replace("fits, spots", "True, spots")),
+    "it does not say that no row comes": (NONE, NONE.replace("== 0", "== 2")),
     "the key is not sent": (" | (word == META - PIECES + number))", ")"),
     "a row is sent without a key": ("words ^ key, at < vectors)", "words, at < vectors)"),
     "the key is a word of the row":

@@ -77,8 +77,8 @@ def test_a_kernel_for_every_target_sends_and_takes_wide_words(kernel, target):
         return
     lines = instructions(made)
     assert count(ttgir, "elementwise_inline_asm.*POLL") == 1
-    sends, takes = count(lines, SEND), count(lines, TAKE)
-    assert sends in (1, 2) and takes == count(lines, EMPTY) and takes in (1, 2)  # LLVM may write a loop's first turn apart
+    takes = count(lines, TAKE)
+    assert takes == count(lines, EMPTY) and takes in (1, 2) and count(lines, SEND)  # LLVM may write a loop's first turn apart
     assert not [line for line in lines if re.search(r"\b(atom|red|fence|membar)\b", line)]
     assert not [line for line in lines if re.search(r"(ld|st)\.global\S*\.b16", line)], "element by element"
     assert count(lines, r"ld\.global\.v4\.b32") and count(lines, r"st\.global\.v4\.b32 \[ %")
@@ -95,7 +95,7 @@ def test_another_form_of_it_does_too(kernel, target):
 def test_hardly_anything_is_spilled(kernel, dtype):
     """ptxas gives each thread 64 registers, so that an SM has room for 1024 threads. A few words of addresses do not fit."""
     function, known = KERNELS[kernel]
-    assert spilled(compiled(function, "sm_90", dtype, **known)) <= (32 if "fp8" in kernel else 4 * (dtype == "fp32"))
+    assert spilled(compiled(function, "sm_90", dtype, **known)) <= (32 if "fp8" in kernel else 0)
 
 
 @pytest.mark.parametrize("kernel", ["dispatch self-flagged", "dispatch self-flagged, fp8 on the way"])

@@ -107,7 +107,8 @@ def choices_of(positions, weights, land, there, choice, K: tl.constexpr, PLACED:
 def sum_of_row(y, spots, by, land, there, at, vectors, K: tl.constexpr, PLACED: tl.constexpr, WEIGHTED: tl.constexpr):
     """int32 [len(at), 4]: vectors of what this rank has of row `land` that came, rounded to y's dtype; 0 where not `there`."""
     dtype: tl.constexpr = y.dtype.element_ty
-    LOADED: tl.constexpr = 4 if K > 2 else K  # rows at a time, all of which take registers
+    MOST: tl.constexpr = 4 if dtype.primitive_bitwidth == 16 else 2
+    LOADED: tl.constexpr = MOST if K > 2 else K  # rows at a time, all of which take registers
     if PLACED:
         total = elements(tl.zeros((at.shape[0], 4), tl.int32), dtype)
         for first in range(0, K, LOADED):

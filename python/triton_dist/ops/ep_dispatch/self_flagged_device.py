@@ -82,22 +82,25 @@ def token_in(to, rank, slot):
 
 
 @triton.jit
-def tell_rows(ids, told, team, m, each, chunks, experts, epoch, K: tl.constexpr, CHOICES: tl.constexpr, E_LOC: tl.constexpr,
-              WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr):
+def tell_rows(ids, told, deltas, index, m, each, chunks, experts, epoch, K: tl.constexpr, CHOICES: tl.constexpr,
+              E_LOC: tl.constexpr, WORLD: tl.constexpr, PITCH: tl.constexpr):
     """Tells all ranks of each chunk, in a pair of packets [PITCH][2] at `told`, how many of its rows go there.
 
-    The first has `each` << 16 | rows, the second the rows of chunks before it << 15 | the rows of all.
+    The first has `each` << 16 | rows, the second the rows of this chunk and of all before it.
+    deltas: from word 1 on, the distances of the other members from this one on, in turn.
     """
-    rank, chunk = tl.arange(0, RANKS)[:, None], tl.arange(0, PITCH)
-    goal = at_member(told + 2 * chunk[None, :] + 0 * rank, team, tl.minimum(rank, WORLD - 1) + 0 * chunk[None, :])
-    found = tl.zeros((RANKS, PITCH), tl.int32)
-    for t in range(each):
-        token = chunk * each + t
-        to = owners(ids, token, (chunk < chunks) & (token < m), experts, K, CHOICES, E_LOC)
-        for r in range(WORLD):  # not unrolled: the code would grow with the ranks
-            found += tl.where(rank == r, sent_to(to, r)[None, :], 0)
-    before = tl.cumsum(found, 1) - found << 15 | tl.sum(found, 1)[:, None]
-    dl.ll_store_pair(goal, before.to(tl.int64) << 32 | each << 16 | found, epoch, (rank < WORLD) & (chunk < chunks)[None, :])
+    chunk = tl.arange(0, PITCH)
+    for i in range(1, WORLD + 1):  # not unrolled: the code would grow with the ranks
+        rank = index + i - tl.where(index + i < WORLD, 0, WORLD)
+        away = tl.load(deltas + i, mask=i < WORLD, other=0)
+        # from the first token on, so that counts stay in the layout of their sums: a conversion takes two barriers
+        found = sent_to(owners(ids, chunk * each, (chunk < chunks) & (chunk * each < m) & (each > 0), experts, K, CHOICES, E_LOC),
+                        rank)
+        for t in range(1, each):
+            token = chunk * each + t
+            found += sent_to(owners(ids, token, (chunk < chunks) & (token < m), experts, K, CHOICES, E_LOC), rank)
+        both = tl.cumsum(found, 0).to(tl.int64) << 32 | each << 16 | found
+        dl.ll_store_pair(told + (away >> 3) + 2 * chunk, both, epoch, chunk < chunks)
 
 
 @triton.jit

@@ -1,15 +1,16 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Dispatch of few tokens in one kernel: rows are their own flags, and what belongs to them travels in packets."""
+import triton
 import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import count_call, epoch_in_turn
-from triton_dist.ops.ep.device import of, owners, slot_in
-from triton_dist.ops.ep_dispatch.self_flagged_device import (begins_of, choices_of, keep_choices, keep_told, key_of,
-                                                             nothing_came, of_source_in, order_of, part_of_row, places_of,
-                                                             spread_words, tell_rows, tell_totals, token_in, words_beside,
-                                                             words_of_row, zeros_between)
+from triton_dist.ops.ep.device import of, owners, sent_to, slot_in
+from triton_dist.ops.ep_dispatch.self_flagged_device import (begins_of, choices_of, keep_choices, keep_told,
+                                                             key_of, nothing_came, of_source_in, order_of, part_of_row,
+                                                             places_of, spread_words, tell_rows, tell_totals,
+                                                             token_in, words_beside, words_of_row, zeros_between)
 from triton_dist.runtime.jit import jit
 from triton_dist.runtime.workspace import TEAM_PEERS
 
@@ -31,14 +32,15 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
     of THREADS * EACH vectors: they send those for other ranks, store those that stay, and take what the same chunk of each source
     brings. TELLERS programs before them tell every rank in packets how many rows of each chunk go there ([source][PITCH][2]).
     Packets beside each row ([source][slot]) have its choices, their weights, its scales, and the key of each piece. A piece is
-    sent as its words xor its key. The key is none of them, so no word that is sent is 0.
+    sent as its words xor its key. The key is none of them, so no word that is sent is 0. A key of 0 says that no row comes.
     ORDERED: packets also tell how many choices of each of the receiver's experts a source has ([source][E_LOC]), and the choices
     beside a row, also beside one that stays, how many of their source precede them. So the receiver finds their places by expert.
     Who writes: a program that moves, its pieces into slots [own index] of the receiver's half `epoch & 1`, and packets there;
     tellers, packets.
-    Who waits: a program that moves, for the packets of all ranks' tellers, which bounds the epoch, and for the pieces that the
-    program of its own number sends on other ranks, whose slots it empties, also those of rows that do not fit; the first teller,
-    for the packets of all others. All have sent all of their own before. So programs need not run at the same time.
+    Who waits: a program that moves, for the packets of all ranks' tellers, which bounds the epoch, for the keys and pieces that
+    the program of its own number sends on other ranks, whose slots it empties, also those of rows that do not fit, and for what
+    the first program of its chunk sends beside a row; the first teller, for the packets of all others. All have sent all of their
+    own before, and wait for programs of no higher number. So programs need not run at the same time.
     """
     N: tl.constexpr = THREADS * EACH
     MINE: tl.constexpr = (PIECES + PARTS - 1) // PARTS  # pieces of a row, at most, that a program has
@@ -53,9 +55,10 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
     heads = totals + WORLD * E_LOC if ORDERED else totals
     rows_in = slots + (epoch & 1) * half
     slots_of_source = chunks * most
+    deltas = (team + _PEERS).to(tl.pointer_type(tl.int64), bitcast=True)
     if pid < TELLERS:
         if pid == 0:
-            tell_rows(ids, inbox + 2 * index * PITCH, team, m, each, chunks, experts, epoch, K, CHOICES, E_LOC, WORLD, RANKS,
+            tell_rows(ids, inbox + 2 * index * PITCH, deltas, index, m, each, chunks, experts, epoch, K, CHOICES, E_LOC, WORLD,
                       PITCH)
         if ORDERED:
             tell_totals(ids, totals + index * E_LOC, team, m, experts, epoch, K, E_LOC, COUNTED, BLOCK)
@@ -71,7 +74,6 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
         tokens = tl.maximum(tl.minimum(m - begin, each), 0)
         vector, lane, token = tl.arange(0, N), tl.arange(0, THREADS), tl.arange(0, TOKENS)
         word = HEAD - 1 - tl.arange(0, HEAD)  # the last threads have the first words: few of them have vectors
-        deltas = (team + _PEERS).to(tl.pointer_type(tl.int64), bitcast=True)
         # everything that the first row needs is loaded at once
         nearest = tl.load(deltas + 1)  # of one rank, nobody
         piece = part_of_row(x, begin, part * N, vector, vectors, tokens > 0, QUANT, N)
@@ -87,13 +89,13 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                 before = order_of(ids, begin + t, word, K, CHOICES, BLOCK)
                 own, place = slot_in(to, index, t, token)
                 data = words_beside(chosen, weight, scales, begin + t, index, before, word, K, E_LOC, SCALES, WEIGHTS, QUANT)
-                dl.ll_store(heads + (index * slots_of_source + begin + place) * META + word, data, epoch,
+                dl.ll_store(heads + (index * slots_of_source + chunk * most + place) * META + word, data, epoch,
                             own & (number == 0) & (word < K))
             for i in range(1, WORLD):  # not unrolled: the code would grow with the ranks
                 peer = index + i - tl.where(index + i < WORLD, 0, WORLD)
                 goes, place = slot_in(to, peer, t, token)
                 if goes & (number < PIECES):
-                    slot = index * slots_of_source + begin + place
+                    slot = index * slots_of_source + chunk * most + place
                     away = nearest
                     if i > 1:
                         away = tl.load(deltas + i)
@@ -113,13 +115,17 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                 following = begin + (u + 1) // MINE
                 piece = part_of_row(x, following, number * N, vector, vectors, number < PIECES, QUANT, N)
                 chosen, weight = choices_of(ids, weights, following, word, True, K, WEIGHTS)
+        for i in range(1, WORLD):
+            peer = index + i - tl.where(index + i < WORLD, 0, WORLD)
+            if (tl.max(sent_to(to, peer), 0) == 0) & (part < PIECES):
+                tell_none(heads + (index * slots_of_source + chunk * most) * META + META - PIECES + part, deltas + i, epoch)
         count_call(control, epoch)  # while rows travel
         rank = tl.arange(0, RANKS)
         dl.trace_start("wait", 0, -1)
-        both = dl.ll_load_pair(inbox + 2 * (rank * PITCH + chunk), epoch, rank < WORLD)
-        of_chunk, of_source = both.to(tl.int32), (both >> 32).to(tl.int32)
-        coming, first_slot, counted = of_chunk & 0xFFFF, (of_chunk >> 16) * chunk, of_source & 0x7FFF
-        landing = tl.cumsum(counted, 0) - counted + (of_source >> 15)
+        coming, landing, counted, keys = first_told(
+            inbox, chunk, chunks - 1, heads + chunk * most * META + META - PIECES + tl.minimum(part, PIECES - 1),
+            slots_of_source * META, index, epoch, WORLD, RANKS, PITCH)
+        landing += tl.cumsum(counted, 0) - counted
         if ORDERED:
             expert = tl.arange(0, E_PAD)
             by_source = dl.ll_load(totals + rank[:, None] * E_LOC + expert[None, :], epoch,
@@ -141,7 +147,7 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
             at, land = number * N + vector, of(landing, index) + t
             fits, spots, which = land < limit, 0, begin + token_in(to, index, t)
             if ORDERED:
-                head = heads + (index * slots_of_source + begin + t) * META
+                head = heads + (index * slots_of_source + chunk * most + t) * META
                 dl.trace_start("wait", t * WORLD * (MINE + 1) + 1, index)
                 spots = places_of(head, epoch, of_source_in(first_of, rank, index), ends, positions, sources, land, fits,
                                   number == 0, K, CHOICES, E_PAD, EXPANDED)
@@ -171,7 +177,7 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                 land = of(landing, peer) + t
                 fits = land < limit
                 if t < of(coming, peer):
-                    slot = peer * slots_of_source + of(first_slot, peer) + t
+                    slot = peer * slots_of_source + chunk * most + t
                     head = heads + slot * META
                     spots = 0
                     if ORDERED:
@@ -187,8 +193,9 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                             in_piece = (word - K * (1 + WEIGHTS)) // (N // 8) == number
                             beside |= in_piece & (word >= SENT_BESIDE) & (word < META - PIECES)
                         dl.trace_start("wait", lap, peer)
-                        # each thread loads the key itself: no barrier, and the row is on its way meanwhile
-                        key = dl.ll_load(head + META - PIECES + number + 0 * vector, epoch, at < vectors)
+                        key = of(keys, peer) + 0 * vector
+                        if (t > 0) | (number > part):  # each thread loads it itself: no barrier
+                            key = dl.ll_load(head + META - PIECES + number + 0 * vector, epoch, at < vectors)
                         words = dl.sf_take(rows_in + 4 * (slot * vectors + at), at < vectors) ^ key[:, None]
                         dl.trace_stop("wait", lap)
                         dl.trace_start("store", lap, peer)
@@ -202,3 +209,28 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                         dl.trace_stop("store", lap)
         if EXPANDED and not MASKED:
             zeros_between(out, vectors, counts, starts, room, align, pid - TELLERS, PARTS * chunks, vector, E_LOC)
+
+
+@triton.jit
+def tell_none(keys, delta, epoch):
+    """Tells the peer at `delta` bytes that no row of this chunk goes there: a key of 0 in a packet at `keys`."""
+    one = tl.arange(0, 1)
+    dl.ll_store(keys + (tl.load(delta) >> 3) + one, one, epoch)
+
+
+@triton.jit
+def first_told(inbox, chunk, last, keys, step, index, epoch, WORLD: tl.constexpr, RANKS: tl.constexpr, PITCH: tl.constexpr):
+    """What one wait brings of each source, int32 [RANKS]: its rows in this chunk, in those before it, and in all, by tell_rows.
+
+    And the key of the first one, 0 of this rank and where none comes. keys: where that of rank 0 is; others' are `step` packets
+    apart.
+    """
+    at = tl.arange(0, 4 * RANKS)
+    what, rank = at // RANKS, at % RANKS
+    place = inbox + 2 * (PITCH * rank + tl.where(what == 2, last, chunk)) + tl.minimum(what, 1)
+    there = (rank < WORLD) & ((what < 3) | (rank != index))
+    found = dl.ll_load(tl.where(what == 3, keys + step * rank, place), epoch, there)
+    found, row = tl.reshape(found, (4, RANKS)), tl.arange(0, 4)[:, None]
+    coming = tl.sum(tl.where(row == 0, found, 0), 0) & 0xFFFF
+    return (coming, tl.sum(tl.where(row == 1, found, 0), 0) - coming, tl.sum(tl.where(row == 2, found, 0), 0),
+            tl.sum(tl.where(row == 3, found, 0), 0))
