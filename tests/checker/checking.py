@@ -15,8 +15,8 @@ SCHEDULES = pytest.mark.parametrize("schedules", [1, pytest.param(12, marks=pyte
 
 
 def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: Any, schedules: int, under: str | None = None,
-                 **options: Any) -> Report:
-    """What is found in `calls` on 3 ranks, where the module `user` has its kernel of that name with `edits` in its source.
+                 world: int = 3, **options: Any) -> Report:
+    """What is found in `calls` on `world` ranks, where the module `user` has its kernel of that name with `edits` in its source.
 
     under: the edits are in the source of this module, from which the kernel's module imports.
     """
@@ -25,4 +25,4 @@ def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: A
         edits = [(f"from {under} import", f"from {module.__name__} import")]
     changed = load(kernel, edited(source_of(getattr(user, kernel).__module__), edits), folder)
     with mock.patch.object(user, kernel, getattr(changed, kernel)):
-        return check_kernel(calls, 3, schedules, modes=MODES, **options)
+        return check_kernel(calls, world, schedules, modes=MODES, **options)

@@ -65,6 +65,7 @@ def loaded(take: str) -> str:
 
 
 TERM = "dl.sf_take(places + r * step, inside & (index != r))"          # of all kernels, in ops/device/selfflag.py
+PEER = "dl.sf_take(places + (1 - index) * step, inside)"               # the same of two ranks' sums
 RESULT = "dl.sf_take(inbox + results + 4 * (source * part + at), inside)"
 SUM = "dl.sf_take(outcome + 4 * (row * vectors + at), inside)"
 
@@ -80,6 +81,9 @@ MUTANTS = {
         "own + (load_vectors(mine, at, inside, n, WHOLE), )")),
     "one hop leaves one peer's words": (one_hop, collective, "one_hop_self_flagged", (
         TERM, TERM.replace("(index != r)", "(index != r) & (r != 2)"))),
+    "one hop of two ranks does not wait": (one_hop, collective, "one_hop_self_flagged", (PEER, loaded(PEER))),
+    "one hop of two ranks takes its own place": (one_hop, collective, "one_hop_self_flagged", (
+        PEER, PEER.replace("(1 - index)", "index"))),
     "two hops do not wait for terms": (two_hops, all_reduce_op, "two_hops_self_flagged", (TERM, loaded(TERM))),
     "two hops do not wait for results": (two_hops, all_reduce_op, "two_hops_self_flagged", (RESULT, loaded(RESULT))),
     "two hops keep to one buffer": (two_hops, all_reduce_op, "two_hops_self_flagged", (
@@ -89,6 +93,7 @@ MUTANTS = {
     "two hops send results of 0": (two_hops, all_reduce_op, "two_hops_self_flagged", (
         "total = dl.sf_filled(finished_words(terms, dtype, WORLD, OP))", "total = finished_words(terms, dtype, WORLD, OP)")),
     "the norm does not wait for a row": (norm_one_hop, norm_op, "one_hop_rmsnorm", (TERM, loaded(TERM))),
+    "the norm of two ranks' rows does not wait": (norm_one_hop, norm_op, "one_hop_rmsnorm", (PEER, loaded(PEER))),
     "the norm does not wait for a sum": (norm_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
     "the quantised norm does not wait for a row": (quantised_one_hop, norm_op, "one_hop_rmsnorm", (TERM, loaded(TERM))),
     "the quantised norm does not wait for a sum": (quantised_two_hops, norm_op, "two_hops_rmsnorm", (SUM, loaded(SUM))),
@@ -105,14 +110,16 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_reported(name, tmp_path):
     calls, user, kernel, edit = MUTANTS[name]
-    under = "triton_dist.ops.device.selfflag" if edit[0] == TERM else None
-    assert not check_edited(user, kernel, [edit], calls, tmp_path, 12, under).clean, f"survived: {name}"
+    under = "triton_dist.ops.device.selfflag" if edit[0] in (TERM, PEER) else None
+    world = 2 if edit[0] == PEER else 3
+    assert not check_edited(user, kernel, [edit], calls, tmp_path, 12, under, world).clean, f"survived: {name}"
 
 
 @SCHEDULES
+@pytest.mark.parametrize("world", [3, 2])
 @pytest.mark.parametrize("calls", [one_hop, two_hops, norm_one_hop, norm_two_hops, quantised_one_hop, quantised_two_hops])
-def test_the_kernels_themselves_are_clean(calls, schedules):
-    report = check_kernel(calls, 3, schedules, modes=MODES)
+def test_the_kernels_themselves_are_clean(calls, world, schedules):
+    report = check_kernel(calls, world, schedules, modes=MODES)
     assert report.clean and report.accesses, str(report)
 
 
