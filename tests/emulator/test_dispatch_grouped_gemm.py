@@ -131,7 +131,7 @@ def test_shapes_in_turn(method, world):
 @pytest.mark.one
 @pytest.mark.parametrize("method, tokens", [("portable", 60), ("ws", 150)])
 def test_own_whole_tiles_are_multiplied_first(method, tokens):
-    call = Product(tokens, 32, 16, 4, 2, dtype=BF16, method=method)
+    call = Product(tokens, 32, 16, 4, 2, dtype=BF16, method=method, back=False)
     assert first_of_tiles([call], repeat=1) > 0
 
 
@@ -139,7 +139,7 @@ def test_own_whole_tiles_are_multiplied_first(method, tokens):
 @pytest.mark.parametrize("head", [1, 2])
 def test_own_tiles_of_some_experts_go_first(head, monkeypatch):
     monkeypatch.setattr(plan.Estimate, "head", lambda self, experts: head)
-    assert first_of_tiles([Product(60, k=4, share=3)], repeat=1) > 0
+    assert first_of_tiles([Product(60, k=4, share=3, back=False)], repeat=1) > 0
 
 
 @pytest.mark.one
@@ -147,7 +147,7 @@ def test_own_tiles_of_some_experts_go_first(head, monkeypatch):
                                                    *(pytest.param("portable", *case, marks=FULL) for case in ((30, 4), (12, 6)))])
 def test_rows_travel_in_two_steps(method, tokens, world, monkeypatch):
     monkeypatch.setattr(plan, "near_of", lambda choice, world: world // 2)
-    calls = [Product(tokens, 32, 16, 4, 2, dtype=BF16, method=method), Product(9, 24, 8, method="portable")]
+    calls = [Product(tokens, 32, 16, 4, 2, dtype=BF16, method=method, back=False), Product(9, 24, 8, method="portable")]
     assert first_of_tiles(calls, world, repeat=1) > 0
 
 
