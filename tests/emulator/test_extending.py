@@ -91,8 +91,8 @@ def test_the_op_is_clean_and_its_mutant_is_not(files, tmp_path):
     report = files("check_gather_softmax").report
     assert report.clean and report.accesses, str(report)
     code = FILES["gather_softmax"]
-    assert code.count("dl.consume_token(slots, token)") == 1 and code.count("self.space.halves()[epoch & 1]") == 1
-    mutated = code.replace("self.space.halves()[epoch & 1]", "self.space.halves()[0]")
+    assert code.count("dl.consume_token(slots, token)") == 1 and code.count("self.space.halves(self.dtype)[epoch & 1]") == 1
+    mutated = code.replace("self.space.halves(self.dtype)[epoch & 1]", "self.space.halves(self.dtype)[0]")
     (tmp_path / "one_half.py").write_text(mutated.replace('name = "gather_softmax"', 'name = "one_half"'))
     mutant = files("one_half").gather_softmax
 
