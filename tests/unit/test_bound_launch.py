@@ -20,7 +20,7 @@ class Driver:
     """Stands in for CudaDriver: keeps what cuLaunchKernelEx and cuTensorMapEncodeTiled were given."""
 
     def __init__(self):
-        self.launches, self.maps, self.status = [], [], 0
+        self.launches, self.maps, self.fills, self.status = [], [], [], 0
 
     def bound(self, name, *types):
         assert name == "cuLaunchKernelEx"
@@ -37,6 +37,7 @@ class Driver:
     def call(self, name, where, kind, rank, address, dims, strides, box, ones, interleave, swizzle, promotion, fill):
         assert name == "cuTensorMapEncodeTiled" and where.value % 64 == 0
         self.maps.append((kind.value, rank.value, address.value, list(dims), list(strides)[:-1], list(box), swizzle.value))
+        self.fills.append(fill.value)
 
     def check(self, name, code):
         raise RuntimeError(f"{name}: {code}")
@@ -147,6 +148,19 @@ def test_launches_of_a_kernel_share_the_maps_of_one_tensor_and_tell_shapes_apart
     del launches, launch
     gc.collect()
     assert (len(x._known), len(weight._known)) == (0, 0)
+
+
+def test_tensors_at_one_address_that_differ_in_strides_or_padding_have_maps_of_their_own():
+    """Memory that was freed comes back for another tensor."""
+    driver, common = Driver(), of_descriptors("a")
+    alike = [SimpleNamespace(**{**vars(VIEW), **more}) for more in ({}, {"strides": [32, 1]}, {"padding": "nan"})]
+    launches = [BoundLaunch(driver, common, (1,), (x,), (0,)) for x in alike]
+    driver.kinds = [None, *[ctypes.c_int64] * 4, *[ctypes.c_uint64] * 2]
+    for launch in launches + launches:
+        launch(1, (VIEW.base,))
+    assert [strides for *_, strides, _, _ in driver.maps] == [[48], [64], [48]] and driver.fills == [0, 0, 1]
+    used = [values[0] for *_, values in driver.launches]
+    assert len(set(used)) == 3 and used[:3] == used[3:]
 
 
 @pytest.mark.parametrize("ptx, cooperative, attribute", [("griddepcontrol.wait;", False, 6), ("griddepcontrol.wait;", True, 2),
