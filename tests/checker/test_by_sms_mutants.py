@@ -14,9 +14,9 @@ from triton_dist.ops.ag_gemm import by_sms
 KERNELS = "triton_dist.ops.ag_gemm.by_sms_kernels"
 WAIT = 'dl.wait(arrived, pushers, "sys", "acquire", epoch)'
 CLOSING = 'dl.wait(last, pushers, "sys", "acquire", epoch)'
-NOTIFY = "dl.notify(first_flag(flags, epoch, number, index, world, MOST) + program, peer, epoch)"
+NOTIFY = "dl.notify(first_flag(flags, epoch, number, index, world, MOST) + flag, peer, epoch)"
 PUSHED = f'{NOTIFY}\n            dl.trace_stop("push", (hop - 1) * pieces + number)'
-FLAG = "first_flag(flags, epoch, number, index, world, MOST) + program"
+FLAG = "first_flag(flags, epoch, number, index, world, MOST) + flag"
 MINE = "mine = gathered + (epoch & 1).to(tl.int64) * half"
 HALF = "gathered += (epoch & 1).to(tl.int64) * half"
 
@@ -56,6 +56,7 @@ MUTANTS = {  # name: (scenario, [(old, new)])
     "a flag without the CTA barrier": (calls, [(NOTIFY, f'tl.atomic_xchg(dl.symm_at({FLAG}, peer), epoch, sem="release", '
                                                 'scope="sys")')]),
     "no flag": (calls, [(NOTIFY, "None")]),
+    "flags of programs alone": (calls, [("range(program, pushers, programs)", "range(program, programs, programs)")]),
     "an epoch for each program that pushes": (calls, [
         (f"{PUSHED}\n    count_call(control, epoch)", f"{PUSHED}\n    tl.store(control + tl.program_id(0), epoch)")]),
     "an epoch for each program of the GEMM": (calls, [
@@ -63,11 +64,16 @@ MUTANTS = {  # name: (scenario, [(old, new)])
 }
 
 
+def fewer_on_rank_1(plan, choice):
+    """A rank may push by fewer programs than a piece has flags."""
+    return -(-choice.comm_sms // 2) if plan.group.rank == 1 else choice.comm_sms
+
+
 def check(kernels, scenario, schedules=12):
     """With pieces and blocks as small as tests need."""
     with mock.patch.object(by_sms, "push_kernel", kernels.push_kernel), \
             mock.patch.object(by_sms.Portable, "kernel", kernels.ag_gemm_by_sms_kernel), \
-            mock.patch.multiple(by_sms, PIECE_BYTES=4096, _LEAST_BLOCK=512):
+            mock.patch.multiple(by_sms, PIECE_BYTES=4096, _LEAST_BLOCK=512, programs_of=fewer_on_rank_1):
         return check_kernel(scenario, 3, schedules, modes=MODES)
 
 

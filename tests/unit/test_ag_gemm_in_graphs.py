@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from triton_dist.backends.nvidia import backend as nvidia
+from triton_dist.ops.ag_gemm import by_sms
 from triton_dist.ops.tuning.table import Choice
 
 op = import_module("triton_dist.ops.ag_gemm.op")           # triton_dist.ops.ag_gemm is the function
@@ -34,24 +35,14 @@ MEASURED = {
 @pytest.mark.parametrize("shape", MEASURED)
 def test_the_way_of_a_captured_call_is_the_fastest_or_nearly(shape, monkeypatch):
     device = SimpleNamespace(machine_model=lambda: nvidia.H200, captures_pushes=lambda: True)
-    monkeypatch.setattr(op, "backend", lambda: device)
+    for module in (op, by_sms):
+        monkeypatch.setattr(module, "backend", lambda: device)
     monkeypatch.setattr(op.possible, "across_nodes", lambda group: False)
     m, n, k = shape
+    group, times = SimpleNamespace(size=2), MEASURED[shape]
     rows = op.Rows(op="ag_gemm", dtype=torch.bfloat16, method="ws", m=m // 2, k=k)
-    found = op.AgGemm.choice_in_graphs(op.AG_GEMM, rows, SimpleNamespace(size=2), Choice("ws"), lambda: n)
-    assert found.in_graphs == (not found.comm_sms)
-    times = MEASURED[shape]
-    assert times[found.comm_sms or COPIES] <= 1.03 * min(times.values()), found
-
-
-def test_sizes_are_exchanged_only_where_the_choice_depends_on_them(monkeypatch):
-    def exchanges(machine, m):
-        device = SimpleNamespace(machine_model=lambda: machine, captures_pushes=lambda: True)
-        monkeypatch.setattr(op, "backend", lambda: device)
-        asked = []
-        rows = op.Rows(op="ag_gemm", dtype=torch.bfloat16, method="ws", m=m, k=4096)
-        op.AgGemm.choice_in_graphs(op.AG_GEMM, rows, SimpleNamespace(size=2), Choice("ws"), lambda: asked.append(1) or 6144)
-        return len(asked)
-    monkeypatch.setattr(op.possible, "across_nodes", lambda group: False)
-    assert exchanges(nvidia.H200, 1024) == 1                # 8 MiB
-    assert exchanges(None, 1024) == exchanges(nvidia.H200, 64) == exchanges(nvidia.H200, 8192) == 0
+    found = op.AG_GEMM.choice_in_graphs(rows, group, Choice("ws"))
+    assert found.in_graphs
+    plan = SimpleNamespace(group=group, dtype=torch.bfloat16, m=m // 2, n=n // 2, k=k, gated=False)
+    taken = by_sms.programs_of(plan, found) if found.comm_sms else COPIES
+    assert times[taken] <= 1.03 * min(times.values()), (found, taken)

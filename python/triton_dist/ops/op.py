@@ -164,11 +164,8 @@ class Op(Calls):
             given.update(zip(names, registry.cast(*[given[name] for name in names])))
         return registry.call_recorded(self, given)
 
-    def choice_in_graphs(self, agreed: Agreed, group: Group, choice: Choice, total: Callable[[], int]) -> Choice | None:
-        """The way that serves a call inside graph capture, where that of its eager plan does not; None: there is none.
-
-        total(): the sum of all ranks' local_size. Collective.
-        """
+    def choice_in_graphs(self, agreed: Agreed, group: Group, choice: Choice) -> Choice | None:
+        """The way that serves a call inside graph capture, where that of its eager plan does not; None: there is none."""
         return None
 
     # -- what is made of it ------------------------------------------------------------------------------------

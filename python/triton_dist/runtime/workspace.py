@@ -25,6 +25,7 @@ from triton_dist.runtime.state import state
 RENEW_EVERY = 1 << 29
 _GRAIN = 1 << 16
 MAX_PROGRAMS = 1024            # of a kernel that counts its calls on the device
+_MOST_DERIVED = 256         # views and descriptors of a workspace that are kept
 TEAM_DELTAS = 2 + MAX_WORLD                # int32 words of a team before the distances of heaps
 TEAM_PEERS = TEAM_DELTAS + 2 * MAX_WORLD   # and before the same from this member on, in turn
 
@@ -81,6 +82,8 @@ class Workspace:
     def derived(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make()` makes of the buffers, until they move: plans for many numbers of rows have it in common."""
         if key not in self._derived:
+            if len(self._derived) >= _MOST_DERIVED:
+                self._derived.clear()
             self._derived[key] = make()
         return self._derived[key]
 

@@ -210,7 +210,7 @@ class _AgGemmBySms(_AgGemm):
         bias = absent(weight) if bias is None else bias
         p, gather = self.plan, self.plan.gather
         return (*self.operands(x, self.gathered, weight, out), bias, p.space.flags, gather.control, gather.half_rows,
-                gather.programs, p.group.rank, p.group.size, p.m, p.n, p.k, gather.pieces, gather.piece_tiles, self.wide)
+                gather.pushers, p.group.rank, p.group.size, p.m, p.n, p.k, gather.pieces, gather.piece_tiles, self.wide)
 
 
 class _GemmRs(_Bound):

@@ -4,11 +4,12 @@
 
 Both kernels count the calls in device memory, each in copies of its own: the GEMM may end before the other has begun.
 """
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
 from triton_dist.ops.exchange.sizes import power_of_two
+from triton_dist.ops.tuning import model
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.ops.ag_gemm import gather
 from triton_dist.ops.ag_gemm.by_sms_kernels import ag_gemm_by_sms_kernel, push_kernel
@@ -19,21 +20,28 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, team, 
 
 MOST = 32                       # programs that may push: a wait has a flag a lane
 PIECE_BYTES = 2 << 20           # a release waits until the stores before it have arrived, so smaller pieces take longer
-# SMs that push without being asked for a number, as measured on 2 x H200: a few, which the GEMM hardly misses, if they are done
-# when HIDDEN of its time has passed. Each pushes SM_GBS. Else more, and the most for so few bytes that nothing hides them.
+# SMs that push without being asked for a number, as measured on 2 x H200: the most for so few bytes that nothing hides them. For
+# more, a few, which the GEMM hardly misses, if they are done when HIDDEN of its time has passed; each pushes SM_GBS. Else more.
+# Copies in graphs are as fast as SMs or faster for shards above LARGE_SHARD.
 FEW_SMS, MORE_SMS, MOST_SMS = 4, 8, 16
-SM_GBS, HIDDEN, _SMALL_SHARD = 20, 0.8, 512 << 10
+SM_GBS, HIDDEN, _SMALL_SHARD, LARGE_SHARD = 20, 0.8, 512 << 10, 8 << 20
 _WARPS, _LEAST_BLOCK, _MOST_BLOCK = 16, 4096, 16384        # elements that a program moves at a time
 
 
-def usual_sms(shard: int, pushed: int, gemm_us: Callable[[], float]) -> int:
-    """SMs that push a shard, where nobody says how many. shard, pushed: bytes of it, and to all peers together.
+def usual_sms(shard: int) -> int:
+    """SMs that push a shard of so many bytes in graphs, where nobody says how many. A rank may use fewer (programs_of)."""
+    return MOST_SMS if shard <= _SMALL_SHARD else MORE_SMS
 
-    gemm_us(): how long the GEMM takes. Asked for only where it matters, since it may be collective.
-    """
-    if shard <= _SMALL_SHARD:
-        return MOST_SMS
-    return FEW_SMS if pushed / (FEW_SMS * SM_GBS * 1e3) <= HIDDEN * gemm_us() else MORE_SMS
+
+def programs_of(plan: Any, choice: Choice) -> int:
+    """How many programs of this rank push. The columns decide, of which ranks may have different numbers."""
+    machine = backend().machine_model()
+    if not choice.in_graphs or choice.comm_sms != MORE_SMS or machine is None:
+        return choice.comm_sms
+    world, itemsize = plan.group.size, plan.dtype.itemsize
+    gemm_us = model.library_gemm_us(machine, plan.m * world, plan.n * (1 + plan.gated), plan.k, itemsize)
+    pushed = (world - 1) * plan.m * plan.k * itemsize
+    return FEW_SMS if pushed / (FEW_SMS * SM_GBS * 1e3) <= HIDDEN * gemm_us else MORE_SMS
 
 
 class _TwoKernels(CountedWorkspace):
@@ -45,6 +53,7 @@ class _TwoKernels(CountedWorkspace):
 class PushesBySms(gather.Gather):
     """push_kernel, beside a GEMM that counts the calls as well.
 
+    pushers: flags that stand for a piece, as many on all ranks. programs: of this rank, which set them.
     half: elements from one half of the gather buffer to the other, whole rows of x.
     """
 
@@ -60,7 +69,7 @@ class PushesBySms(gather.Gather):
 
     def __init__(self, plan: Any, choice: Choice):
         super().__init__(plan, choice)
-        self.team, self.programs = team(plan.group), choice.comm_sms
+        self.team, self.pushers, self.programs = team(plan.group), choice.comm_sms, programs_of(plan, choice)
         space, world, row = plan.space, plan.group.size, plan.k * plan.dtype.itemsize
         self.pieces, self.piece_tiles = gather.cut(plan.tiles, plan.m * row, PIECE_BYTES, choice.pieces)
         # The second half begins with a whole row, up to a row behind where its bytes do.
@@ -72,7 +81,8 @@ class PushesBySms(gather.Gather):
     def prepare(self, x: torch.Tensor) -> None:
         p, piece = self.plan, self.piece_tiles * self.plan.config.block_m * self.plan.k
         block = min(_MOST_BLOCK, max(_LEAST_BLOCK, power_of_two(-(-min(piece, p.m * p.k) // self.programs))))
-        rest = (self.data, p.space.flags, self.own_control, self.team, self.half, p.m * p.k, p.pitch * p.k, piece, self.pieces)
+        rest = (self.data, p.space.flags, self.own_control, self.team, self.half, p.m * p.k, p.pitch * p.k, piece, self.pieces,
+                self.pushers)
         self.launch = backend().prepare(push_kernel, (self.programs,), (x, *rest),
                                         dict(BLOCK=block, MOST=MOST, num_warps=_WARPS), varying=1)
 
@@ -104,5 +114,5 @@ class Portable(gather.Portable):
     def described(self, x, weight, bias, out, epoch) -> tuple:
         bias = absent(weight) if bias is None else bias
         p, g = self.plan, self.plan.gather
-        return (x, g.data, weight, bias, out, p.space.flags, g.control, g.half, g.programs,
+        return (x, g.data, weight, bias, out, p.space.flags, g.control, g.half, g.pushers,
                 p.group.rank, p.group.size, p.m, p.n, p.k, p.pitch, weight.stride(0), g.pieces, g.piece_tiles)

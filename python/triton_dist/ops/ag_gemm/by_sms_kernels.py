@@ -21,13 +21,14 @@ def first_flag(flags, epoch, piece, owner, world, MOST: tl.constexpr):
 
 
 @jit
-def push_kernel(x, gathered, flags, control, team, half, count, pitch, piece, pieces, BLOCK: tl.constexpr, MOST: tl.constexpr):
+def push_kernel(x, gathered, flags, control, team, half, count, pitch, piece, pieces, pushers, BLOCK: tl.constexpr,
+                MOST: tl.constexpr):
     """Stores x, of `count` elements, into chunk `index` of the gather buffers of all peers, for a GEMM beside it.
 
     gathered: [2 halves of `half`][owner][pitch] elements. Blocks of a piece go round the programs, so that all of them work at
     the piece that is needed first: each rank serves its peers in a rotation of its own, the one that works on it next first.
-    Who writes: every program its blocks, in the half `epoch & 1`, and behind those of a piece the epoch into its own flag of the
-    piece there (system scope).
+    Who writes: every program its blocks, in the half `epoch & 1`, and after those of a piece the epoch into its own flags of the
+    piece there (system scope). A piece has `pushers` flags on all ranks, whatever the number of programs, which is not larger.
     Who waits: nobody here; the GEMM beside it waits for the flags of all programs. That is also what bounds the epoch.
     """
     epoch = this_epoch(control)
@@ -44,7 +45,8 @@ def push_kernel(x, gathered, flags, control, team, half, count, pitch, piece, pi
             dl.trace_start("push", (hop - 1) * pieces + number, peer)
             for first in range(program * BLOCK, n, programs * BLOCK):
                 copy(theirs + start + first, x + start + first, tl.minimum(n - first, BLOCK), BLOCK)
-            dl.notify(first_flag(flags, epoch, number, index, world, MOST) + program, peer, epoch)
+            for flag in range(program, pushers, programs):
+                dl.notify(first_flag(flags, epoch, number, index, world, MOST) + flag, peer, epoch)
             dl.trace_stop("push", (hop - 1) * pieces + number)
     count_call(control, epoch)
 

@@ -5,7 +5,6 @@
 The copy engine gathers, so gemm_rs has all SMs. Both are one operator, so that a graph keeps them together.
 """
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 
@@ -58,7 +57,7 @@ class GatherBeside(Op):
     def plan(self, choice: Choice, agreed: Shard, group: Group, x: torch.Tensor, out: torch.Tensor | None) -> "Copies":
         return Copies(choice, group, x)
 
-    def choice_in_graphs(self, agreed: Shard, group: Group, choice: Choice, total: Callable[[], int]) -> Choice | None:
+    def choice_in_graphs(self, agreed: Shard, group: Group, choice: Choice) -> Choice | None:
         return Choice(choice.method, in_graphs=True) if backend().captures_pushes() else None
 
     def unfused(self, agreed: Shard, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -1,10 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ag_gemm: what ranks agree on, the ways to run it, what they move, and the call."""
-import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import torch
 
@@ -30,8 +29,6 @@ _MOST_BY_SMS = 4 << 20
 _OVER_NODES = (1, 2, 4, 16)
 # Bytes of a gather up to which SMs push in a captured call without comm_sms: it takes as much memory again as eager calls have.
 _MOST_BY_SMS_IN_GRAPHS = 64 << 20
-# If a GEMM is too short for a few SMs, more SMs push shards of up to so many bytes, and copies larger ones, which start late.
-_MOST_BY_MORE_SMS_IN_GRAPHS = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +57,7 @@ class AgGemm(Op):
     tensors = {"x": "sharded", "weight": "sharded", "bias": "sharded"}
     outputs = {"out": "sharded"}
     methods = ("ws", "portable", "unfused")
-    schema = "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act) -> Tensor"
+    schema = "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act=None) -> Tensor"
     gradient = Gradient(gradients.keep_ag_gemm, gradients.ag_gemm_backward)
     autocasts = timed = True
     local_axis = "n"
@@ -116,30 +113,17 @@ class AgGemm(Op):
     def plan(self, choice: Choice, agreed: Rows, group: Group, *tensors: torch.Tensor | None) -> Fused:
         return Fused(self, choice, agreed, group, *tensors)
 
-    def choice_in_graphs(self, agreed: Rows, group: Group, choice: Choice, total: Callable[[], int]) -> Choice | None:
+    def choice_in_graphs(self, agreed: Rows, group: Group, choice: Choice) -> Choice | None:
         """A copy engine's pushes carry the epoch as an argument, which a replay would repeat.
 
         In their place SMs push, or copies before which all ranks meet (in_graphs.py).
         """
         if choice.comm_sms or possible.across_nodes(group):
             return None
-        sms = 0
-        if agreed.shard * group.size <= _MOST_BY_SMS_IN_GRAPHS:
-            pushed = (group.size - 1) * agreed.shard
-            sms = by_sms.usual_sms(agreed.shard, pushed, lambda: self._gemm_us(agreed, group, total))
-            if sms != by_sms.FEW_SMS and agreed.shard > _MOST_BY_MORE_SMS_IN_GRAPHS and backend().captures_pushes():
-                sms = 0
-        if sms:
-            return replace(choice, pieces=0, comm_sms=sms)
-        return replace(choice, in_graphs=True) if backend().captures_pushes() else None
-
-    def _gemm_us(self, agreed: Rows, group: Group, total: Callable[[], int]) -> float:
-        """About how long a rank's GEMM takes, for total() columns on all ranks; infinity for a device that was not measured."""
-        machine = backend().machine_model()
-        if machine is None:
-            return math.inf
-        n = total() // group.size
-        return model.library_gemm_us(machine, agreed.m * group.size, n, agreed.k, agreed.dtype.itemsize)
+        copies = backend().captures_pushes()
+        if agreed.shard * group.size > _MOST_BY_SMS_IN_GRAPHS or copies and agreed.shard > by_sms.LARGE_SHARD:
+            return replace(choice, in_graphs=True) if copies else None
+        return replace(choice, in_graphs=True, pieces=0, comm_sms=by_sms.usual_sms(agreed.shard))
 
     def unfused(self, agreed: Rows, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 out: torch.Tensor, return_gathered: bool = False) -> torch.Tensor | None:
@@ -271,8 +255,7 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     one as torch's warm-ups do, else auto captures "unfused" and other methods refuse. Shards of more than 4 MiB are pushed by the
     copy engine there too, into a buffer of their own of the size of the gathered x. Smaller ones, and all where graphs cannot
     hold a device's copies, are pushed by SMs: by comm_sms, else by 4, or 16 for shards of up to 512 KiB. Replays and eager calls
-    may follow each other in any order, all on one stream or on ones that wait for each other. For shards of more than 512 KiB the
-    sum of N_local decides how they are pushed, so to prepare them N_local must change on all ranks or on none.
+    may follow each other in any order, all on one stream or on ones that wait for each other.
     Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
 
     Returns out [M, N_local], with "silu_mul" [M, N_local / 2], rows in group order, or (out, gathered).
@@ -303,7 +286,7 @@ def _gathered(**call: Any) -> tuple:
 
 AG_GEMM_GATHERED = Operator(
     "ag_gemm_gathered",
-    "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act) -> (Tensor, Tensor)",
+    "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act=None) -> (Tensor, Tensor)",
     lambda x, weight, bias, group, method, comm_sms, act: ag_gemm(
         x, weight, group=group, bias=bias, method=method, comm_sms=comm_sms, act=act, return_gathered=True),
     lambda x, weight, bias, group, method, comm_sms, act: _gathered(x=x, weight=weight, group=group, act=act),

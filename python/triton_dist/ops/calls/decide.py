@@ -112,17 +112,17 @@ def _decide(record: CallRecord, call: Call, shape_of: Callable[[int], Shape]) ->
     group, figures = record.group, tables.of(call.op, record)
     if figures.mode == "0" and not figures.entries:
         return set(), Decision(*call.rule)
-    sizes = sizes_of(record, call.agreed, call.local)
+    sizes = _sizes(record, call)
     shape = shape_of(sum(sizes))
     return set(sizes), _by_figures(group, call, shape, figures)
 
 
-def sizes_of(record: CallRecord, agreed: Any, local: int) -> Sequence[int]:
+def _sizes(record: CallRecord, call: Call) -> Sequence[int]:
     """All ranks' `local`. Collective where it is new to the family of the call."""
-    known = record.sizes.setdefault(agreed.family, {})
-    found = _known(known, local)
+    known = record.sizes.setdefault(call.agreed.family, {})
+    found = _known(known, call.local)
     if found is None:
-        found = known[local] = record.group.all_gather_object(local)
+        found = known[call.local] = record.group.all_gather_object(call.local)
         if len(set(found)) != 1:
             known[_SHARED] = found
     return found

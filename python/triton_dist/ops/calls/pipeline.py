@@ -215,9 +215,7 @@ class Calls:
 
     def _prepare_graphs(self, record: CallRecord, group: Group, signature: tuple, plan: Plan, tensors: list) -> None:
         """Makes the plan that serves a call inside graph capture, of a call whose eager plan does not."""
-        def total() -> int:
-            return sum(decide.sizes_of(record, plan.agreed, self.local_size(*tensors)))
-        plan.prepared, choice = True, self.choice_in_graphs(plan.agreed, group, plan.choice, total)
+        plan.prepared, choice = True, self.choice_in_graphs(plan.agreed, group, plan.choice)
         if choice is None:
             return
         try:

@@ -25,7 +25,8 @@ class Choice:
     """A way to run an op: its method; of fused ones the tiling; inside a node in how many pieces a shard is pushed at most, 0:
     the op's own rule; and by how many SMs, 0: by the copy engine, over nodes by the op's own rule.
 
-    in_graphs: the copy engine's pushes are such as a graph can hold. It is not measured, and no part of a table.
+    in_graphs: for captured calls. The copy engine's pushes are such as a graph can hold, or comm_sms is the most that a rank
+    uses. It is not measured, and no part of a table.
     """
     method: str
     config: GemmConfig | None = None
@@ -37,8 +38,10 @@ class Choice:
         c = self.config
         tiling = f" {c.block_m}x{c.block_n}x{c.block_k} groups of {c.group_m}, {c.num_stages} stages" if c else ""
         pieces = f", {self.pieces} piece{'s' * (self.pieces > 1)}" if self.pieces else ""
-        pushed = f", pushed by {self.comm_sms} SM{'s' * (self.comm_sms > 1)}" if self.comm_sms else ""
-        return self.method + tiling + pieces + pushed + ", pushed by copies that a graph can hold" * self.in_graphs
+        pushed = ", pushed by copies that a graph can hold" if self.in_graphs else ""
+        if self.comm_sms:
+            pushed = f", pushed by {'up to ' * self.in_graphs}{self.comm_sms} SM{'s' * (self.comm_sms > 1)}"
+        return self.method + tiling + pieces + pushed
 
 
 @cache
