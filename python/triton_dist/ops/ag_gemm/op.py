@@ -57,7 +57,7 @@ class AgGemm(Op):
     tensors = {"x": "sharded", "weight": "sharded", "bias": "sharded"}
     outputs = {"out": "sharded"}
     methods = ("ws", "portable", "unfused")
-    schema = "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act=None) -> Tensor"
+    schema = "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act) -> Tensor"
     gradient = Gradient(gradients.keep_ag_gemm, gradients.ag_gemm_backward)
     autocasts = timed = True
     local_axis = "n"
@@ -286,7 +286,7 @@ def _gathered(**call: Any) -> tuple:
 
 AG_GEMM_GATHERED = Operator(
     "ag_gemm_gathered",
-    "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act=None) -> (Tensor, Tensor)",
+    "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act) -> (Tensor, Tensor)",
     lambda x, weight, bias, group, method, comm_sms, act: ag_gemm(
         x, weight, group=group, bias=bias, method=method, comm_sms=comm_sms, act=act, return_gathered=True),
     lambda x, weight, bias, group, method, comm_sms, act: _gathered(x=x, weight=weight, group=group, act=act),
