@@ -77,6 +77,7 @@ def gemm_plan(m: int, n: int, k: int, config: GemmConfig):
     gather = SimpleNamespace(
         control=words(1024),
         programs=4,
+        pushers=4,
         most=32,
         pieces=2,
         piece_tiles=1,
@@ -138,6 +139,7 @@ def test_the_library_has_what_pushes_shards(hopper, pieces):
         1 << 19,
         1 << 18,
         pieces,
+        4,
     )
     assert has(ours.ag_gemm_push, args, dict(BLOCK=8192, MOST=32, num_warps=16))
     assert not has(ours.ag_gemm_push, (args[0][1:], *args[1:]), dict(BLOCK=8192, MOST=32, num_warps=16)), "off by two bytes"
@@ -322,7 +324,7 @@ def test_recorded_launches_are_compiled_to_the_very_binaries(hopper, monkeypatch
     core = call.described(aligned(256, 256), aligned(512, 256), aligned(512), aligned(512, 512), 1), call.options
     pushed = aligned(1 << 20), aligned(1 << 21), words(4096), words(1024), words(400), 1 << 20, 1 << 19, 1 << 19, 1 << 18
     push = dict(BLOCK=2048, MOST=32, num_warps=8)
-    launches = [(ours.ag_gemm, *core), (ours.ag_gemm_push, (*pushed, 1), push), (ours.ag_gemm_push, (*pushed, 3), push)]
+    launches = [(ours.ag_gemm, *core), (ours.ag_gemm_push, (*pushed, 1, 4), push), (ours.ag_gemm_push, (*pushed, 3, 4), push)]
     for kernel, args, options in [*launches, launches[0]]:
         fresh = type(kernel)(kernel.fn, do_not_specialize=kernel.do_not_specialize)
         given = dict(options, extern_libs={"tdist": device_runtime("nvidia")})

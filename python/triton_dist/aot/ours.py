@@ -93,7 +93,7 @@ ag_gemm_by_sms = aot_compile_spaces(
 ag_gemm_push = aot_compile_spaces(
     {
         f"ag_gemm_push_{dtype}": {
-            "signature": f"*{dtype}:16, *{dtype}:16, *i32:16, *i32:16, *i32:16, i32:16, i32:16, i32:16, i32:16, i32:1|, "
+            "signature": f"*{dtype}:16, *{dtype}:16, *i32:16, *i32:16, *i32:16, i32:16, i32:16, i32:16, i32:16, i32:1|, i32, "
             "%BLOCK, %MOST",
             "triton_algo_infos": [dict(BLOCK=block, MOST=by_sms.MOST, num_warps=16) for block in (4096, 8192, 16384)],
             "targets": ("cuda",),

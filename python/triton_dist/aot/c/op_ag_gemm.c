@@ -43,7 +43,7 @@ static int make_sender(tdist_plan *p, const void *x) {
         tdist_of_pointer(p->dtype, x), tdist_of_pointer(p->dtype, space->data), tdist_of_pointer(TDIST_I32, space->flags),
         tdist_of_pointer(TDIST_I32, space->control + TDIST_MAX_PROGRAMS), tdist_of_pointer(TDIST_I32, p->world->team),
         tdist_of_integer(p->half_rows * p->shape.k), tdist_of_integer(count), tdist_of_integer(p->pitch * p->shape.k),
-        tdist_of_integer(piece), tdist_of_integer(p->pieces),
+        tdist_of_integer(piece), tdist_of_integer(p->pieces), tdist_of_integer(p->shape.comm_sms),
     };
     const tdist_option options[] = {{"BLOCK", NULL, (double)p->block}, {"MOST", NULL, MOST_SMS}, {"num_warps", NULL, SENDER_WARPS}};
     return tdist_plan_launch(p->world, "ag_gemm_push", values, sizeof values / sizeof *values, options, 3, (uint32_t)p->shape.comm_sms, &p->sender);

@@ -20,7 +20,7 @@ def first_flag(flags, epoch, piece, owner, world, MOST: tl.constexpr):
     return flags + ((2 * piece + (epoch & 1)) * world + owner) * MOST
 
 
-@jit
+@jit(do_not_specialize=["pushers"])
 def push_kernel(x, gathered, flags, control, team, half, count, pitch, piece, pieces, pushers, BLOCK: tl.constexpr,
                 MOST: tl.constexpr):
     """Stores x, of `count` elements, into chunk `index` of the gather buffers of all peers, for a GEMM beside it.
