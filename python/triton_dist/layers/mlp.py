@@ -18,7 +18,7 @@ class TPMLP(nn.Module):
         down: GemmRS behind an AGGemm, GemmAR behind a ColumnLinear.
         activation: elementwise.
 
-    Silu of a gate behind an AGGemm is part of its product where no gradient is wanted: ag_gemm with act="silu_mul". Where one is
+    Silu of a gate after an AGGemm is part of its product where no gradient is wanted: ag_gemm with act="silu_mul". Where one is
     wanted, the product is kept instead of being computed twice. The same holds for an `up` that has forward hooks, or is another
     module, such as one that adds an adapter.
     """

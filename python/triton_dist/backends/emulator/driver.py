@@ -50,8 +50,9 @@ class EmulatorCompiler(CUDABackend):
     def parse_options(self, options: dict) -> Any:
         """Every kernel is traced as if the device runtime were linked; the launcher refuses one that needs it and lacks it.
 
-        Without `sanitize_overflow` the front end saves a sixth of its time: it makes a 64-bit twin of each integer operation, for
-        an assertion that is nobody's, since the IR does not run."""
+        Without `sanitize_overflow` the front end saves a sixth of its time. It would make a 64-bit twin of each integer
+        operation, for an assertion. Here the IR does not run, so there is nothing to assert.
+        """
         given = dict(options.get("extern_libs") or ())
         return super().parse_options({"sanitize_overflow": False, **options,
                                       "extern_libs": {**dict.fromkeys(_LIBRARIES, STAND_IN), **given}})

@@ -152,7 +152,7 @@ def ag_gemm_ws_kernel(x_desc, gathered_desc, w_desc, w_narrow_desc, out_desc, ou
                       m, n, k, pieces, piece_tiles, wide, HAS_BIAS: gl.constexpr, COLUMNS: gl.constexpr, NARROW: gl.constexpr,
                       GATED: gl.constexpr, STAGES: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
                       BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGING: gl.constexpr):
-    """out [world, m, n] as ag_gemm_kernel, of which it has the protocol.
+    """out [world, m, n] as ag_gemm_kernel, by the same protocol.
 
     Chunks of the gather buffer start at multiples of cdiv(m, BLOCK_M) * BLOCK_M rows. Own rows are read from x.
     With NARROW, tiles from number `wide` on are split in two narrow ones, so that the last wave fills the device.

@@ -12,7 +12,7 @@ _LOG2_E = gl.constexpr(1.4426950408889634)
 
 @gluon.jit
 def load_gate_and_up(w_desc, gate, up, k, bar, b, HALF: gl.constexpr):
-    """Loads HALF rows of weights from row `gate` on, and behind them HALF from row `up` on, both from column `k` on."""
+    """Loads HALF rows of weights from row `gate` on, then HALF from row `up` on, both from column `k` on."""
     tma_load(w_desc, [gate, k], bar, b.slice(0, HALF, 0))
     tma_load(w_desc, [up, k], bar, b.slice(HALF, HALF, 0))
 
@@ -22,7 +22,7 @@ def silu_mul(acc):
     """fp32 silu(gate) * up [rows, columns] of an accumulator [rows, 2 * columns] that has gate, then up. No thread needs another.
 
     The MMA warps do this between two tiles, so exponential and reciprocal are one instruction each. Together they are right to
-    about 2^-20, of which rounding to 16 bits leaves nothing. A gate so low that the exponential overflows gives -0.
+    about 2^-20, which rounding to 16 bits hides. A gate so low that the exponential overflows gives -0.
     """
     ROWS: gl.constexpr = acc.shape[0]
     COLS: gl.constexpr = acc.shape[1] // 2

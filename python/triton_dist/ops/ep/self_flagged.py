@@ -75,6 +75,11 @@ class Threads:
         """Threads of a program."""
         return self.warps * backend().warp_size
 
+    @property
+    def options(self) -> dict:
+        """Of a kernel."""
+        return dict(THREADS=self.count, EACH=self.each, PIECES=self.pieces, PARTS=self.parts, num_warps=self.warps)
+
 
 def threads_of(chunks: Chunks, vectors: int) -> Threads:
     """For rows of `vectors` vectors: programs as large as a row, and more for each row where there are few rows."""

@@ -42,11 +42,7 @@ class SelfFlagged(OnWorkspace):
                                              RANKS=slots.ranks,
                                              PITCH=slots.pitch,
                                              TOKENS=power_of_two(chunks.each),
-                                             THREADS=threads.count,
-                                             EACH=threads.each,
-                                             PIECES=threads.pieces,
-                                             PARTS=threads.parts,
-                                             num_warps=threads.warps,
+                                             **threads.options,
                                              num_stages=1,
                                              enable_fp_fusion=False),  # else not the bits of the unfused sums
                                         varying=len(args))

@@ -50,14 +50,10 @@ class SelfFlagged(OnWorkspace):
                                              RANKS=slots.ranks,
                                              PITCH=slots.pitch,
                                              TOKENS=power_of_two(chunks.each),
-                                             THREADS=threads.count,
-                                             EACH=threads.each,
                                              HEAD=max(threads.count, power_of_two(self.meta)),
-                                             PIECES=threads.pieces,
-                                             PARTS=threads.parts,
                                              TELLERS=tellers,
                                              BLOCK=min(entries, max(16, _PAIRS * threads.count // counted)),
-                                             num_warps=threads.warps,
+                                             **threads.options,
                                              num_stages=1),
                                         varying=len(args))
 
