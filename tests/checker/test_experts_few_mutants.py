@@ -4,18 +4,13 @@
 from importlib import import_module
 
 import pytest
-import torch
 from checking import check_edited
-from experts import EP, F32, anywhere, to_one, to_the_first
-from scenarios import dawdle, overtaking
+from experts import EP, combines_alone, to_one
+from scenarios import overtaking
 from test_self_flag_mutants import loaded
 
-import triton_dist
 from triton_dist.checker import check_kernel
-from triton_dist.ops import ep_combine, ep_dispatch
 from triton_dist.ops.ep.self_flagged import METHOD
-from triton_dist.runtime.groups import resolve
-from triton_dist.testing import random_tensor
 
 dispatch = import_module("triton_dist.ops.ep_dispatch.self_flagged")
 combine = import_module("triton_dist.ops.ep_combine.self_flagged")
@@ -83,22 +78,7 @@ def dispatches():
 
 
 def combines():
-    """One dispatch, then combines alone with a slow rank. By the first one's choices ranks 1 and 2 send each other nothing."""
-    group = resolve()
-    for routing in (to_the_first, anywhere):
-        ids = routing(group.rank, 5, 4, 2, 6).int()
-        came = ep_dispatch(random_tensor(4, 24, dtype=F32, seed=group.rank), ids, num_experts=6, layout="expert", group=group,
-                           method=METHOD)
-        triton_dist.synchronize()
-        ys, results = [random_tensor(len(came.x), 24, dtype=F32, seed=10 * call + group.rank) for call in range(4)], []
-        for y in ys:
-            y[:, 3] = 0
-            if group.rank == 1:
-                dawdle()
-            results.append(ep_combine(y, came.handle, method=METHOD))
-        triton_dist.synchronize()
-        for call, out in enumerate(results):
-            assert torch.equal(out, ep_combine(ys[call], came.handle, method="unfused"))
+    combines_alone(4, METHOD)
 
 
 def check(module, kernel, calls, edits, folder, schedules=12):

@@ -4,17 +4,12 @@
 from importlib import import_module
 
 import pytest
-import torch
 from checking import check_edited
-from experts import EP, F32, anywhere, to_one, to_the_first
-from scenarios import dawdle, overtaking
+from experts import EP, combines_alone, to_one
+from scenarios import overtaking
 
-import triton_dist
 from triton_dist.checker import check_kernel
-from triton_dist.ops import ep_combine, ep_dispatch
 from triton_dist.ops.ep import chunks
-from triton_dist.runtime.groups import resolve
-from triton_dist.testing import random_tensor
 
 dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_module("triton_dist.ops.ep_combine.op")
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
@@ -75,25 +70,7 @@ def dispatches():
 
 
 def combines():
-    """One dispatch, then combines alone with a slow rank. By the first one's choices ranks 1 and 2 send each other nothing."""
-    group = resolve()
-    for routing in (to_the_first, anywhere):
-        ids = routing(group.rank, 5, 6, 2, 6).int()  # two tokens of a round may have rows of two rounds
-        came = ep_dispatch(random_tensor(6, 24, dtype=F32, seed=group.rank),
-                           ids,
-                           num_experts=6,
-                           layout="expert",
-                           group=group,
-                           method="push")
-        triton_dist.synchronize()
-        ys, results = [random_tensor(len(came.x), 24, dtype=F32, seed=10 * call + group.rank) for call in range(4)], []
-        for y in ys:
-            if group.rank == 1:
-                dawdle()
-            results.append(ep_combine(y, came.handle, method="push"))
-        triton_dist.synchronize()
-        for call, out in enumerate(results):
-            assert torch.equal(out, ep_combine(ys[call], came.handle, method="unfused"))
+    combines_alone(6, "push")
 
 
 def check(module, kernel, calls, edits, folder, schedules=12):

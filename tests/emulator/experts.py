@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: MIT
 """Dispatch and combine as a scenario: calls with a reference that sorts, in float64, from what every rank was given."""
 import torch
+from scenarios import dawdle
 
+import triton_dist
 from triton_dist.ops import ep_combine, ep_combine_send, ep_dispatch, ep_dispatch_send
+from triton_dist.runtime.groups import resolve
 from triton_dist.testing import assert_matches, poisoned, random_tensor
 
 BF16, F32, F8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -226,3 +229,22 @@ def placed(rows, share, align, room, layout):
                 following[e] += 1
         found.append(of)
     return found
+
+
+def combines_alone(tokens, method):
+    """One dispatch, then combines alone with a slow rank. By the first one's choices ranks 1 and 2 send each other nothing."""
+    group = resolve()
+    for routing in (to_the_first, anywhere):
+        ids = routing(group.rank, 5, tokens, 2, 6).int()
+        came = ep_dispatch(random_tensor(tokens, 24, dtype=F32, seed=group.rank), ids, num_experts=6, layout="expert",
+                           group=group, method=method)
+        triton_dist.synchronize()
+        ys, results = [random_tensor(len(came.x), 24, dtype=F32, seed=10 * call + group.rank) for call in range(4)], []
+        for y in ys:
+            y[:, 3] = 0
+            if group.rank == 1:
+                dawdle()
+            results.append(ep_combine(y, came.handle, method=method))
+        triton_dist.synchronize()
+        for call, out in enumerate(results):
+            assert torch.equal(out, ep_combine(ys[call], came.handle, method="unfused"))

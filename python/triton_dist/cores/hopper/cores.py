@@ -152,7 +152,7 @@ class _AgGemm(_Bound):
         super().__init__(plan, has_bias)
         bm, bn, bk = self.blocks
         self.gathered = self._gathered(bm, bk)          # in even epochs
-        self.width = bn // 2 if plan.gated else bn      # columns of out that a tile has; its weights are so many rows, or twice
+        self.width = bn // 2 if plan.gated else bn      # columns of out in a tile
         tiles = plan.pitch // bm * -(-plan.n // self.width) * plan.group.size
         narrowest = _NARROWEST * bn // self.width * (1 if bm >= 16 * NUM_WARPS.value else NUM_WARPS.value // 4)
         splits = bn // 2 >= narrowest and not self.columns

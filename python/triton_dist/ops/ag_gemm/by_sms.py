@@ -29,12 +29,12 @@ _WARPS, _LEAST_BLOCK, _MOST_BLOCK = 16, 4096, 16384        # elements that a pro
 
 
 def usual_sms(shard: int) -> int:
-    """SMs that push a shard of so many bytes in graphs, where nobody says how many. A rank may use fewer (programs_of)."""
+    """SMs that push a shard of `shard` bytes in graphs, unless comm_sms says how many. A rank may use fewer (programs_of)."""
     return MOST_SMS if shard <= _SMALL_SHARD else MORE_SMS
 
 
 def programs_of(plan: Any, choice: Choice) -> int:
-    """How many programs of this rank push. The columns decide, of which ranks may have different numbers."""
+    """How many programs of this rank push. Its own columns decide: ranks may have different numbers of them."""
     machine = backend().machine_model()
     if not choice.in_graphs or choice.comm_sms != MORE_SMS or machine is None:
         return choice.comm_sms

@@ -17,7 +17,7 @@ def multiply(a, weight, bias, out, chunk, tile_m, tile_n, lap, m, n, k, stride_w
              BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """A tile of chunk `chunk` of out [world, m, n], whose rows of the gathered x are a [m, k]; the program's `lap`-th.
 
-    GATED: it has BLOCK_N // 2 columns, of which gate and up are summed side by side, so that a thread has both.
+    GATED: it has BLOCK_N // 2 columns. Gate and up of a column are summed side by side, so that a thread has both.
     """
     dl.trace_start("mma", lap, chunk)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -29,6 +29,12 @@ from triton_dist.runtime.workspace import CountedWorkspace, team
 class Sums(OfTokens):
     """Sums go back to the tokens."""
 
+    def options(self, group: Group, positions: Any, weights: Any, bias: Any, residual: Any) -> dict:
+        """Those that both kernels have, for a call with these tensors or None."""
+        return dict(K=self.k, CHOICES=power_of_two(self.k), E_LOC=self.experts // group.size, WORLD=group.size,
+                    PLACED=positions is not None, WEIGHTED=weights is not None, HAS_BIAS=bias is not None,
+                    HAS_RESIDUAL=residual is not None)
+
 
 class EPCombine(ExpertsOp):
     """Results of experts back to the ranks that have the tokens."""
@@ -166,14 +172,7 @@ class Push(OnWorkspace):
         rest = (*room.packets, *room.rows, *room.flags, room.space.control, team(self.group), self.tokens,
                 self.chunks.each, self.tile.rounds, agreed.row, self.limit, agreed.experts, self.chunks.count)
         self.launch = backend().prepare(ep_combine_kernel, self.tile.grid(self.chunks, **self.halves), (*args, *rest),
-                                        dict(K=agreed.k,
-                                             CHOICES=power_of_two(agreed.k),
-                                             E_LOC=agreed.experts // self.group.size,
-                                             PLACED=positions is not None,
-                                             WEIGHTED=weights is not None,
-                                             HAS_BIAS=bias is not None,
-                                             HAS_RESIDUAL=residual is not None,
-                                             WORLD=self.group.size,
+                                        dict(agreed.options(self.group, positions, weights, bias, residual),
                                              RANKS=room.ranks,
                                              PITCH=room.pitch,
                                              TOKENS=power_of_two(self.chunks.each),

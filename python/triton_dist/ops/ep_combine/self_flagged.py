@@ -31,14 +31,7 @@ class SelfFlagged(OnWorkspace):
         args = self.args(*tensors)
         rest = (*slots.rest, team(self.group), self.tokens, chunks.each, self.vectors, self.limit, agreed.experts, chunks.count)
         self.launch = backend().prepare(ep_combine_self_flagged, (threads.parts * chunks.count, ), (*args, *rest),
-                                        dict(K=agreed.k,
-                                             CHOICES=power_of_two(agreed.k),
-                                             E_LOC=agreed.experts // self.group.size,
-                                             PLACED=positions is not None,
-                                             WEIGHTED=weights is not None,
-                                             HAS_BIAS=bias is not None,
-                                             HAS_RESIDUAL=residual is not None,
-                                             WORLD=self.group.size,
+                                        dict(agreed.options(self.group, positions, weights, bias, residual),
                                              RANKS=slots.ranks,
                                              PITCH=slots.pitch,
                                              TOKENS=power_of_two(chunks.each),
