@@ -43,20 +43,26 @@ def leaves_the_process_as_it_was():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def front_end(request):
+def front_end(request, shared):
     """Without --full Triton's front end sees no kernel twice with the same values (front_end.py)."""
     if request.config.option.markexpr != "not full":
         yield
         return
-    with shown_what_is_new():
+    with shown_what_is_new(shared / "shown"):
         yield
 
 
 @pytest.fixture(scope="session")
-def own_caches(tmp_path_factory):
-    """Every session compiles afresh and writes the device runtime anew: nothing that other runs have left is used."""
+def shared(tmp_path_factory):
+    """A folder that all workers of the session have."""
     root = tmp_path_factory.getbasetemp()
-    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "caches"       # workers share what they compile
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
+@pytest.fixture(scope="session")
+def own_caches(shared):
+    """Every session compiles afresh and writes the device runtime anew: nothing that other runs have left is used."""
+    root = shared / "caches"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(root / "triton"))
         patch.setenv("TRITON_DIST_CACHE_DIR", str(root / "triton_dist"))

@@ -4,18 +4,24 @@
 
 The emulator shows every specialisation of a kernel to the front end before it runs it (`launching.trace`). This takes longer than
 to run it. Under --full all of them are shown. Else a specialisation is shown if something about it is new to the kernel in this
-process: the value of a constexpr or of an option, or the types of the other arguments. So each value is seen, and products are
+session: the value of a constexpr or of an option, or the types of the other arguments. So each value is seen, and products are
 left to --full, like those of a test's parameters. To a mutant also that is known which other mutants of the same kernel, and the
 kernel itself, have been shown with: it differs from them by an edit.
 
 The emulator asks the front end one thing, whether a kernel waits its turn on the stream. Where that differs between two
 specialisations of a kernel, each combination of its flags (all but numbers) is shown.
+
+The processes that run the tests of a session share a file. Each adds a line for what it shows, and reads those of the others.
 """
+import json
+import os
 import re
-import weakref
+from collections import defaultdict
 from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 import pytest
 import torch
@@ -32,37 +38,65 @@ class Shown:
         self.seen: set = set()
         self.waits: dict = {}
 
-    def new(self, seen: set, combination: tuple) -> bool:
+    def new(self, seen: set, combination: str) -> bool:
         return not seen <= self.seen or combination not in self.waits and len({*self.waits.values()}) > 1
 
-    def waiting(self, combination: tuple) -> bool:
+    def waiting(self, combination: str) -> bool:
         """Of one that is not new."""
         return self.waits.get(combination, True in self.waits.values())
 
 
+class Session:
+    """What has been shown of all kernels, by all processes that have the same file."""
+
+    def __init__(self, file: Path) -> None:
+        self.lines = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)      # whole lines, whoever else adds some
+        self.added = open(file, "rb", buffering=0)
+        self.begun = b""                                                        # a line whose end is not there yet
+        self.kernels: defaultdict = defaultdict(Shown)
+
+    def close(self) -> None:
+        os.close(self.lines)
+        self.added.close()
+
+    def kernel(self, name: str) -> Shown:
+        *lines, self.begun = (self.begun + self.added.read()).split(b"\n")
+        for names, seen, combination, waits in map(json.loads, lines):
+            for shown in map(self.kernels.__getitem__, names):
+                shown.seen.update(seen)
+                shown.waits[combination] = waits
+        return self.kernels[name]
+
+    def add(self, names: Iterable, seen: set, combination: str, waits: bool) -> None:
+        os.write(self.lines, json.dumps([[*names], [*seen], combination, waits]).encode() + b"\n")
+
+
 @contextmanager
-def shown_what_is_new() -> Iterator[None]:
-    """Inside the block the emulator shows no more than that."""
-    see = launching.trace
-    kernels: Any = weakref.WeakKeyDictionary()       # Python function -> Shown
-    families: dict = {}                              # name and parameters of a kernel -> Shown, of it and of its mutants
+def shown_what_is_new(file: Path) -> Iterator[None]:
+    """Inside the block the emulator shows no more than that. `file` is that of the session."""
+    see, session = launching.trace, Session(file)
 
     def trace(kernel: Any, args: tuple, kwargs: dict) -> Any:
         seen, combination = described(kernel, args, kwargs)
-        family = families.setdefault((kernel.fn.__qualname__, *kernel.arg_names), Shown())
-        own = family if MUTANT.search(kernel.fn.__module__) else kernels.setdefault(kernel.fn, Shown())
-        if not own.new(seen, combination):
-            return SimpleNamespace(metadata=SimpleNamespace(waits_its_turn=own.waiting(combination)))
+        seen, combination = {short(x) for x in seen}, short(combination)
+        family = short((kernel.fn.__qualname__, *kernel.arg_names))              # with its mutants
+        own = family if MUTANT.search(kernel.fn.__module__) else kernel.cache_key
+        shown = session.kernel(own)
+        if not shown.new(seen, combination):
+            return SimpleNamespace(metadata=SimpleNamespace(waits_its_turn=shown.waiting(combination)))
         traced = see(kernel, args, kwargs)           # raises what Triton refuses, which is not remembered
-        for shown in (own, family):
-            shown.seen |= seen
-            shown.waits[combination] = getattr(getattr(traced, "metadata", None), "waits_its_turn", False)
+        session.add({own, family}, seen, combination, getattr(getattr(traced, "metadata", None), "waits_its_turn", False))
         return traced
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (launching, backend):
             patch.setattr(module, "trace", trace)
         yield
+    session.close()
+
+
+def short(x: Any) -> str:
+    return blake2b(repr(x).encode(), digest_size=9).hexdigest()
 
 
 def described(kernel: Any, args: tuple, kwargs: dict) -> tuple:
@@ -76,7 +110,7 @@ def described(kernel: Any, args: tuple, kwargs: dict) -> tuple:
 
 
 def word(x: Any, runtime: bool) -> Any:
-    """A hashable word for an argument: its type if it is a tensor, or a number that only a running kernel knows."""
+    """What stands for an argument in all processes: its type if it is a tensor, or a number that only a running kernel knows."""
     if isinstance(x, torch.Tensor):
         return x.dtype
     if runtime and isinstance(x, int) and not isinstance(x, bool):
@@ -91,4 +125,6 @@ def word(x: Any, runtime: bool) -> Any:
         return x.dtype
     if isinstance(x, (int, float)):
         return x
-    return getattr(x, "fn", x) if callable(x) else repr(x)
+    if callable(x):
+        return getattr(x, "cache_key", None) or f"{x!r} of {os.getpid()}"
+    return repr(x)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from front_end import described, shown_what_is_new
+from front_end import Session, described, shown_what_is_new
 from mutants import load
 
 from triton_dist.backends.emulator import launching
@@ -23,7 +23,7 @@ def kernel(x, n, ROWS: tl.constexpr, COLS: tl.constexpr, SEND: tl.constexpr = Tr
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def seen(monkeypatch, tmp_path):
     """What is shown inside the test. Kernels wait their turn where they send; the front end refuses 3 rows."""
     found = []
 
@@ -33,7 +33,7 @@ def seen(monkeypatch):
             raise ValueError("3 rows")
         return SimpleNamespace(metadata=SimpleNamespace(waits_its_turn=kwargs.get("SEND", True)))
     monkeypatch.setattr(launching, "trace", trace)
-    with shown_what_is_new():
+    with shown_what_is_new(tmp_path / "shown"):
         yield found
 
 
@@ -94,8 +94,37 @@ def test_mutants_of_a_kernel_count_together_and_do_not_count_for_it(tmp_path, se
     assert [kernel for kernel, *_ in seen] == [first, kernel]
 
 
+def test_what_another_process_has_shown_is_not_shown_again(tmp_path, seen):
+    @triton.jit
+    def kernel(x, n, ROWS: tl.constexpr, SEND: tl.constexpr):
+        tl.store(x, n)
+
+    def shown(**values):
+        before = len(seen)
+        assert show(kernel, torch.zeros(4), 5, **values) == values["SEND"]
+        return len(seen) > before
+    assert shown(ROWS=1, SEND=False)
+    with shown_what_is_new(tmp_path / "shown"):                     # as in another process, which asks this one
+        assert not shown(ROWS=1, SEND=False) and shown(ROWS=2, SEND=False)
+    assert not shown(ROWS=2, SEND=False) and shown(ROWS=1, SEND=True)
+
+
+def test_half_a_line_waits_for_its_end(tmp_path):
+    one, other = Session(tmp_path / "shown"), Session(tmp_path / "shown")
+    one.add({"a", "b"}, {"x", "y"}, "c", True)
+    whole = (tmp_path / "shown").read_bytes()
+    assert other.kernel("a").seen == other.kernel("b").seen == {"x", "y"} and other.kernel("a").waits == {"c": True}
+    third = Session(tmp_path / "half")
+    (tmp_path / "half").write_bytes(whole[:20])
+    assert not third.kernel("a").seen
+    (tmp_path / "half").write_bytes(whole)
+    assert third.kernel("a").seen == {"x", "y"} and third.kernel("a").new({"z"}, "c") and not third.kernel("a").new({"x"}, "c")
+    for session in (one, other, third):
+        session.close()
+
+
 def test_a_tuple_and_a_function_are_described(tmp_path):
     kernel = load("kernel", SOURCE, tmp_path).kernel
     seen, (types, flags) = described(kernel, (torch.zeros(1), (1, 7), kernel), {"COLS": 0.5})
-    assert types == (("n", ("one", "int32")), ("x", torch.float32)) and flags == (("ROWS", kernel.fn),)
-    assert seen == {("COLS", 0.5), ("ROWS", kernel.fn), types}
+    assert types == (("n", ("one", "int32")), ("x", torch.float32)) and flags == (("ROWS", kernel.cache_key),)
+    assert seen == {("COLS", 0.5), ("ROWS", kernel.cache_key), types}
