@@ -10,11 +10,15 @@
 
 Times are those of calls in a CUDA graph on the slowest rank, ids, weights and the gather of rows included. Bytes are those that
 one rank sends to others, so rows that stay on their rank do not count. `--log-file F` writes all results as JSON.
+The part "check" says how long each case took. A case that takes longer than `--case-limit` seconds ends the run, with a stack of each
+rank: it hangs. Then `TRITON_DIST_WAIT_TIMEOUT=10` says which wait never ends.
 """
 import argparse
+import faulthandler
 import itertools
 import json
 import statistics
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,15 +50,27 @@ PARTS = ("check", "exchange", "gemm", "layer", "fused", "gathered", "few", "swee
 
 class Bench:
     """Results of all parts, and how to take times."""
-    def __init__(self, rounds: int, tokens: list | None = None, ways: list | None = None, models: list | None = None):
+    def __init__(self, rounds: int, case_limit: float, tokens: list | None = None, ways: list | None = None,
+                 models: list | None = None):
         self.group: Group = resolve()
+        self.case_limit = case_limit
         self.tokens, self.ways, self.models = tokens, ways, models or ["Qwen3-30B-A3B", "DeepSeek-V3"]
         self.gpu = triton_dist.device().type == "cuda"
         self.rounds, self.times, self.wrong = rounds, {}, []
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, end: str = "\n") -> None:
         if self.group.rank == 0:
-            print(text, flush=True)
+            print(text, end=end, flush=True)
+
+    def case(self, what: str, call: Callable[[], Any]) -> None:
+        """`attempt`, and how many seconds it took. On a GPU a process whose case takes longer than `case_limit` ends."""
+        self.say(f"{what}:", end=" ")
+        begun = time.monotonic()
+        if self.gpu:  # the emulator finds hangs itself
+            faulthandler.dump_traceback_later(self.case_limit, exit=True)
+        self.attempt(what, call)
+        faulthandler.cancel_dump_traceback_later()
+        self.say(f"{time.monotonic() - begun:.1f} s")
 
     def attempt(self, what: str, call: Callable[[], Any]) -> Any:
         """`call()` on all ranks; what fails is noted, and None is the result."""
@@ -105,17 +121,18 @@ def check(bench: Bench) -> None:
     experts, k = 8 * world, 4
     for layout, (dtype, quant) in itertools.product(LAYOUTS,
                                                     ((BF16, None), (F32, None), (F16, None), (BF16, "fp8_1x128"))):
-        bench.attempt(f"{layout} {dtype} {quant}",
-                      lambda layout=layout, dtype=dtype, quant=quant: same_bits(bench, layout, dtype, quant, tokens,
-                                                                                row, k, experts))
+        bench.case(f"{layout} {dtype} {quant}",
+                   lambda layout=layout, dtype=dtype, quant=quant: same_bits(bench, layout, dtype, quant, tokens,
+                                                                             row, k, experts))
     for size, layout, quant in itertools.product((1, 40, 200) if bench.gpu else (3, ), LAYOUTS, (None, "fp8_1x128")):
-        bench.attempt(f"{size} tokens, {layout} {quant}",
-                      lambda size=size, layout=layout, quant=quant: same_bits(bench, layout, BF16, quant, size,
-                                                                              7168 if bench.gpu else 128, 8, experts))
-    bench.attempt("a graph with other routing", lambda: replayed(bench, tokens, row, k, experts) if bench.gpu else None)
+        bench.case(f"{size} tokens, {layout} {quant}",
+                   lambda size=size, layout=layout, quant=quant: same_bits(bench, layout, BF16, quant, size,
+                                                                           7168 if bench.gpu else 128, 8, experts))
+    if bench.gpu:
+        bench.case("a graph with other routing", lambda: replayed(bench, tokens, row, k, experts))
     for size, n, inner in ((3, 256, 512), (200, 384, 320)) if bench.gpu else ((3, 32, 48), ):
-        bench.attempt(f"grouped_gemm of {size} rows an expert",
-                      lambda size=size, n=n, inner=inner: products(size, n, inner))
+        bench.case(f"grouped_gemm of {size} rows an expert",
+                   lambda size=size, n=n, inner=inner: products(size, n, inner))
     bench.say(f"check: {len(bench.wrong)} wrong on {world} x {triton_dist.device().type}")
     group.barrier()
 
@@ -356,10 +373,11 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, help="numbers of tokens for layer, fused, gathered, few and few_sweep")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), help="for the parts layer, fused and gathered")
     parser.add_argument("--ways", nargs="+", choices=list(moe_few.WAYS), help="what these two time; default: the first three")
+    parser.add_argument("--case-limit", type=float, default=60, help="seconds of a case of the check, after which it counts as hung")
     parser.add_argument("--log-file", type=Path, help="where all results go, as JSON")
     args = parser.parse_args()
     triton_dist.initialize_distributed()
-    bench = Bench(args.rounds, args.tokens, args.ways, args.models)
+    bench = Bench(args.rounds, args.case_limit, args.tokens, args.ways, args.models)
     for part in args.parts:
         bench.attempt(part, lambda part=part: globals()[part](bench))
     if args.log_file and bench.group.rank == 0:
