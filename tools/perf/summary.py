@@ -3,7 +3,7 @@
 """docs/performance.md: pictures of speed-ups, then narrow tables. All rows are on the page of docs.py."""
 from pathlib import Path
 
-from tools.perf import speedup
+from tools.perf import models, speedup
 from tools.perf.table import markdown
 from triton_dist.bench.collective.sizes import text
 
@@ -47,6 +47,7 @@ def page(folder: Path, out: Path) -> str:
         title, words = _WORDS[name]
         parts += [f"## {title}", words + "\n", f"![{title}: the other's time over ours]({out.stem}/{file(name)})\n"]
         parts += _sizes(folder) if name == "collectives" else _shapes(folder, name)
+    parts += models.section(folder)
     notes = Path(folder) / "notes.md"
     return "\n".join(parts + ([notes.read_text()] if notes.exists() else []))
 
