@@ -20,18 +20,22 @@ from triton_dist.checker.shared import CheckedSharedMemory
 from triton_dist.checker.trouble import note_error
 
 
+_callers = False         # whether the caller has been found to freeze objects: to count them takes tens of milliseconds
+
+
 @contextmanager
 def few_collections() -> Iterator[None]:
     """What lives before the block is not looked at by the collector inside: a run makes many small objects, all its own.
 
     What the caller has frozen stays so. After the block nothing that the checker remembers keeps a kernel alive."""
-    frozen = gc.get_freeze_count()
-    if not frozen:
+    global _callers
+    _callers = _callers or gc.get_freeze_count() > 0
+    if not _callers:
         gc.freeze()
     try:
         yield
     finally:
-        if not frozen:
+        if not _callers:
             gc.unfreeze()
         sites.forget()
         ties.forget()
