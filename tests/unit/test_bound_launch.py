@@ -13,7 +13,7 @@ from triton import knobs
 
 from triton_dist.backends.gpu import backend as gpu
 from triton_dist.backends.nvidia import launch as module
-from triton_dist.backends.nvidia.launch import _Config, BoundLaunch
+from triton_dist.backends.nvidia.launch import _Config, BoundLaunch, Parameters
 
 
 class Driver:
@@ -50,10 +50,18 @@ def compiled(signature, ptx="", **meta):
                            asm={"ptx": ptx})
 
 
+def bound(driver, kernel, grid, args, positions):
+    """A launch of a compiled kernel; the first one of it says what the others have in common."""
+    known = vars(kernel).setdefault("common", {})
+    if positions not in known:
+        known[positions] = Parameters(driver, kernel, positions)
+    return BoundLaunch(known[positions], grid, args)
+
+
 def test_pointers_and_integers_are_rewritten_and_constexprs_left_out():
     driver, x, y = Driver(), torch.zeros(4), torch.zeros(4)
     driver.kinds = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(x="*fp32", n="i32", one="constexpr", big="i64", B="constexpr")), (132,),
+    launch = bound(driver, compiled(dict(x="*fp32", n="i32", one="constexpr", big="i64", B="constexpr")), (132,),
                          (x, 5, 1, 2**40), (0, 1, 2, 3))
     launch(9, (x, 5, 1, 2**40))
     launch(10, (y, -6, 1, 7))
@@ -67,7 +75,7 @@ def test_a_tensor_map_is_encoded_once_an_address():
     meta = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[128, 64], fp4_padded=False)
     views = [SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero") for _ in range(2)]
     driver.kinds = [None, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(d="tensordesc<bf16[128, 64],layout>"), tensordesc_meta=[meta]), (4, 2),
+    launch = bound(driver, compiled(dict(d="tensordesc<bf16[128, 64],layout>"), tensordesc_meta=[meta]), (4, 2),
                          (views[0],), (0,))
     for view in (views[0], views[1].base, views[0].base):       # the tensor under a descriptor is as good
         launch(1, (view,))
@@ -82,13 +90,13 @@ def test_a_tensor_map_is_encoded_once_an_address():
                                              (dict(x="tensordesc<bf16[8, 8]>"), {})])
 def test_kernels_that_need_more_are_left_to_triton(signature, meta):
     with pytest.raises(NotImplementedError):
-        BoundLaunch(Driver(), compiled(signature, **meta), (1,), (1,), (0,))
+        bound(Driver(), compiled(signature, **meta), (1,), (1,), (0,))
 
 
 def test_what_does_not_vary_stays_and_a_launch_can_be_made_again():
     driver, x, y, z = Driver(), torch.zeros(4), torch.zeros(4), torch.zeros(4)
     driver.kinds = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(x="*fp32", y="*fp32", n="i32")), (1,), (x, y, 5), (0,))
+    launch = bound(driver, compiled(dict(x="*fp32", y="*fp32", n="i32")), (1,), (x, y, 5), (0,))
     launch(9, (z,))
     launch.again()
     assert [values for *_, values in driver.launches] == [[z.data_ptr(), y.data_ptr(), 5, 0, 0]] * 2
@@ -98,7 +106,7 @@ def test_arguments_may_vary_in_any_places():
     """What a call passes in other places is not looked at."""
     driver, x, y, z = Driver(), torch.zeros(4), torch.zeros(4), torch.zeros(4)
     driver.kinds = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(x="*fp32", n="i32", y="*fp32", m="i32")), (1,), (x, 5, y, 6), (2, 3))
+    launch = bound(driver, compiled(dict(x="*fp32", n="i32", y="*fp32", m="i32")), (1,), (x, 5, y, 6), (2, 3))
     launch(9, (None, None, z, 7))
     launch(9, (z, 1, y, 8))
     assert [values for *_, values in driver.launches] == [[x.data_ptr(), 5, z.data_ptr(), 7, 0, 0],
@@ -122,20 +130,21 @@ def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
             gone.append(int(self))
     monkeypatch.setattr(module, "_Map", Watched)
     monkeypatch.setattr(module, "_MAX_MAPS", 1)
-    common, other = of_descriptors(), SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24)})
-    launch = BoundLaunch(Driver(), common, (1,), (VIEW, VIEW), (0,))
-    kept = launch._params[common._tdist_parameters.descriptors[1][1]]
+    common = of_descriptors()
+    launch = bound(Driver(), common, (1,), (VIEW, VIEW), (0,))
+    kept = launch._params[common.common[(0,)].descriptors[1][1]]
     for _ in range(2):
-        BoundLaunch(Driver(), common, (1,), (VIEW, other), (0,))
+        other = SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24)})
+        bound(Driver(), common, (1,), (VIEW, other), (0,))
     gc.collect()
-    assert len(gone) == 2 and kept not in gone
+    assert len(gone) == 1 and kept not in gone
 
 
 def test_launches_of_a_kernel_share_the_maps_of_one_tensor_and_tell_shapes_apart():
-    """Plans for many numbers of rows have one weight. Maps that no launch uses are gone."""
+    """Plans for many numbers of rows have one weight."""
     driver, common = Driver(), of_descriptors()
     rows = [SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24), "shape": [m, 20]}) for m in (8, 7, 6)]
-    launches = [BoundLaunch(driver, common, (1,), (x, VIEW), (0, 1)) for x in rows]
+    launches = [bound(driver, common, (1,), (x, VIEW), (0, 1)) for x in rows]
     driver.kinds = [None, *[ctypes.c_int64] * 4] * 2 + [ctypes.c_uint64] * 2
     for launch, x in zip(launches, rows):
         launch(1, (x, VIEW))
@@ -143,18 +152,38 @@ def test_launches_of_a_kernel_share_the_maps_of_one_tensor_and_tell_shapes_apart
         (rows[0].base.data_ptr(), [20, 8]), (VIEW.base.data_ptr(), [20, 8]), (rows[1].base.data_ptr(), [20, 7]),
         (rows[2].base.data_ptr(), [20, 6])]
     assert [values[1:5] for *_, values in driver.launches] == [[m, 20, 24, 1] for m in (8, 7, 6)]
-    x, weight = (boxes for _, _, boxes in common._tdist_parameters.descriptors)
+    x, weight = (boxes for _, _, boxes, _ in common.common[(0, 1)].descriptors)
     assert (len(x._known), len(weight._known)) == (3, 1)
-    del launches, launch
-    gc.collect()
-    assert (len(x._known), len(weight._known)) == (0, 0)
+
+
+def test_maps_of_shapes_that_change_all_the_time_do_not_pile_up(monkeypatch):
+    """A launch keeps those that it uses, also when others have taken their place among those known."""
+    monkeypatch.setattr(module, "_MAX_MAPS", 2)
+    driver, common = Driver(), of_descriptors("a")
+    rows = [SimpleNamespace(**{**vars(VIEW), "shape": [m, 20]}) for m in range(1, 6)]
+    launches = [bound(driver, common, (1,), (x,), (0,)) for x in rows]
+    driver.kinds = [None, *[ctypes.c_int64] * 4, *[ctypes.c_uint64] * 2]
+    for launch, x in [*zip(launches, rows)] * 2:
+        launch(1, (x,))
+    (_, _, boxes, _), = common.common[(0,)].descriptors
+    assert len(boxes._known) <= 2 and [dims for _, _, _, dims, *_ in driver.maps] == [[20, m] for m in range(1, 6)]
+
+
+def test_a_map_that_stays_is_encoded_once_for_all_launches_of_a_kernel():
+    """As those of the buffers that gemm_rs sends through, in plans for many numbers of rows."""
+    driver, common = Driver(), of_descriptors()
+    for m in (8, 7, 6):
+        x = SimpleNamespace(**{**vars(VIEW), "shape": [m, 20]})
+        bound(driver, common, (1,), (x, VIEW), (0,))
+        gc.collect()
+    assert [dims for _, _, _, dims, *_ in driver.maps] == [[20, 8]]
 
 
 def test_tensors_at_one_address_that_differ_in_strides_or_padding_have_maps_of_their_own():
     """Memory that was freed comes back for another tensor."""
     driver, common = Driver(), of_descriptors("a")
     alike = [SimpleNamespace(**{**vars(VIEW), **more}) for more in ({}, {"strides": [32, 1]}, {"padding": "nan"})]
-    launches = [BoundLaunch(driver, common, (1,), (x,), (0,)) for x in alike]
+    launches = [bound(driver, common, (1,), (x,), (0,)) for x in alike]
     driver.kinds = [None, *[ctypes.c_int64] * 4, *[ctypes.c_uint64] * 2]
     for launch in launches + launches:
         launch(1, (VIEW.base,))
@@ -169,7 +198,7 @@ def test_a_kernel_that_waits_for_the_one_ahead_may_be_launched_early(ptx, cooper
     """By the attributes' numbers in the driver's header; where it is cooperative, it is that and no more."""
     driver = Driver()
     driver.kinds = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(n="i32"), ptx, launch_cooperative_grid=cooperative), (1,), (3,), (0,))
+    launch = bound(driver, compiled(dict(n="i32"), ptx, launch_cooperative_grid=cooperative), (1,), (3,), (0,))
     config = launch._config
     assert [config.attributes[i].id for i in range(config.num_attributes)] == ([attribute] if attribute else [])
     assert all(config.attributes[i].value[0] == 1 for i in range(config.num_attributes))
@@ -178,7 +207,7 @@ def test_a_kernel_that_waits_for_the_one_ahead_may_be_launched_early(ptx, cooper
 def test_a_refused_launch_raises():
     driver = Driver()
     driver.kinds, driver.status = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64], 700
-    launch = BoundLaunch(driver, compiled(dict(n="i32"), launch_cooperative_grid=False), (1,), (3,), (0,))
+    launch = bound(driver, compiled(dict(n="i32"), launch_cooperative_grid=False), (1,), (3,), (0,))
     with pytest.raises(RuntimeError, match="cuLaunchKernelEx: 700"):
         launch(0, (3,))
     assert driver.launches[0][4] == 0
@@ -187,7 +216,7 @@ def test_a_refused_launch_raises():
 def test_launches_go_to_the_stream_of_their_call():
     driver = Driver()
     driver.kinds = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
-    launch = BoundLaunch(driver, compiled(dict(n="i32")), (1,), (3,), (0,))
+    launch = bound(driver, compiled(dict(n="i32")), (1,), (3,), (0,))
     for stream in (0, 5, 5, 0, 7):
         launch(stream, (3,))
     assert [stream for _, _, _, stream, *_ in driver.launches] == [None, 5, 5, None, 7]

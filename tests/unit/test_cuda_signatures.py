@@ -105,7 +105,7 @@ def called():
     compiled = SimpleNamespace(metadata=SimpleNamespace(**facts), function=1, asm={"ptx": ""},
                                src=SimpleNamespace(signature={"d": "tensordesc<bf16[16, 16],layout>"}))
     view = SimpleNamespace(base=torch.zeros(16, 16), shape=[16, 16], strides=[16, 1], padding="zero")
-    launch.BoundLaunch(driver, compiled, (1,), (view,), (0,))(0, (view,))
+    launch.BoundLaunch(launch.Parameters(driver, compiled, (0,)), (1,), (view,))(0, (view,))
     return {name: function.types for name, function in vars(library).items()}
 
 

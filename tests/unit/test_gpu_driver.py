@@ -252,11 +252,11 @@ def test_an_overlapping_launch_is_asked_for_where_there_is_such_a_thing(monkeypa
     assert seen == [options] * 2
 
 
-@pytest.mark.parametrize("local_rank, shared, home", [(1, "", 1), (2, "", None), (2, "0", None), (2, "1", 0), (5, "1", 1)])
-def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shared, home):
+@pytest.mark.parametrize("local_rank, shares, home", [(1, "", 1), (2, "", None), (2, "0", None), (2, "1", 0), (5, "1", 1)])
+def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shares, home):
     from triton_dist.backends.nvidia.backend import NvidiaBackend
     taken, made = [], object.__new__(NvidiaBackend)
-    monkeypatch.setenv("TRITON_DIST_SHARE_GPUS", shared)
+    monkeypatch.setenv("TRITON_DIST_SHARE_GPUS", shares)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     if home is None:
@@ -265,7 +265,7 @@ def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shared, home)
     else:
         made.set_device(local_rank)
     assert taken == ([] if home is None else [home])
-    assert ("nccl" in made.torch_backend()) == (shared != "1")
+    assert ("nccl" in made.torch_backend()) == (shares != "1")
 
 
 @pytest.mark.parametrize("words", [["bench", "ag_gemm", "--shapes", "8B"], ["tune", "ag_gemm", "--shapes", "8B"]])

@@ -278,14 +278,14 @@ class Arguments:
     """All arguments of a prepared launch, from those that a call gives at `positions`. It keeps no tensor alive that varies."""
 
     def __init__(self, args: tuple, positions: tuple):
-        self._kept = [None if position in positions else arg for position, arg in enumerate(args)]
-        self._varying = [(position, replaced(args[position], None) if hasattr(args[position], "base") else None)
-                         for position in positions]
+        self._whole, self._positions = list(args), positions        # in place of what varies None, or a descriptor of nothing
+        for position in positions:
+            self._whole[position] = replaced(args[position], None) if hasattr(args[position], "base") else None
 
     def __call__(self, values: tuple) -> tuple:
-        whole = list(self._kept)
-        for position, descriptor in self._varying:
-            value = values[position]
+        whole = list(self._whole)
+        for position in self._positions:
+            value, descriptor = values[position], whole[position]
             whole[position] = value if descriptor is None or hasattr(value, "base") else replaced(descriptor, value)
         return tuple(whole)
 

@@ -20,6 +20,7 @@ from triton_dist.backends.gpu.side_stream import SideStream
 from triton_dist.backends.gpu.thread_functions import library as thread_library
 from triton_dist.backends.gpu.trace_library import library as trace_library
 from triton_dist.backends.gpu.tracing import TraceBuffers
+from triton_dist.backends.gpu.variants import Variant, kinds, no_launcher
 from triton_dist.compat.torch import cuda_device as _device, cuda_empty as _empty, cuda_raw_stream as _raw_stream
 from triton_dist.compat.triton import load
 from triton_dist.language._call import LIBRARY
@@ -97,6 +98,7 @@ class GpuBackend(Backend):
         self._recorder = Recorder(path) if path else None
         self._home: int | None = None                           # the device of this rank
         self._memory_ops: dict[int, bool] = {}
+        self._variants: dict[tuple, Variant] = {}
         self._raw, self._current = None, None                   # the current stream: handle and object
 
     # -- devices -------------------------------------------------------------------------------------------
@@ -228,11 +230,20 @@ class GpuBackend(Backend):
         found = self._from_library(kernel, grid, args, kwargs, positions)
         if found is not None:
             return found
-        compiled = self.compile(kernel, grid, args, kwargs)
-        constants = tuple(kwargs[name] for name in kernel.arg_names[len(args):])
-        load(compiled)
-        return PreparedLaunch(compiled, torch.cuda.current_device(), grid, Arguments(args + constants, positions),
-                              self._bind(compiled, grid, args, positions))
+        variant = self._variant(kernel, grid, args, kwargs, positions)
+        return PreparedLaunch(variant.compiled, torch.cuda.current_device(), grid, Arguments(args + variant.constants, positions),
+                              variant.bind(grid, args))
+
+    def _variant(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> Variant:
+        """What serves launches of `kernel` with arguments like these: compiled and loaded at the first one."""
+        key = (id(kernel), positions, *kinds(kernel, args), *kwargs.items(), *self._extern_libs.values())
+        found = self._variants.get(key)
+        if found is None:
+            compiled = self.compile(kernel, grid, args, kwargs)
+            load(compiled)
+            found = self._variants[key] = Variant(kernel, compiled, tuple(kwargs[name] for name in kernel.arg_names[len(args):]),
+                                                  self._binder(compiled, positions))
+        return found
 
     def _from_library(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> Callable | None:
         """A launch of a kernel that was compiled ahead of time, if this process uses some and has this one."""
@@ -243,11 +254,12 @@ class GpuBackend(Backend):
             self._recorder.add(kernel, args, given)
         return None if self._prebuilt is None else self._prebuilt.prepare(kernel, grid, args, given, positions)
 
-    def _bind(self, compiled: Any, grid: tuple, args: tuple, positions: tuple) -> Callable | None:
-        """A launcher (stream, arguments) that needs less host time than Triton's; None where there is none.
+    def _binder(self, compiled: Any, positions: tuple) -> Callable:
+        """What gives, for a grid and arguments, a launcher (stream, arguments) that needs less host time than Triton's, or None.
 
         positions: of the arguments that a call gives.
         """
+        return no_launcher
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.run_compiled(args, self._possible(kwargs), grid, False, self._libraries(kernel))

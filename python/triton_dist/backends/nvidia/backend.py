@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: MIT
 """The NVIDIA backend."""
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
 import torch
 
 from triton_dist.backends.gpu.backend import GpuBackend
+from triton_dist.backends.gpu.variants import no_launcher
 from triton_dist.backends.nvidia.driver import CudaDriver
-from triton_dist.backends.nvidia.launch import BoundLaunch
+from triton_dist.backends.nvidia.launch import BoundLaunch, Parameters
 from triton_dist.backends.nvidia.nvshmem import NvshmemModules, reserve
 from triton_dist.backends.nvidia.options import options
 from triton_dist.language.shmem_abi import LIBRARY as SHMEM_LIBRARY
@@ -51,11 +53,11 @@ class NvidiaBackend(GpuBackend):
     def no_shmem(self) -> str | None:
         return None if SHMEM_LIBRARY in self._extern_libs else "SHMEM calls need TRITON_DIST_HEAP=nvshmem"
 
-    def _bind(self, compiled: Any, grid: tuple, args: tuple, positions: tuple) -> Callable | None:
+    def _binder(self, compiled: Any, positions: tuple) -> Callable:
         try:
-            return BoundLaunch(self.driver, compiled, grid, args, positions)
+            return partial(BoundLaunch, Parameters(self.driver, compiled, positions))
         except UnsupportedFeature:               # Triton's own launcher serves it
-            return None
+            return no_launcher
 
     def captures_pushes(self) -> bool:
         if self._captures_pushes is None and not self.is_capturing():

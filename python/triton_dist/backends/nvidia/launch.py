@@ -8,7 +8,6 @@ tensor map is encoded once for an address. What a parameter block holds is read 
 import ctypes
 from array import array
 from typing import Any
-from weakref import WeakValueDictionary
 
 from torch import Tensor
 
@@ -19,7 +18,7 @@ _INTEGERS = {f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32)} | {"i1", 
 _COOPERATIVE, _OVERLAPPING = 2, 6           # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION
 _L2_PROMOTION_128B = 2
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}           # the metadata's element types, in the order of CUtensorMapDataType
-_MAX_MAPS = 256
+_MAX_MAPS = 256                     # of a shape; and shapes of a parameter
 
 
 class _Attribute(ctypes.Structure):
@@ -42,13 +41,15 @@ class _Boxes:
         self.before = ctypes.c_int(_HOST_TYPE.get(meta["elem_type"], meta["elem_type"])), ctypes.c_uint32(self.rank)
         self.after = (sizes(*reversed(meta["block_size"])), sizes(*[1] * self.rank), ctypes.c_int(0),
                       ctypes.c_int(meta["swizzle"]), ctypes.c_int(_L2_PROMOTION_128B))
-        self._known: WeakValueDictionary = WeakValueDictionary()
+        self._known: dict = {}
 
     def maps(self, descriptor: Any) -> "TensorMaps":
         """Those of tensors like that of `descriptor`. Launches share them: plans for many numbers of rows have one weight."""
         key = tuple(descriptor.shape), tuple(descriptor.strides), descriptor.padding
         found = self._known.get(key)
         if found is None:
+            if len(self._known) >= _MAX_MAPS:
+                self._known.clear()                 # launches keep theirs
             found = self._known[key] = TensorMaps(self, *key)
         return found
 
@@ -84,24 +85,26 @@ class _Map(int):
         return made
 
 
-class _Parameters:
+class Parameters:
     """What the launches of a compiled kernel have in common.
 
-    pointers, integers: (position among the arguments, index in the parameter block) of each. descriptors: the same with its
-    _Boxes. size: of the block, in words of eight bytes: a kernel reads the low ones of a short parameter.
+    positions: of the arguments that a call gives. pointers, integers: (position among the arguments, index in the parameter
+    block) of each, and of those that vary. descriptors: (position, index, its _Boxes, whether it varies). size: of the block, in
+    words of eight bytes: a kernel reads the low ones of a short parameter.
     Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
-    def __init__(self, driver: CudaDriver, compiled: Any):
+    def __init__(self, driver: CudaDriver, compiled: Any, positions: tuple):
         meta = compiled.metadata
         if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
             raise UnsupportedFeature("clusters, dependent launches or scratch memory")
+        self.driver, self.positions, self.function = driver, positions, compiled.function
         self.pointers, self.integers, self.descriptors, index = [], [], [], 0
         metas = iter(getattr(meta, "tensordesc_meta", None) or ())
         for position, kind in enumerate(compiled.src.signature.values()):
             if kind.startswith("tensordesc"):
                 boxes = _Boxes(driver, kind, next(metas, None))
-                self.descriptors.append((position, index, boxes))
+                self.descriptors.append((position, index, boxes, position in positions))
                 index += 2 * boxes.rank
             elif kind.startswith("*"):
                 self.pointers.append((position, index))
@@ -112,8 +115,9 @@ class _Parameters:
             else:
                 raise UnsupportedFeature(f"argument type {kind}")
             index += 1
+        self.varying_pointers, self.varying_integers = ([entry for entry in entries if entry[0] in positions]
+                                                        for entries in (self.pointers, self.integers))
         self.size = index + 2                               # null scratch pointers come last
-        self.addresses = ctypes.c_void_p * self.size
         self.launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
         self.block, self.shared = (32 * meta.num_warps, 1, 1), meta.shared
         cooperative = bool(meta.launch_cooperative_grid)
@@ -121,56 +125,46 @@ class _Parameters:
         self.attribute = ctypes.pointer(_Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,)))
 
 
-def _parameters(driver: CudaDriver, compiled: Any) -> _Parameters:
-    """Kept with the kernel: plans are many."""
-    found = vars(compiled).get("_tdist_parameters")
-    if found is None:
-        found = compiled._tdist_parameters = _Parameters(driver, compiled)
-    return found
-
-
 class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
-    A call gives those of the kernel's positional arguments that are at `positions`. Tensors and descriptors among them may have
-    other addresses, and integers other values. All other arguments stay as they are. A call may pass the tensor in place of its
-    descriptor. Raises UnsupportedFeature as _Parameters does.
+    A call gives those of the kernel's positional arguments that are at the positions of `common`. Tensors and descriptors among
+    them may have other addresses, and integers other values. All other arguments stay as they are. A call may pass the tensor in
+    place of its descriptor.
     """
 
-    def __init__(self, driver: CudaDriver, compiled: Any, grid: tuple, args: tuple, positions: tuple):
-        common = _parameters(driver, compiled)
-        self._driver, self._launch, values = driver, common.launch, [0] * common.size
-        for position, index in common.pointers:
-            values[index] = args[position].data_ptr()
-        for position, index in common.integers:
-            values[index] = args[position]
-        for position, index, boxes in common.descriptors:
-            values[index + 1:index + 1 + 2 * boxes.rank] = *args[position].shape, *args[position].strides
-        cells = array("q", values)
+    def __init__(self, common: Parameters, grid: tuple, args: tuple):
+        self._driver, self._launch = common.driver, common.launch
+        self._pointers, self._integers, self._maps = common.varying_pointers, common.varying_integers, []
+        self._cells = cells = array("q", bytes(8 * common.size))
         first = cells.buffer_info()[0]
-        self._params = common.addresses.from_buffer(array("q", range(first, first + 8 * common.size, 8)))
-        self._pointers, self._integers = ([(position, ctypes.c_int64.from_buffer(cells, 8 * index))
-                                           for position, index in entries if position in positions]
-                                          for entries in (common.pointers, common.integers))
-        self._maps, self._kept = [], [cells, *[arg for i, arg in enumerate(args) if i not in positions]]
-        for position, index, boxes in common.descriptors:
+        self._params = params = array("q", range(first, first + 8 * common.size, 8))
+        for position, index in common.pointers:
+            cells[index] = args[position].data_ptr()
+        for position, index in common.integers:
+            cells[index] = args[position]
+        self._kept = [arg for i, arg in enumerate(args) if i not in common.positions]       # whose memory the kernel uses
+        for position, index, boxes, varies in common.descriptors:
             of_address = boxes.maps(args[position])
-            if position in positions:
+            for at, number in enumerate((*args[position].shape, *args[position].strides), index + 1):
+                cells[at] = number
+            if varies:
                 self._maps.append((position, index, of_address))
             else:
-                where = self._params[index] = of_address[_address(args[position])]
-                self._kept.append(where)                    # as memory of what stays
+                params[index] = where = of_address[_address(args[position])]
+                self._kept.append(where)
         self._config = _Config((*grid, 1, 1)[:3], common.block, common.shared, None, common.attribute, common.attributes)
-        self._where = ctypes.addressof(self._config), compiled.function, ctypes.addressof(self._params), None
+        self._where = ctypes.addressof(self._config), common.function, params.buffer_info()[0], None
         self._stream: int | None = None
 
     def __call__(self, stream: int, args: tuple) -> None:
-        for position, cell in self._pointers:
-            cell.value = args[position].data_ptr()
-        for position, cell in self._integers:
-            cell.value = args[position]
+        cells, params = self._cells, self._params
+        for position, index in self._pointers:
+            cells[index] = args[position].data_ptr()
+        for position, index in self._integers:
+            cells[index] = args[position]
         for position, index, of_address in self._maps:
-            self._params[index] = of_address[_address(args[position])]
+            params[index] = of_address[_address(args[position])]
         if stream != self._stream:
             self._config.stream = self._stream = stream
         code = self._launch(*self._where)

@@ -1,0 +1,44 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Which compiled kernel serves a launch.
+
+Triton finds it by a text that it writes for all arguments, layouts of descriptors among them, at each look-up. That is most of
+the host time of a plan for a new number of rows. Here it is found by what Triton specialises a kernel for, as it is.
+"""
+from typing import Any, Callable, NamedTuple, Sequence
+
+from torch import Tensor
+
+_ALIGNMENT = 16                 # bytes of addresses, and divisor of integers, that Triton compiles for
+
+
+class Variant(NamedTuple):
+    """A kernel that is compiled for arguments of one kind, and loaded.
+
+    constants: values of its trailing constexprs. bind(grid, args): a launcher (stream, arguments) that needs less host time than
+    Triton's, or None where there is none. kernel: it is found by its id, so it must live as long as its variants.
+    """
+    kernel: Any
+    compiled: Any
+    constants: tuple
+    bind: Callable[[tuple, tuple], Callable | None]
+
+
+def kinds(kernel: Any, args: Sequence) -> tuple:
+    """What Triton looks at in positional arguments of `kernel`. For arguments of equal kinds it takes the same binary."""
+    return tuple([_kind(value, parameter.do_not_specialize) for value, parameter in zip(args, kernel.params)])
+
+
+def _kind(value: Any, typed_only: bool) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % _ALIGNMENT == 0
+    if type(value) is int:
+        width = -2**31 <= value < 2**31, value < 2**63
+        return width if typed_only else (width, value == 1, value % _ALIGNMENT == 0)
+    if hasattr(value, "base"):
+        return type(value), value.base.dtype, tuple(value.block_shape), getattr(value, "layout", None)
+    return type(value), value
+
+
+def no_launcher(grid: tuple, args: tuple) -> None:
+    """`bind` where there is no launcher but Triton's."""
