@@ -16,6 +16,7 @@ import os
 import re
 import zlib
 
+import launched
 import pytest
 import triton
 from front_end import shown_what_is_new
@@ -48,7 +49,7 @@ def front_end(request, shared):
     if request.config.option.markexpr != "not full":
         yield
         return
-    with shown_what_is_new(shared / "shown"):
+    with shown_what_is_new(shared / "shown"), launched.no_longer():
         yield
 
 

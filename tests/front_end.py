@@ -28,6 +28,7 @@ import torch
 
 from triton_dist.backends.emulator import backend, launching
 
+files: list = []                                     # of the blocks that are open, the innermost last
 MUTANT = re.compile(r"_mutant_[0-9a-f]+$")           # how emulator/mutants.py names the modules that it makes
 
 
@@ -50,17 +51,17 @@ class Session:
     """What has been shown of all kernels, by all processes that have the same file."""
 
     def __init__(self, file: Path) -> None:
-        self.lines = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)      # whole lines, whoever else adds some
-        self.added = open(file, "rb", buffering=0)
-        self.begun = b""                                                        # a line whose end is not there yet
+        self.file = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT)         # whole lines, whoever else adds some
+        self.read = 0                                                           # bytes; a fork goes on by itself
         self.kernels: defaultdict = defaultdict(Shown)
 
     def close(self) -> None:
-        os.close(self.lines)
-        self.added.close()
+        os.close(self.file)
 
     def kernel(self, name: str) -> Shown:
-        *lines, self.begun = (self.begun + self.added.read()).split(b"\n")
+        added = os.pread(self.file, os.fstat(self.file).st_size - self.read, self.read)
+        *lines, _ = added.split(b"\n")                                          # the last one's end may not be there yet
+        self.read += added.rfind(b"\n") + 1
         for names, seen, combination, waits in map(json.loads, lines):
             for shown in map(self.kernels.__getitem__, names):
                 shown.seen.update(seen)
@@ -68,7 +69,7 @@ class Session:
         return self.kernels[name]
 
     def add(self, names: Iterable, seen: set, combination: str, waits: bool) -> None:
-        os.write(self.lines, json.dumps([[*names], [*seen], combination, waits]).encode() + b"\n")
+        os.write(self.file, json.dumps([[*names], [*seen], combination, waits]).encode() + b"\n")
 
 
 @contextmanager
@@ -91,7 +92,9 @@ def shown_what_is_new(file: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (launching, backend):
             patch.setattr(module, "trace", trace)
+        files.append(file)
         yield
+        files.pop()
     session.close()
 
 

@@ -114,10 +114,9 @@ def undisturbed():
 
 
 def launched(name, ranks, **variables):
-    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
-                       **variables)
-    return subprocess.run(["bash", "launch.sh", "--nproc_per_node", str(ranks), __file__, *name.split()], cwd=ROOT,
-                          env=environment, capture_output=True, text=True, timeout=60, check=False)
+    from launched import launch_sh              # of the tests: ranks, which run this file too, have no need of it
+    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", OMP_NUM_THREADS="1", **variables)
+    return launch_sh("--nproc_per_node", str(ranks), __file__, *name.split(), environment=environment, seconds=60)
 
 
 def test_a_rank_in_a_collective_of_torch_is_blocked_too():

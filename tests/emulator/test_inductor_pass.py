@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Models that DTensor has made parallel, compiled with our pass: the same results, by our ops. Also the script of the ranks."""
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from triton_dist.runtime.errors import InvalidArgument
 
 from functorch.compile import make_boxed_func
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDTH, LENGTH = 32, 8
 
 
@@ -257,10 +254,10 @@ def main() -> None:
 
 
 def run(*args, world: int = 2) -> None:
-    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
+    from launched import launch_sh              # of the tests: ranks, which run this file too, have no need of it
+    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", OMP_NUM_THREADS="1",
                        TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")             # a graph from the disk meets no pass
-    done = subprocess.run(["bash", "launch.sh", "--nproc_per_node", str(world), __file__, *args], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=240, check=False)
+    done = launch_sh("--nproc_per_node", str(world), __file__, *args, environment=environment, seconds=240)
     assert done.returncode == 0 and done.stdout.count("as expected") == world, done.stderr
 
 

@@ -14,6 +14,7 @@ import triton_dist.language as dl
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.checker import check_kernel
+from triton_dist.cli import launch as launcher
 from triton_dist.language.extra import libshmem_device as shmem
 from triton_dist.runtime.errors import DeviceFault, HangError, InvalidArgument, NotInitialized
 from triton_dist.runtime.groups import resolve
@@ -284,12 +285,16 @@ def written(tmp_path):
     return script
 
 
+def variables(**environ):
+    return {**os.environ, "PYTHONPATH": str(launcher.ROOT / "python"), "TRITON_DIST_BACKEND": "emulator", "OMP_NUM_THREADS": "1",
+            "TRITON_DIST_HEAP_SIZE": "16M", **environ}
+
+
 def launch(script, options, words=(), **environ):
-    from triton_dist.cli import launch as launcher
-    env = {**os.environ, "PYTHONPATH": str(launcher.ROOT / "python"), "TRITON_DIST_BACKEND": "emulator",
-           "TRITON_DIST_HEAP_SIZE": "16M", **environ}
-    return subprocess.Popen([sys.executable, launcher.__file__, *options, str(script), *words], env=env, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    """(exit status, what it has said) of launch.sh."""
+    from launched import launch_sh              # of the tests: ranks, which import this file too, have no need of it
+    done = launch_sh(*options, str(script), *words, environment=variables(**environ))
+    return done.returncode, done.stdout + done.stderr
 
 
 def expected(rank):
@@ -297,9 +302,8 @@ def expected(rank):
 
 
 def test_processes_in_nodes(tmp_path):
-    run = launch(written(tmp_path), ["--nproc_per_node=4"], TRITON_DIST_NODES="2x2", TRITON_DIST_NODE_LATENCY="30")
-    out = run.communicate(timeout=60)[0]
-    assert run.returncode == 0 and all(expected(rank) in out for rank in range(4)), out
+    status, out = launch(written(tmp_path), ["--nproc_per_node=4"], TRITON_DIST_NODES="2x2", TRITON_DIST_NODE_LATENCY="30")
+    assert status == 0 and all(expected(rank) in out for rank in range(4)), out
 
 
 @pytest.mark.full
@@ -308,23 +312,22 @@ def test_each_of_several_launchers_is_a_node(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    runs = [launch(written(tmp_path), ["--nproc_per_node=2", "--nnodes=2", f"--node_rank={node}", f"--master_port={port}"])
-            for node in range(2)]
+    options = [["--nproc_per_node=2", "--nnodes=2", f"--node_rank={node}", f"--master_port={port}"] for node in range(2)]
+    runs = [subprocess.Popen([sys.executable, launcher.__file__, *words, str(written(tmp_path))], env=variables(), text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for words in options]
     for node, run in enumerate(runs):
         out = run.communicate(timeout=60)[0]
         assert run.returncode == 0 and expected(2 * node) in out and expected(2 * node + 1) in out, out
 
 
 def test_a_process_that_loads_across_nodes_is_told(tmp_path):
-    run = launch(written(tmp_path), ["--nproc_per_node=4"], ["--load"], TRITON_DIST_NODES="2x2")
-    out = run.communicate(timeout=60)[0]
-    assert run.returncode == 1 and "and loads and stores do not reach other nodes; send by libshmem_device" in out, out
+    status, out = launch(written(tmp_path), ["--nproc_per_node=4"], ["--load"], TRITON_DIST_NODES="2x2")
+    assert status == 1 and "and loads and stores do not reach other nodes; send by libshmem_device" in out, out
 
 
 def test_a_world_that_does_not_fit_ends_at_once(tmp_path):
-    run = launch(written(tmp_path), ["--nproc_per_node=2"], TRITON_DIST_NODES="2x2")
-    out = run.communicate(timeout=60)[0]
-    assert run.returncode == 1 and "TRITON_DIST_NODES=2x2: expected 2 ranks" in out, out
+    status, out = launch(written(tmp_path), ["--nproc_per_node=2"], TRITON_DIST_NODES="2x2")
+    assert status == 1 and "TRITON_DIST_NODES=2x2: expected 2 ranks" in out, out
 
 
 @pytest.mark.one
@@ -332,6 +335,5 @@ def test_a_world_that_does_not_fit_ends_at_once(tmp_path):
     ("test_ag_gemm.py", "Triton and Torch match"), ("test_gemm_rs.py", "Triton and Torch match"),
     ("benchmarks/nodes.py", "\ngemm_rs  ")])
 def test_scripts_run_over_nodes(script, says):
-    run = launch(script, ["--nproc_per_node=4"], TRITON_DIST_NODES="2x2", TRITON_DIST_EMULATOR_MODE="late")
-    out = run.communicate(timeout=120)[0]
-    assert run.returncode == 0 and says in out and "unfused:" not in out and "WRONG" not in out, out
+    status, out = launch(script, ["--nproc_per_node=4"], TRITON_DIST_NODES="2x2", TRITON_DIST_EMULATOR_MODE="late")
+    assert status == 0 and says in out and "unfused:" not in out and "WRONG" not in out, out

@@ -123,10 +123,9 @@ def main() -> None:
 
 # -- tests -------------------------------------------------------------------------------------------------
 def run(*args, size=2, **variables):
-    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
-                       **variables)
-    return subprocess.run(["bash", "launch.sh", "--nproc_per_node", str(size), __file__, *args], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=120, check=False)
+    from launched import launch_sh              # of the tests: ranks, which run this file too, have no need of it
+    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", OMP_NUM_THREADS="1", **variables)
+    return launch_sh("--nproc_per_node", str(size), __file__, *args, environment=environment)
 
 
 @pytest.mark.parametrize("first", ["main", pytest.param("worker", marks=pytest.mark.full)])

@@ -3,12 +3,11 @@
 """Every tutorial on four emulated ranks, by the command that it names."""
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from launched import launch_sh
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,9 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def launch(*words, **environ):
     """launch.sh on four emulated ranks, as a user types it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_DIST_")}
-    environment.update(TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, **environ)
-    return subprocess.run(["bash", "launch.sh", *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
-                          check=False)
+    environment.update(TRITON_DIST_BACKEND="emulator", **environ)
+    return launch_sh(*words, environment=environment)
 
 
 # What each prints, on every rank; in any order, since ranks share the terminal.

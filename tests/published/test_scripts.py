@@ -4,12 +4,11 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launched import launch_sh
 
-ROOT = Path(__file__).resolve().parents[2]
 SAID = {
     "queue_between_ranks.py": "the queue passed 40 items", "simt_all_gather.py": "gathered 2 rows of 1000",
     "overlapped_ag_gemm.py": "gathered and multiplied 128 x 96 x 128",
@@ -21,9 +20,8 @@ LONG = [name if name in SHORT else pytest.param(name, marks=pytest.mark.full) fo
 
 def launch(*words: str, **environ: str) -> subprocess.CompletedProcess:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_DIST_")}
-    kept.update(TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, **environ)
-    return subprocess.run(["bash", "launch.sh", *words], cwd=ROOT, env=kept, capture_output=True, text=True, timeout=120,
-                          check=False)
+    kept.update(TRITON_DIST_BACKEND="emulator", **environ)
+    return launch_sh(*words, environment=kept)
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -1,0 +1,152 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Scripts on emulated ranks that are processes, started as `bash launch.sh` starts them.
+
+launch.sh starts Python, which imports torch, Triton and triton_dist and forks the ranks. Most of the time of a short script goes
+into these imports. Without --full one process of each worker of the tests imports them, once. For each script it forks, and the
+fork goes on as launch.py. With --full all scripts are started by launch.sh itself. Tests of launch.sh start it themselves.
+"""
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Iterator, Optional
+
+import front_end
+
+ROOT = Path(__file__).resolve().parents[1]
+_forker: Optional["Forker"] = None
+
+
+def launch_sh(*words: str, environment: dict, cwd: Path = ROOT, seconds: float = 120) -> subprocess.CompletedProcess:
+    """Runs `bash launch.sh WORDS`.
+
+    Args:
+        words: options of launch.sh, the script and its arguments.
+        environment: all variables, with those that tests set for all processes: TRITON_DIST_BACKEND, OMP_NUM_THREADS.
+        cwd: the working directory.
+        seconds: after which it is killed.
+
+    Returns:
+        Exit status, output and errors as text.
+
+    Raises:
+        subprocess.TimeoutExpired: it has been killed.
+    """
+    global _forker
+    environment = {**environment, "TRITON_DIST_PYTHON": sys.executable}
+    if not front_end.files:
+        return subprocess.run(["bash", str(ROOT / "launch.sh"), *words], cwd=cwd, env=environment, capture_output=True, text=True,
+                              timeout=seconds, check=False)
+    if _forker is None:
+        _forker = Forker(front_end.files[0])
+    return _forker.run(words, environment, cwd, seconds)
+
+
+@contextmanager
+def no_longer() -> Iterator[None]:
+    """After the block no process waits for scripts."""
+    global _forker
+    yield
+    if _forker is not None:
+        _forker.channel.close()
+        _forker.process.wait(60)
+        _forker = None
+
+
+class Forker:
+    """The process that forks, as its parent sees it. It ends when the channel does."""
+
+    def __init__(self, shown: Path) -> None:
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+        with theirs:
+            self.process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno()), str(shown)], env=environment,
+                                            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def run(self, words: tuple, environment: dict, cwd: Path, seconds: float) -> subprocess.CompletedProcess:
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            request = json.dumps([words, environment, str(cwd)]).encode()
+            socket.send_fds(self.channel, [request], [out.fileno(), err.fileno()])
+            self.channel.settimeout(60)
+            pid = int(self.channel.recv(100))
+            self.channel.settimeout(seconds)
+            late = False
+            try:
+                status = int(self.channel.recv(100))
+            except TimeoutError:
+                late = True
+                os.kill(pid, signal.SIGKILL)
+                self.channel.settimeout(60)
+                status = int(self.channel.recv(100))
+            said = [(file.seek(0), file.read())[1] for file in (out, err)]
+        if late:
+            raise subprocess.TimeoutExpired(list(words), seconds, *said)
+        return subprocess.CompletedProcess(list(words), status, *said)
+
+
+# -- in the process that forks -----------------------------------------------------------------------------------------
+def serve(channel: socket.socket) -> Optional[list]:
+    """Forks for each request. In a fork it returns the request, with the files for output and errors; else at the end None."""
+    while True:
+        request, files, *_ = socket.recv_fds(channel, 1 << 20, 2)
+        if not request:
+            return None
+        pid = os.fork()
+        if not pid:
+            channel.close()
+            return [*json.loads(request), files]
+        for file in files:
+            os.close(file)
+        channel.send(str(pid).encode())
+        channel.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def become_launcher(words: list, environment: dict, cwd: str, files: list) -> int:
+    """What launch.py does with these words; returns an exit status. In a rank, after its script."""
+    from triton_dist.cli import launch
+    for number, file in enumerate(files, 1):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(cwd)
+    _set(environment)
+    execve = os.execve
+
+    def in_place(program: Any, argv: list, environment: dict) -> None:
+        script = argv[argv.index("-u") + 1] if "-u" in argv else ""
+        if Path(script).name != "forks.py":
+            execve(program, argv, environment)
+        _set(environment)
+        sys.argv = argv[argv.index(script):]
+        path = [folder for folder in environment["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
+        sys.path[:1] = [str(Path(script).parent), *path]
+        runpy.run_path(script, run_name="__main__")         # ends by SystemExit
+    os.execve = in_place                                    # type: ignore[assignment]
+    return launch.main(words)
+
+
+def _set(environment: dict) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def main() -> int:
+    from triton_dist.cli import forks
+    if not forks.import_once(SimpleNamespace(module=True, script="")):
+        raise SystemExit("this process cannot be forked: it has other threads, or an import has failed")
+    shown = front_end.shown_what_is_new(Path(sys.argv[2]))
+    shown.__enter__()                                       # for good: ranks too show what nobody has shown
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        request = serve(channel)
+    return 0 if request is None else become_launcher(*request)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
