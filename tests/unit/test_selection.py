@@ -63,9 +63,8 @@ def selected(folder, *words):
 
 def test_a_few_items_of_each_test_have_all_values(tmp_path):
     marks = "    full: all\n    every(*names): these\n    one: one\n"
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = .\nmarkers =\n{marks}")
-    for name in ("conftest.py", "front_end.py", "process_state.py"):
-        (tmp_path / name).write_text((TESTS / name).read_text())
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS}\nmarkers =\n{marks}")
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "test_some.py").write_text(FILE)
     found = selected(tmp_path, "-m", "not full")
     assert found == selected(tmp_path, "-m", "not full")
