@@ -27,7 +27,7 @@ RAGGED = [AG(70, 40, 96, bias=True), AG(9, 41, 50, dtype=BF16), AG(20, lambda ra
 def machine(monkeypatch):
     """machine(switched): emulated ranks are on a machine with a switch or without one."""
     def be(switched):
-        found = replace(MI300X, fuse_bytes=0, switched=switched)
+        found = replace(MI300X, fuse_gather_bytes=0, switched=switched)
         monkeypatch.setattr(EmulatorBackend, "machine_model", lambda self: found)
     monkeypatch.setattr(gather, "PIECE_BYTES", 4096)
     return be

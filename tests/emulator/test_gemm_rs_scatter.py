@@ -38,7 +38,7 @@ RAGGED = [Scatter(70, 40, 96, bias=True), Scatter(9, 41, 50, dtype=BF16), Scatte
 
 def without_switch(monkeypatch, **changes):
     """Emulated ranks are on a machine whose peers have a link each."""
-    machine = replace(MI300X, fuse_bytes=0, **changes)
+    machine = replace(MI300X, fuse_scatter_bytes=0, **changes)
     monkeypatch.setattr(EmulatorBackend, "machine_model", lambda self: machine)
 
 

@@ -10,8 +10,8 @@
 
 Times are those of calls in a CUDA graph on the slowest rank, ids, weights and the gather of rows included. Bytes are those that
 one rank sends to others, so rows that stay on their rank do not count. `--log-file F` writes all results as JSON.
-The part "check" says how long each case took. A case that takes longer than `--case-limit` seconds ends the run, with a stack of each
-rank: it hangs. Then `TRITON_DIST_WAIT_TIMEOUT=10` says which wait never ends.
+The part "check" says how long each case took. A case that takes longer than `--case-limit` seconds ends the run, with a stack of
+each rank: it hangs. Then `TRITON_DIST_WAIT_TIMEOUT=10` says which wait never ends.
 """
 import argparse
 import faulthandler
@@ -373,7 +373,7 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, help="numbers of tokens for layer, fused, gathered, few and few_sweep")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), help="for the parts layer, fused and gathered")
     parser.add_argument("--ways", nargs="+", choices=list(moe_few.WAYS), help="what these two time; default: the first three")
-    parser.add_argument("--case-limit", type=float, default=60, help="seconds of a case of the check, after which it counts as hung")
+    parser.add_argument("--case-limit", type=float, default=60, help="seconds after which a case of the check counts as hung")
     parser.add_argument("--log-file", type=Path, help="where all results go, as JSON")
     args = parser.parse_args()
     triton_dist.initialize_distributed()

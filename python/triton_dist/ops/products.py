@@ -35,12 +35,14 @@ def resolved(op: Any, agreed: Any, group: Group, needs_stream_memory_ops: bool, 
     return agreed
 
 
-def rule(op: Any, agreed: Any, group: Group, ways: Sequence[Choice], bytes_in: int) -> tuple[Choice, str]:
-    """(the way to take where none has been measured, why). bytes_in: what the collective brings to each rank."""
+def rule(op: Any, agreed: Any, group: Group, ways: Sequence[Choice], bytes_in: int,
+         scatters: bool = False) -> tuple[Choice, str]:
+    """(the way to take where none has been measured, why). bytes_in: what the collective brings to each rank, a reduce-scatter
+    where it `scatters`, else an all-gather."""
     usual = {choice.method: choice for choice in reversed(ways)}                # the first of each method
     if len(usual) == 1:
         return ways[0], agreed.why or "it is what this method does without figures"
-    if possible.UNFUSED in usual and not possible.fusing_pays(group.size, bytes_in):
+    if possible.UNFUSED in usual and not possible.fusing_pays(group.size, bytes_in, scatters):
         return usual[possible.UNFUSED], f"the collective brings only {bytes_in / 1e6:.1f} MB to a rank"
     reason = (f"the collective's {bytes_in / 1e6:.1f} MB a rank hide behind the GEMM" if backend().machine_model() else
               "the device has not been measured, and fusing is what it usually gains by")

@@ -35,9 +35,10 @@ class MachineModel:
     gemm_tflops: dense rate of the vendor library at large 2-byte shapes; core_ratio, portable_ratio: the fused kernels' rate
     relative to it; link_gbs: copy engine to a peer, GB/s one way; collective_gbs, collective_us: a library all-gather or
     reduce-scatter takes collective_us plus the bytes into a device at collective_gbs; launch_us, fused_us: host time of a
-    library call and of a fused op's call; signal_us: store to poll between devices; fuse_bytes: from how many
-    bytes into a device fusing a collective with a GEMM has paid. For calls in graphs: memory_gbs: the rate at which a matmul of
-    few rows reads its weights; kernel_us: what a kernel takes without work; hop_us: a hop of packets.
+    library call and of a fused op's call; signal_us: store to poll between devices; fuse_gather_bytes, fuse_scatter_bytes: from
+    how many bytes into a device fusing an all-gather or a reduce-scatter with a GEMM has paid. For calls in graphs:
+    memory_gbs: the rate at which a matmul of few rows reads its weights; kernel_us: what a kernel takes without work; hop_us: a
+    hop of packets.
     switched: a switch gives one peer the whole rate of a device's links; otherwise each peer has a link of its own.
     published: the rates are others' publications; otherwise this project has measured them.
     """
@@ -51,7 +52,8 @@ class MachineModel:
     launch_us: float
     fused_us: float
     signal_us: float
-    fuse_bytes: int
+    fuse_gather_bytes: int
+    fuse_scatter_bytes: int
     memory_gbs: float
     kernel_us: float
     hop_us: float

@@ -13,8 +13,8 @@ from typing import Any
 from triton_dist.runtime.capabilities import GemmConfig, MachineModel
 
 MI300X = MachineModel(sms=304, gemm_tflops=708.0, core_ratio=0.85, portable_ratio=0.85, link_gbs=46.0, collective_gbs=310.0,
-                      collective_us=15.0, launch_us=35.0, fused_us=85.0, signal_us=3.0, fuse_bytes=6_000_000,
-                      memory_gbs=4240.0, kernel_us=8.0, hop_us=2.0, switched=False, published=True)
+                      collective_us=15.0, launch_us=35.0, fused_us=85.0, signal_us=3.0, fuse_gather_bytes=6_000_000,
+                      fuse_scatter_bytes=6_000_000, memory_gbs=4240.0, kernel_us=8.0, hop_us=2.0, switched=False, published=True)
 MI325X = replace(MI300X, gemm_tflops=843.0, memory_gbs=4800.0)
 MI355X = replace(MI300X, sms=256, gemm_tflops=1320.0, link_gbs=60.0, collective_gbs=400.0, memory_gbs=6400.0)
 

@@ -21,8 +21,8 @@ from triton_dist.runtime.errors import UnsupportedFeature
 
 # Fitted to benchmarks/results of 2 and 4 x H100 80GB SXM, NVLink without multicast.
 H100 = MachineModel(sms=132, gemm_tflops=700.0, core_ratio=0.97, portable_ratio=0.77, link_gbs=370.0, collective_gbs=295.0,
-                    collective_us=38.0, launch_us=35.0, fused_us=85.0, signal_us=3.0,
-                    fuse_bytes=6_000_000, memory_gbs=3000.0, kernel_us=5.0, hop_us=1.0)
+                    collective_us=38.0, launch_us=35.0, fused_us=85.0, signal_us=3.0, fuse_gather_bytes=6_000_000,
+                    fuse_scatter_bytes=4_000_000, memory_gbs=3000.0, kernel_us=5.0, hop_us=1.0)
 H200 = replace(H100, memory_gbs=4300.0)
 
 _FEW_ROWS_BYTES = 200 << 10         # of shared memory for weights on their way; an SM has 227 KB

@@ -51,13 +51,15 @@ def no_kernel_over_nodes(group: Group, needs_stream_memory_ops: bool, uncaptured
     return None
 
 
-def fusing_pays(world: int, bytes_in: int) -> bool:
-    """Whether hiding a collective of `bytes_in` bytes a rank has been measured to pay for the fused op's longer host path.
+def fusing_pays(world: int, bytes_in: int, scatters: bool = False) -> bool:
+    """Whether hiding an all-gather, or a reduce-scatter, of `bytes_in` bytes a rank has been measured to pay.
 
     Only what all ranks agree on enters: the size of the other operand may differ between them.
     """
     machine = backend().machine_model()
-    return machine is None or world == 1 or bytes_in >= machine.fuse_bytes
+    if machine is None or world == 1:
+        return True
+    return bytes_in >= (machine.fuse_scatter_bytes if scatters else machine.fuse_gather_bytes)
 
 
 def switched() -> bool:

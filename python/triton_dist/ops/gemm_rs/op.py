@@ -84,7 +84,8 @@ class GemmRs(Op):
         return [choice for choice in (*found, Choice("unfused")) if agreed.method in ("auto", choice.method)]
 
     def rule(self, agreed: Chunk, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:
-        return products.rule(self, agreed, group, ways, (group.size - 1) * agreed.m * agreed.n * agreed.dtype.itemsize)
+        return products.rule(self, agreed, group, ways, (group.size - 1) * agreed.m * agreed.n * agreed.dtype.itemsize,
+                             scatters=True)
 
     def plan(self, choice: Choice, agreed: Chunk, group: Group, *tensors: torch.Tensor | None) -> Fused:
         return Fused(choice, agreed, group, *tensors)
