@@ -6,14 +6,13 @@ A capability describes the device, not an op. An op that needs a new tiling deri
 neither this file nor `runtime/device.py`.
 """
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 
-@dataclass(frozen=True)
-class GemmConfig:
+class GemmConfig(NamedTuple):
     """Tiling of the portable GEMM core: block sizes in elements, programs per group of rows, warps and stages."""
     block_m: int
     block_n: int
@@ -63,7 +62,7 @@ class MachineModel:
 
 @cache
 def _others(usual: GemmConfig) -> tuple[GemmConfig, GemmConfig]:
-    return replace(usual, block_n=usual.block_n // 2), replace(usual, group_m=1)
+    return usual._replace(block_n=usual.block_n // 2), usual._replace(group_m=1)
 
 
 class Capabilities(ABC):
@@ -80,7 +79,7 @@ class Capabilities(ABC):
 
     def few_rows_config(self, dtype: Any, m: int) -> GemmConfig:
         """Tiling of a product of `m` rows where reading the weights takes the time. One tile has all the rows."""
-        return replace(self.gemm_config(dtype, m), block_m=max(16, 1 << (m - 1).bit_length()))
+        return self.gemm_config(dtype, m)._replace(block_m=max(16, 1 << (m - 1).bit_length()))
 
     def copies_boxes(self) -> bool:
         """Whether loads by tensor descriptor go to shared memory without passing through registers."""

@@ -278,15 +278,20 @@ class Arguments:
     """All arguments of a prepared launch, from those that a call gives at `positions`. It keeps no tensor alive that varies."""
 
     def __init__(self, args: tuple, positions: tuple):
-        self._whole, self._positions = list(args), positions        # in place of what varies None, or a descriptor of nothing
+        self._whole, self._positions = list(args), positions        # what varies: None, or type and fields of a descriptor
         for position in positions:
-            self._whole[position] = replaced(args[position], None) if hasattr(args[position], "base") else None
+            arg = args[position]
+            self._whole[position] = (type(arg), {**vars(arg), "base": None}) if hasattr(arg, "base") else None
 
     def __call__(self, values: tuple) -> tuple:
         whole = list(self._whole)
         for position in self._positions:
             value, descriptor = values[position], whole[position]
-            whole[position] = value if descriptor is None or hasattr(value, "base") else replaced(descriptor, value)
+            if descriptor is not None and not hasattr(value, "base"):
+                kind, fields = descriptor
+                tensor, value = value, object.__new__(kind)
+                vars(value).update(fields, base=tensor)
+            whole[position] = value
         return tuple(whole)
 
 
@@ -308,13 +313,6 @@ def absent(like: Any) -> Any:
 def _absent(dtype: Any, device: Any) -> Any:
     import torch
     return torch.empty(1, dtype=dtype, device=device)
-
-
-def replaced(descriptor: Any, tensor: Any, **fields: Any) -> Any:
-    """A tensor descriptor as `descriptor` is, over `tensor`, with other fields; it is not checked again."""
-    made = object.__new__(type(descriptor))
-    vars(made).update(vars(descriptor), base=tensor, **fields)
-    return made
 
 
 def copy_bytes(dst: Any, src: Any) -> int:

@@ -36,11 +36,11 @@ def gemm_config(dtype: Any, m: int) -> GemmConfig:
 def gemm_configs(dtype: Any, m: int) -> list[GemmConfig]:
     """Tilings for measuring to choose from, `gemm_config` first."""
     usual = gemm_config(dtype, m)
-    found = [usual, replace(usual, block_n=usual.block_n // 2), replace(usual, group_m=8)]
+    found = [usual, usual._replace(block_n=usual.block_n // 2), usual._replace(group_m=8)]
     if m > 64 and dtype.itemsize <= 2:
-        found.append(replace(usual, num_stages=3))          # one tile more under way; all 64 KB of LDS on gfx90a and gfx942
+        found.append(usual._replace(num_stages=3))          # one tile more under way; all 64 KB of LDS on gfx90a and gfx942
     if m > 128 and dtype.itemsize <= 2:
-        found.append(replace(usual, block_m=256))           # 256 x 256 spills in gemm_rs
+        found.append(usual._replace(block_m=256))           # 256 x 256 spills in gemm_rs
     return found
 
 

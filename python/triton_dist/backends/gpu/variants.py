@@ -26,18 +26,18 @@ class Variant(NamedTuple):
 
 def kinds(kernel: Any, args: Sequence) -> tuple:
     """What Triton looks at in positional arguments of `kernel`. For arguments of equal kinds it takes the same binary."""
-    return tuple([_kind(value, parameter.do_not_specialize) for value, parameter in zip(args, kernel.params)])
-
-
-def _kind(value: Any, typed_only: bool) -> Any:
-    if isinstance(value, Tensor):
-        return value.dtype, value.data_ptr() % _ALIGNMENT == 0
-    if type(value) is int:
-        width = -2**31 <= value < 2**31, value < 2**63
-        return width if typed_only else (width, value == 1, value % _ALIGNMENT == 0)
-    if hasattr(value, "base"):
-        return type(value), value.base.dtype, tuple(value.block_shape), getattr(value, "layout", None)
-    return type(value), value
+    found: list = []
+    for value, parameter in zip(args, kernel.params):
+        if isinstance(value, Tensor):
+            found.append((value.dtype, value.data_ptr() % _ALIGNMENT == 0))
+        elif type(value) is int:
+            width = -2**31 <= value < 2**31, value < 2**63
+            found.append(width if parameter.do_not_specialize else (width, value == 1, value % _ALIGNMENT == 0))
+        elif hasattr(value, "base"):
+            found.append((type(value), value.base.dtype, tuple(value.block_shape), getattr(value, "layout", None)))
+        else:
+            found.append((type(value), value))
+    return tuple(found)
 
 
 def no_launcher(grid: tuple, args: tuple) -> None:

@@ -107,4 +107,4 @@ class NvidiaBackend(GpuBackend):
             return usual
         wide = 2 * usual.block_k if usual.block_m < 64 else usual.block_k
         stage = (usual.block_m + usual.block_n) * wide * dtype.itemsize
-        return replace(usual, block_k=wide, num_warps=8, num_stages=_FEW_ROWS_BYTES // stage)
+        return usual._replace(block_k=wide, num_warps=8, num_stages=_FEW_ROWS_BYTES // stage)

@@ -58,15 +58,15 @@ class TensorMaps(dict):
     """Where CUtensorMaps of a parameter lie in host memory, by the address that they describe: tensors of one shape and type."""
 
     def __init__(self, boxes: _Boxes, shape: tuple, strides: tuple, padding: str):
-        dims = boxes.words(*reversed(shape))
-        steps = boxes.words(*[boxes.elem_size * step for step in reversed(strides[:-1])])
+        dims = boxes.words(*shape[::-1])
+        steps = boxes.words(*[boxes.elem_size * step for step in strides[-2::-1]])
         self._encode, self._before = boxes.driver.call, boxes.before
         self._after = dims, steps, *boxes.after, ctypes.c_int(padding == "nan")
 
     def __missing__(self, address: int) -> "_Map":
         if len(self) >= _MAX_MAPS:
             self.clear()
-        made = _Map.room()
+        made = _room()
         self._encode("cuTensorMapEncodeTiled", ctypes.c_void_p(made), *self._before, ctypes.c_void_p(address), *self._after)
         self[address] = made
         return made
@@ -75,14 +75,15 @@ class TensorMaps(dict):
 class _Map(int):
     """The address of a CUtensorMap, which lives as long as this."""
 
-    memory: Any
+    memory: array
 
-    @classmethod
-    def room(cls) -> "_Map":
-        memory = ctypes.create_string_buffer(128 + 64)
-        made = cls(-(-ctypes.addressof(memory) // 64) * 64)
-        made.memory = memory
-        return made
+
+def _room() -> _Map:
+    """Room for a CUtensorMap."""
+    memory = array("B", bytes(128 + 64))
+    made = _Map(-(-memory.buffer_info()[0] // 64) * 64)
+    made.memory = memory
+    return made
 
 
 class Parameters:

@@ -6,7 +6,6 @@ Ops ask the backend's registry for "ag_gemm" or "gemm_rs" and get one of these o
 """
 import functools
 import math
-from dataclasses import replace
 from typing import Any, Callable
 
 import torch
@@ -77,17 +76,17 @@ def _compute_ns(plan: Any) -> float:
 
 @functools.cache
 def _half_width(c: GemmConfig) -> GemmConfig:
-    return replace(c, block_n=c.block_n // 2, num_stages=c.num_stages + 2)
+    return c._replace(block_n=c.block_n // 2, num_stages=c.num_stages + 2)
 
 
 @functools.cache
 def _deeper(c: GemmConfig) -> GemmConfig:
-    return replace(c, num_stages=c.num_stages + 1)
+    return c._replace(num_stages=c.num_stages + 1)
 
 
 @functools.cache
 def _in_other_groups(c: GemmConfig) -> tuple[GemmConfig, GemmConfig]:
-    return replace(c, group_m=max(1, c.group_m // 2)), replace(c, group_m=2 * c.group_m)
+    return c._replace(group_m=max(1, c.group_m // 2)), c._replace(group_m=2 * c.group_m)
 
 
 def _rows(buffer: torch.Tensor, columns: int, *block: int) -> TensorDescriptor:
@@ -115,9 +114,7 @@ class _Core:
         """Whether calls whose symmetric buffers have rows of `row` elements can use the core."""
         return dtype.itemsize == 2 and row * dtype.itemsize % 16 == 0
 
-    def accepts(self, t: torch.Tensor) -> bool:
-        """Whether a tensor of this rank can be read and written by TMA."""
-        return tma_can_read(t)
+    accepts = staticmethod(tma_can_read)        # whether a tensor of this rank can be read and written
 
     def accepts_columns(self, weight: torch.Tensor) -> bool:
         """Whether a weight [n, k] can be read that has contiguous columns instead of rows."""
@@ -271,7 +268,7 @@ class GemmRsCore(_Core):
         c = self.tiles(dtype, m)
         tiles = -(-m // c.block_m) * -(-n // c.block_n)
         if hop_dtype == torch.float32:
-            return replace(c, block_n=c.block_n // 2)
+            return c._replace(block_n=c.block_n // 2)
         if 4 * tiles < 3 * backend().num_sms():
             return _half_width(c)
         return c
@@ -289,6 +286,9 @@ def cores(tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool) -> d
             "grouped_gemm": GroupedGemmCore(tiles, preferred)}
 
 
+_TILES = GemmConfig(128, 256, 64, group_m=8, num_warps=8, num_stages=3)
+
+
 def hopper_tiles(dtype: torch.dtype, m: int) -> GemmConfig:
     """128 x 256 x 64, three stages and 64 KB of staging fill the shared memory of an SM."""
-    return GemmConfig(128, 256, 64, group_m=8, num_warps=8, num_stages=3)
+    return _TILES

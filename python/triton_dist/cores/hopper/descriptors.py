@@ -8,8 +8,6 @@ import torch
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from triton_dist.runtime.device import replaced
-
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
@@ -20,14 +18,16 @@ def layout(dtype: torch.dtype, *block: int) -> Any:
 
 
 @functools.cache
-def _example(dtype: torch.dtype, *block: int) -> TensorDescriptor:
-    """Of a tensor of one block. What Triton asks of a block and its layout is checked here, once."""
-    return TensorDescriptor.from_tensor(torch.empty(block, dtype=dtype, device="cpu"), list(block), layout(dtype, *block))
+def _example(dtype: torch.dtype, *block: int) -> dict:
+    """Fields of a descriptor of one block. What Triton asks of a block and its layout is checked here, once."""
+    return vars(TensorDescriptor.from_tensor(torch.empty(block, dtype=dtype, device="cpu"), list(block), layout(dtype, *block)))
 
 
 def descriptor(t: torch.Tensor, *block: int) -> TensorDescriptor:
     """Describes `t`, which TMA can read (see below), as it is read or written in blocks of this shape."""
-    return replaced(_example(t.dtype, *block), t, shape=t.shape, strides=t.stride())
+    made = object.__new__(TensorDescriptor)                 # it is not checked again
+    vars(made).update(_example(t.dtype, *block), base=t, shape=t.shape, strides=t.stride())
+    return made
 
 
 def tma_can_read(t: torch.Tensor) -> bool:

@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The grouped GEMM of the Hopper core as a capability: what it serves, its tilings, and its prepared launch."""
-from dataclasses import replace
 from typing import Any, Callable
 
 import torch
@@ -36,10 +35,10 @@ class GroupedGemmCore:
         Where `gated`, gate and up of a tile are side by side in block_n, so staging is half as wide.
         """
         usual = self.tiles(dtype, rows)
-        tall = replace(usual, num_stages=usual.num_stages + gated)
+        tall = usual._replace(num_stages=usual.num_stages + gated)
         if usual.block_m <= 64:
             return [tall]
-        low = replace(usual, block_m=64, num_stages=4 + gated)
+        low = usual._replace(block_m=64, num_stages=4 + gated)
         return [low, tall] if rows <= FEW_ROWS else [tall, low]
 
     def refuses(self, x: torch.Tensor, weight: torch.Tensor, n: int, config: GemmConfig, gated: bool) -> str | None:

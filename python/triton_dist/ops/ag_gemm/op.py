@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ag_gemm: what ranks agree on, the ways to run it, what they move, and the call."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Sequence
 
@@ -102,7 +102,7 @@ class AgGemm(Op):
             if len(configs) > 1:
                 found += _sent(method, configs[0], *_ways_to_send(-(-agreed.m // configs[0].block_m), agreed, group))
         if agreed.comm_sms is not None:
-            found = [replace(choice, comm_sms=agreed.comm_sms) for choice in found]
+            found = [choice._replace(comm_sms=agreed.comm_sms) for choice in found]
         else:
             found.append(Choice("unfused"))
         return [choice for choice in found if agreed.method in ("auto", choice.method)]
@@ -122,8 +122,8 @@ class AgGemm(Op):
             return None
         copies = backend().captures_pushes()
         if agreed.shard * group.size > _MOST_BY_SMS_IN_GRAPHS or copies and agreed.shard > by_sms.LARGE_SHARD:
-            return replace(choice, in_graphs=True) if copies else None
-        return replace(choice, in_graphs=True, pieces=0, comm_sms=by_sms.usual_sms(agreed.shard))
+            return choice._replace(in_graphs=True) if copies else None
+        return choice._replace(in_graphs=True, pieces=0, comm_sms=by_sms.usual_sms(agreed.shard))
 
     def unfused(self, agreed: Rows, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 out: torch.Tensor, return_gathered: bool = False) -> torch.Tensor | None:

@@ -21,7 +21,8 @@ def tensor(name: str, t: torch.Tensor, like: torch.Tensor | None = None, ndim: i
     """A tensor of `ndim` dimensions on this rank's device, of the dtype of `like`: fp16, bf16 or fp32, or any dtype."""
     if not isinstance(t, torch.Tensor):
         raise InvalidArgument(f"{name}: expected a torch.Tensor, found {type(t).__name__}; make one on triton_dist.device()")
-    _strided(name, t)
+    if type(t) is not torch.Tensor or t.layout is not torch.strided or t.is_neg() or t.is_conj() or t.is_quantized:
+        _strided(name, t)
     if ndim is not None and t.ndim != ndim:
         raise InvalidArgument(f"{name}: expected {ndim} dimensions, found shape {list(t.shape)}")
     if t.dtype not in DTYPES and not any_dtype:

@@ -7,9 +7,8 @@ TRITON_DIST_AUTOTUNE asks for it, the first use of a shape times the candidates 
 slowest rank's medians, which all ranks have; a candidate that one rank cannot build is tried by none.
 """
 import time
-from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from triton import knobs
 
@@ -23,8 +22,7 @@ _SHARED = "any size"            # key of what holds for all sizes without an ent
 _LEVEL = 1.01                   # times that differ by less are equal, and the candidate named first is taken
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """How calls of one kind run, and why.
 
     entry: the figures it rests on. shape: the one that it was made for; None where sizes that may differ over the ranks
@@ -36,8 +34,7 @@ class Decision:
     shape: Shape | None = None
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A kind of call of an op. All is equal on all ranks, but for `local`, this rank's part of a size that may differ, and
     `build`.
 
@@ -79,8 +76,10 @@ def decide(record: CallRecord, call: Call) -> Decision:
 
 def _known(known: dict, local: int) -> Any:
     """The entry of a size, of one beside it, or the shared one."""
-    near = next((size for size in (local, local - 1, local + 1) if size in known), _SHARED)
-    return known.get(near)
+    for size in (local, local - 1, local + 1):
+        if size in known:
+            return known[size]
+    return known.get(_SHARED)
 
 
 def decided(record: CallRecord, agreed: Any, shape: Shape) -> Decision | None:
@@ -90,7 +89,7 @@ def decided(record: CallRecord, agreed: Any, shape: Shape) -> Decision | None:
     shared = known.get(_SHARED)
     if own is not None or shared is None:
         return own
-    return replace(shared, reason=f"it was decided for {shared.shape}, whose parts differ over the ranks, and holds for all "
+    return shared._replace(reason=f"it was decided for {shared.shape}, whose parts differ over the ranks, and holds for all "
                                   f"sizes since: {shared.reason.replace('at this shape', f'at {shared.shape}')}")
 
 

@@ -114,7 +114,7 @@ class Calls:
             return None
         members, tensors = self.members(group), [places[place] for place in self._order]
         outputs = tensors[len(self.tensors):]
-        self._checked(members, lambda: ambient.refuse(self.name, tensors))
+        self._checked(members, ambient.refuse, self.name, tensors)
         if wants_grad(tensors) and all(out is None for out in outputs):
             return None
         dtype = ambient.autocast_dtype(backend().device()) if self.autocasts else None
@@ -128,7 +128,7 @@ class Calls:
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
         if key is not None and self.kept and not graphs.asked():
-            record.learn(state(), key, given, [i for i, t in enumerate(given) if any(t is out for out in outputs)], known)
+            record.learn(state(), key, given, [i for i, t in enumerate(given) if any([t is out for out in outputs])], known)
         return known
 
     def _planned(self, record: CallRecord, group: Group, signature: tuple, tensors: list, asked: tuple) -> Plan:
@@ -140,7 +140,7 @@ class Calls:
             same_call(group, plan.agreed)
             return plan
         moved = plan is not None and plan.serves() and plan.moved()
-        agreed = plan.agreed if moved else self._checked(group, lambda: self.check(group, *tensors, *asked))
+        agreed = plan.agreed if moved else self._checked(group, self.check, group, *tensors, *asked)
         same_call(group, agreed)
         try:
             with ambient.clean():
@@ -226,10 +226,10 @@ class Calls:
         log.decided(self.name, group, plan.agreed, choice, "a graph cannot hold the eager way")
         record.keep((signature, True), found)
 
-    def _checked(self, group: Group, check: Callable[[], Any]) -> Any:
-        """What `check()` gives; if it refuses a call, peers can know."""
+    def _checked(self, group: Group, check: Callable, *args: Any) -> Any:
+        """What `check(*args)` gives; if it refuses a call, peers can know."""
         try:
-            return check()
+            return check(*args)
         except InvalidArgument as error:
             refuse(group, self.name, error)
             raise
@@ -253,10 +253,11 @@ def _signature(tensors: Sequence, outputs: Sequence) -> tuple:
             parts.append((t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg(), t.requires_grad))
         else:
             return ("no tensors of memory",)            # refused, hence never found again
-    parts += [None if checks.overlapping(out, t) is None else t.data_ptr() - out.data_ptr() for out in outputs for t in tensors]
+    parts += [None if checks.overlapping(out, t) is None else t.data_ptr() - out.data_ptr()
+              for out in outputs if out is not None for t in tensors]
     return tuple(parts)
 
 
 def wants_grad(tensors: Sequence) -> bool:
     """Whether autograd is to follow a call with `tensors`."""
-    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors)
+    return torch.is_grad_enabled() and any([isinstance(t, torch.Tensor) and t.requires_grad for t in tensors])

@@ -68,11 +68,11 @@ class Known:
 
     def learn(self, me: RankState, asked: tuple, given: tuple, outputs: list) -> None:
         """Makes it known by `asked` and the tensors `given`, of which those at the indices `outputs` are written to."""
-        self.kinds = tuple(map(type, asked)) if any(isinstance(value, (int, float)) for value in asked) else None
+        self.kinds = tuple(map(type, asked)) if any([isinstance(value, (int, float)) for value in asked]) else None
         self.count, self.compared = me.calls.setdefault(self.group.key, [0]), backend().compares_calls or me.debug
         self.same, self.alignment = _guards_of(given), [t.data_ptr() & _ALIGNMENT for t in given]
         self.tf32 = backend().allow_tf32() if given[0].dtype == torch.float32 else None
-        self.wants_grad = any(t.requires_grad for t in given)           # so it was called without gradients
+        self.wants_grad = any([t.requires_grad for t in given])         # so it was called without gradients
         self.device = given[0].device
         self.careful = (self.compared or self.wants_grad or self.tf32 is not None or self.group is not me.world
                         or self.plan.captured is not None or self.autocast is not None)
@@ -162,7 +162,7 @@ class CallRecord(Record):
 
 def _by_shapes(key: tuple, given: tuple) -> tuple:
     """`key` with shapes in place of addresses."""
-    return key[0], *(0 if isinstance(part, int) else part for part in key[1:]), *(t.shape for t in given)
+    return key[0], *[0 if isinstance(part, int) else part for part in key[1:]], *[t.shape for t in given]
 
 
 def record_of(what: Any, asked: Any, group: Group) -> CallRecord:

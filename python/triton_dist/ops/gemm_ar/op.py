@@ -70,9 +70,9 @@ class GemmAr(Op):
         return self._agreed(m, n, x.dtype, method, group)
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, method: Any, group: Group) -> Product:
-        cut = tiling(m, n, dtype, group.size) if m * n else None
         chosen, why = self._chosen(method, group, m, n, dtype)
-        return Product(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, tiling=cut if chosen == "packets" else None)
+        cut = tiling(m, n, dtype, group.size) if chosen == "packets" and m * n else None
+        return Product(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, tiling=cut)
 
     def _chosen(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tuple[str, str]:
         """(the method of a call that has no plan yet, why, for an "auto")."""

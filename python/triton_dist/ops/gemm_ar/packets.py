@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The fused plan of gemm_ar: how packets cut the product, and its one kernel."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -50,7 +50,7 @@ def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
         if most >= 0.9:
             break
     two_shot = sizes.by_size(ALL_REDUCE.steps, world, m * n * dtype.itemsize * split)[0] != "one_shot"
-    return Tiling(replace(config, block_n=config.block_n // narrow), split, two_shot)
+    return Tiling(config._replace(block_n=config.block_n // narrow), split, two_shot)
 
 
 class Packets(OnWorkspace):

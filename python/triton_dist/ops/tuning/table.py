@@ -8,10 +8,10 @@ run the op (Choice) the milliseconds, or why it failed. Shipped tables and the c
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Iterable, NamedTuple
 
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.files import locked, make_folder, write_shared
@@ -20,8 +20,7 @@ FORMAT = 1
 _LOCK_SECONDS = 10.0            # a writer holds the lock for milliseconds
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A way to run an op: its method; of fused ones the tiling; inside a node in how many pieces a shard is pushed at most, 0:
     the op's own rule; and by how many SMs, 0: by the copy engine, over nodes by the op's own rule.
 
@@ -75,7 +74,7 @@ class Shape:
     @cached_property
     def kind(self) -> tuple:
         """Its class: sizes to the nearest power of two. A shape without figures of its own takes those of its class."""
-        return (self.op, self.dtype, *(round(math.log2(max(1, size))) for size in (self.m, self.n, self.k)))
+        return (self.op, self.dtype, *[round(math.log2(max(1, size))) for size in (self.m, self.n, self.k)])
 
     def distance(self, other: "Shape") -> float:
         """How far apart two shapes of one class are."""
@@ -105,7 +104,8 @@ class Entry:
 
 def find(entries: dict, shape: Shape) -> Entry | None:
     """Of {Shape: Entry}: the shape's own, else the nearest of its class. Equal tables give equal answers on all ranks."""
-    alike = [other for other in entries if other.kind == shape.kind]
+    kind = shape.kind
+    alike = [other for other in entries if other.kind == kind]
     return entries[min(alike, key=lambda other: (other.distance(shape), str(other)))] if alike else None
 
 
@@ -155,7 +155,7 @@ def _record(entry: Entry) -> dict:
 def _choice_record(choice: Choice) -> dict:
     found = {"method": choice.method}
     if choice.config is not None:
-        found["config"] = asdict(choice.config)
+        found["config"] = choice.config._asdict()
     return {**found, **{name: count for name, count in (("pieces", choice.pieces), ("comm_sms", choice.comm_sms)) if count}}
 
 
@@ -175,9 +175,9 @@ def _entry(record: dict) -> Entry:
 
 
 def _made(cls: type, record: dict) -> Any:
-    """A dataclass of whole numbers and words from a record that has them."""
-    values = {item.name: record[item.name] for item in fields(cls)}
-    for item in fields(cls):
-        if type(values[item.name]) is not item.type:
-            raise ValueError(f"{item.name}: expected {item.type.__name__}, found {values[item.name]!r}")
+    """A class whose fields are whole numbers and words, from a record that has them."""
+    values = {name: record[name] for name in cls.__annotations__}
+    for name, kind in cls.__annotations__.items():
+        if type(values[name]) is not kind:
+            raise ValueError(f"{name}: expected {kind.__name__}, found {values[name]!r}")
     return cls(**values)
