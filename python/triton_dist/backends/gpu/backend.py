@@ -142,11 +142,10 @@ class GpuBackend(Backend):
         return "cpu:gloo,cuda:gloo" if share_gpus() else "cpu:gloo,cuda:nccl"      # NCCL refuses two ranks on one GPU
 
     def maker(self, shape: tuple, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        usual = super().maker(shape, dtype)
         if not self._allocates_quickly:
-            return usual
-        mine, size, stride = _device(), tuple(shape), contiguous_strides(shape)
-        return lambda: _empty(size, stride, dtype) if _device() == mine else usual()
+            return super().maker(shape, dtype)
+        mine, device, size, stride = _device(), self.device(), tuple(shape), contiguous_strides(shape)
+        return lambda: (_empty(size, stride, dtype) if _device() == mine else torch.empty(size, dtype=dtype, device=device))
 
     @functools.cached_property
     def _allocates_quickly(self) -> bool:
@@ -241,8 +240,9 @@ class GpuBackend(Backend):
         if found is None:
             compiled = self.compile(kernel, grid, args, kwargs)
             load(compiled)
-            found = self._variants[key] = Variant(kernel, compiled, tuple(kwargs[name] for name in kernel.arg_names[len(args):]),
-                                                  self._binder(compiled, positions))
+            named = kernel, *[getattr(arg, "layout", None) for arg in args if hasattr(arg, "base")]
+            constants = tuple([kwargs[name] for name in kernel.arg_names[len(args):]])
+            found = self._variants[key] = Variant(named, compiled, constants, self._binder(compiled, positions))
         return found
 
     def _from_library(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> Callable | None:

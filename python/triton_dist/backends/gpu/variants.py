@@ -16,9 +16,10 @@ class Variant(NamedTuple):
     """A kernel that is compiled for arguments of one kind, and loaded.
 
     constants: values of its trailing constexprs. bind(grid, args): a launcher (stream, arguments) that needs less host time than
-    Triton's, or None where there is none. kernel: it is found by its id, so it must live as long as its variants.
+    Triton's, or None where there is none. named: what it is found by the identity of, and must live as long: the kernel, and
+    layouts of descriptors.
     """
-    kernel: Any
+    named: tuple
     compiled: Any
     constants: tuple
     bind: Callable[[tuple, tuple], Callable | None]
@@ -34,7 +35,7 @@ def kinds(kernel: Any, args: Sequence) -> tuple:
             width = -2**31 <= value < 2**31, value < 2**63
             found.append(width if parameter.do_not_specialize else (width, value == 1, value % _ALIGNMENT == 0))
         elif hasattr(value, "base"):
-            found.append((type(value), value.base.dtype, tuple(value.block_shape), getattr(value, "layout", None)))
+            found.append((type(value), value.base.dtype, tuple(value.block_shape), id(getattr(value, "layout", None))))
         else:
             found.append((type(value), value))
     return tuple(found)

@@ -39,12 +39,12 @@ def _wide_tiles(tiles: int, programs: int) -> int:
     return tiles - last if 2 * last <= programs else tiles
 
 
-def _gap(plan: Any, box_bytes: int) -> int:
-    """Clock cycles from box to box when all programs of a gemm_rs plan send."""
+def _gap(plan: Any, box_bytes: int, mixed: int) -> int:
+    """Clock cycles from box to box when all programs of a gemm_rs plan send. mixed: as of _mixed."""
     tiles = _tiles(plan)
     until_needed = _compute_ns(plan) * max(1.0, tiles / plan.programs)
     rate = min(FULL_GBS, max(SEND_GBS, _burst(plan) / (HIDDEN * max(until_needed, 1.0))))
-    if _mixed(plan):                    # every other program loads what stays, and misses no more than that
+    if mixed:                           # every other program loads what stays, and misses no more than that
         rate = FULL_GBS
     return int(box_bytes * plan.programs / rate * CLOCK_GHZ)
 
@@ -218,7 +218,8 @@ class _GemmRs(_Bound):
         bm, bn, _ = self.blocks
         box = min(bm, BOX_ROWS), min(bn, BOX_BYTES // plan.hop_dtype.itemsize)
         self.buffers = plan.space.derived((plan.hop_dtype, plan.n, bm, bn), lambda: self._buffers((bm, bn), box))
-        self.gap, self.mixed = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize), _mixed(plan)
+        self.mixed = _mixed(plan)
+        self.gap = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize, self.mixed)
         self.varying = (0, 1, 2, *[7] * has_bias)
 
     def _buffers(self, block: tuple, box: tuple) -> tuple:

@@ -60,10 +60,11 @@ def same_call(group: Group, what: Agreed) -> None:
     me = state()
     if me.over:
         raise CollectiveMismatch(f"ranks have differed before, so calls do not pair any more ({me.over}); start the world anew")
-    count = me.calls.setdefault(group.key, [0])
+    key = group.key
+    count = me.calls.setdefault(key, [0])
     number = count[0] = count[0] + 1
-    if group.key in me.refused:                         # peers that did not refuse it would take this call for that one
-        me.refused.discard(group.key)
+    if key in me.refused:                               # peers that did not refuse it would take this call for that one
+        me.refused.discard(key)
         _alike(group, "the call after one that was refused", f"call {number}")
     if me.debug and group.size > 1:
         _alike(group, f"call {number}", str(what))

@@ -29,7 +29,8 @@ def tensor(name: str, t: torch.Tensor, like: torch.Tensor | None = None, ndim: i
         raise InvalidArgument(f"{name}: expected float16, bfloat16 or float32, found {t.dtype}; convert it with .to()")
     if max(t.shape, default=1) >= _MAX_SIZE:
         raise InvalidArgument(f"{name}: expected sizes below 2^31, found shape {list(t.shape)}; split the call")
-    _placed(name, t)
+    if t.device != backend().device() or t.data_ptr() % t.element_size():
+        _placed(name, t)
     if like is not None and t.dtype != like.dtype:
         raise InvalidArgument(f"{name}: expected {like.dtype} like the other operand, found {t.dtype}; convert it with .to()")
 

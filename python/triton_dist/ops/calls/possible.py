@@ -6,6 +6,7 @@ import torch
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import heap
+from triton_dist.runtime.state import state
 
 UNFUSED = "unfused"             # the way of each op that runs anywhere: the group's own collective and torch's product
 # The words of `method` over all ops, beside "auto".
@@ -27,7 +28,7 @@ BEFORE_CAPTURE = "it has not run with these arguments before this graph capture"
 
 def across_nodes(group: Group) -> bool:
     """Whether loads and stores do not reach all members."""
-    return group.size > 1 and not heap().reachable(group)
+    return group.size > 1 and not (state().heap or heap()).reachable(group)
 
 
 def no_kernel(group: Group) -> str | None:
