@@ -48,7 +48,7 @@ DISPATCH = {  # name: (old, new)
     "the key is not sent": (" | (word == META - PIECES + number))", ")"),
     "a row is sent without a key": ("words ^ key, at < vectors)", "words, at < vectors)"),
     "the key is a word of the row":
-    ("key = key_of(words, at < vectors)\n", "key = of(tl.sum(words * (at == 0)[:, None], 0), 0)\n"),
+    ("key = key_of(words, at < vectors, QUANT)\n", "key = of(tl.sum(words * (at == 0)[:, None], 0), 0)\n"),
 }
 COMBINE = {
     "it does not hear of all": (HEARD, "pass\n"),

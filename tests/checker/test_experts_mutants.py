@@ -31,7 +31,7 @@ DISPATCH = {  # name: (old, new)
     "nothing is released": (f"                dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
     "all rounds have one flag": (f"dl.notify_each(everyone + t, epoch, {SENT}", f"dl.notify_each(everyone, epoch, {SENT}"),
     "rows lie where the first rank's do":
-    ("at = (index * slots + begin + place).to(tl.int64)\n", "at = (begin + place).to(tl.int64)\n"),
+    ("base = (index * slots + begin).to(tl.int64)\n", "base = (begin + 0 * slots).to(tl.int64)\n"),
     "it stores what does not fit": (FITTING, FITTING.replace(" & (land < limit)", "")),
 }
 COMBINE = {

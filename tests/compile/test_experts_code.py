@@ -6,11 +6,14 @@ import re
 import pytest
 from amd_isa import assert_sound
 from compile_util import CUDA, HIP, ONE_HIP, TARGETS, compile_kernel, instructions, position
+from test_norm_code import assembled, spilled
 
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
+from triton_dist.ops.ep.chunks import MOVED, PARTS, ROUNDED, WARPS, Chunks, tile_of
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
+from triton_dist.ops.exchange.sizes import power_of_two
 from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel, grouped_weight_kernel
 
 POINTERS = {
@@ -54,7 +57,7 @@ KNOWN = dict(K=8,
              TAKE=True)
 
 
-def compiled(kernel, target: str, dtype: str = "bf16", world: int = 8, **known):
+def compiled(kernel, target: str, dtype: str = "bf16", world: int = 8, warps: int = 8, **known):
     """A kernel for rows of a multiple of 16 elements."""
     known = {**KNOWN, "WORLD": world, "RANKS": 1 << (world - 1).bit_length(), **known}
     types = {
@@ -74,7 +77,7 @@ def compiled(kernel, target: str, dtype: str = "bf16", world: int = 8, **known):
                           },
                           target,
                           divisible=tuple(aligned),
-                          num_warps=8,
+                          num_warps=warps,
                           num_stages=1)
 
 
@@ -143,6 +146,17 @@ def test_a_dispatch_of_ids_alone(kernel, known, target):
     made = compiled(kernel, target, world=2, **{**dict(ROWS=64, COLS=1, TOKENS=64), **known})
     lines = assert_sound(made, target) if target in HIP else instructions(made)
     position(lines, r"global_store_dword" if target in HIP else r"st\.global")
+
+
+@pytest.mark.parametrize("row, quant", [(2048, None), (4096, None), (7168, "fp8_1x128"), (2048, "fp8_1x128")])
+def test_four_programs_of_a_dispatch_fit_an_sm(row, quant):
+    """Two that send and two that take: with fewer of them, those that take begin when others have ended."""
+    chunks, scales = Chunks(128, 32 if row > 4096 else 64), row // 128 if quant else 0
+    tile = tile_of(chunks, row, 1 if quant else 2, ROUNDED if quant else MOVED, 128 if quant else 1)
+    made = compiled(ep_dispatch_kernel, "sm_90", world=2, warps=WARPS, TOKENS=chunks.each, SCALES=scales, META=16 + scales,
+                    SCALES_PAD=max(1, power_of_two(scales)), QUANT=quant is not None, ROWS=tile.rows, COLS=tile.cols, ROUND=tile.round)
+    registers = -(-int(re.search(r"Used (\d+) registers", assembled(made))[1]) // 8) * 8  # pyright: ignore
+    assert 2 * PARTS * 32 * WARPS * registers <= 65536 and spilled(made) == 0
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

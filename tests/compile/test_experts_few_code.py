@@ -105,12 +105,12 @@ def test_hardly_anything_is_spilled(kernel, dtype):
 
 @pytest.mark.parametrize("kernel", ["dispatch self-flagged", "dispatch self-flagged, fp8 on the way"])
 def test_a_program_that_moves_rows_meets_few_barriers(kernel):
-    """Three for the key, one before the epoch is counted: they cost more than the rest where there is one token."""
+    """Three for the key, which fp8 does without, and one before the epoch is counted: they cost more than all else of one token."""
     function, known = KERNELS[kernel]
     lines = instructions(compiled(function, "sm_90", **known))
     first = position(lines, r"ld\.global\.v4\.b32")  # tellers, which load no rows, stand elsewhere in the text
     taken = position(lines, TAKE, first)
-    assert count(lines[first:taken], r"bar\.sync") <= 4
+    assert count(lines[first:taken], r"bar\.sync") <= (1 if "fp8" in kernel else 4)
 
 
 @pytest.mark.full

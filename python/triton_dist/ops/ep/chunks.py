@@ -23,17 +23,21 @@ _ALIGNED = 16
 
 @dataclass(frozen=True)
 class Pieces:
-    """In what pieces programs move rows, in bytes: `tile` at a time, `round` of them with one flag."""
+    """In what pieces programs move rows, in bytes: `tile` at a time, with up to `row` of each row, and `round` with one flag.
+
+    narrow: in place of `tile` where more than two rows fit it. Many rows take registers, and four programs should fit an SM.
+    """
     tile: int
     round: int
+    row: int = 16 * KIB
+    narrow: int | None = None
 
 
 # The fastest of those measured on 2 x H200 (tests/nvidia/moe.py --parts sweep)
-MOVED = Pieces(32 * KIB, 64 * KIB)
-ROUNDED = Pieces(8 * KIB, 128 * KIB)  # rows that become fp8 on the way, counted in fp32
+MOVED = Pieces(32 * KIB, 64 * KIB, narrow=16 * KIB)
+ROUNDED = Pieces(16 * KIB, 32 * KIB, row=4 * KIB)  # rows that become fp8 on the way
 SUMMED = Pieces(16 * KIB, 16 * KIB)  # rows of a combine, counted in fp32
 EXPANDED = Pieces(16 * KIB, 16 * KIB)  # rows of this rank, to the places of their choices
-ROW_BYTES = 16 * KIB  # of a row, at most, that a program moves at a time
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,9 @@ class Tile:
 def tile_of(chunks: Chunks, row: int, itemsize: int, pieces: Pieces, multiple: int = 1) -> Tile:
     """The tile for rows of `row` elements, whose columns are a multiple of `multiple`, a power of two."""
     width, most = power_of_two(max(1, row)), power_of_two(chunks.each)
-    cols = max(multiple, min(width, min(ROW_BYTES, pieces.tile) // itemsize))
-    rows = max(1, min(pieces.tile // (cols * itemsize), most))
+    tile = pieces.narrow if pieces.narrow and 2 * width * itemsize < pieces.tile else pieces.tile
+    cols = max(multiple, min(width, min(pieces.row, tile) // itemsize))
+    rows = max(1, min(tile // (cols * itemsize), most))
     rows = 1 << (rows.bit_length() - 1)
     a_round = max(rows, min(pieces.round // (width * itemsize), most))
     a_round = 1 << (a_round.bit_length() - 1)

@@ -50,6 +50,13 @@ def tokens_in(to, rank, slot):
 
 
 @triton.jit
+def token_in(to, rank, slot):
+    """Which token of the chunk lies in `slot` of `rank`: int32."""
+    sent = sent_to(to, rank)
+    return tl.sum(tl.where((sent > 0) & (tl.cumsum(sent, 0) - 1 == slot), tl.arange(0, to.shape[0]), 0), 0)
+
+
+@triton.jit
 def slots_of(to, rank, token):
     """int32 [len(token)]: the slot of each of these tokens of the chunk on `rank`; -1 for one that does not go there."""
     sent = sent_to(to, rank)

@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.ops.device.float8 import e4m3_word
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
-from triton_dist.ops.ep.device import counts_of, floats, matrix_of, of, owners, rows_told, tokens_in
+from triton_dist.ops.ep.device import counts_of, floats, matrix_of, of, owners, rows_told, token_in, tokens_in
+from triton_dist.ops.ep.quantise import rounded, vectors_of
 from triton_dist.runtime.jit import jit
 
 
@@ -75,11 +75,9 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                         dl.trace_start("push", t * WORLD + i, peer)
                         target = dl.team_world_rank(team, peer)
                         outbox, words = dl.symm_at(rows_in, target), dl.symm_at(words_in, target)
-                        for first in range(t * ROUND, tl.minimum((t + 1) * ROUND, go), ROWS):
-                            place = first + line
-                            at = (index * slots + begin + place).to(tl.int64)
-                            put_rows(x, scales, (begin + tokens_in(to, peer, place)).to(tl.int64), place < go, outbox + at * row,
-                                     floats(words + at * META + (META - SCALES)), row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
+                        base = (index * slots + begin).to(tl.int64)
+                        put_rows(x, scales, to, peer, begin, t * ROUND, tl.minimum((t + 1) * ROUND, go), outbox + base * row,
+                                 floats(words + base * META + (META - SCALES)), META, row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
                         if t == 0:
                             words += (index * slots + begin).to(tl.int64) * META
                             put_choices(ids, weights, to, begin, go, go, peer, words, floats(words + K), META, K, CHOICES, E_LOC,
@@ -103,10 +101,10 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                 own, land_of_own = of(going, index), of(landing, index)
                 dl.trace_start("store", 0, index)
                 for t in range(share, tl.cdiv(own, ROWS), PARTS):
-                    place = t * ROWS + line
-                    land = (land_of_own + place).to(tl.int64)
-                    put_rows(x, scales, (begin + tokens_in(to, index, place)).to(tl.int64), (place < own) & (land < limit),
-                             out + land * row, scales_out + land * SCALES, row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
+                    last = tl.minimum(tl.minimum(t * ROWS + ROWS, own), limit - land_of_own)
+                    land = land_of_own.to(tl.int64)
+                    put_rows(x, scales, to, index, begin, t * ROWS, last, out + land * row, scales_out + land * SCALES, SCALES,
+                             row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
                 if share == 0:
                     at = land_of_own.to(tl.int64) * K
                     put_choices(ids, weights, to, begin, own, limit - land_of_own, index, ids_out + at, weights_out + at, K, K,
@@ -159,42 +157,60 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
 
 
 @triton.jit
-def put_rows(x, scales, token, there, goal, scale_goal, row, SCALES: tl.constexpr, SCALES_PAD: tl.constexpr,
-             QUANT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Stores rows `token` of x, where `there`, at the pointers `goal`, and their scales at `scale_goal`."""
-    if SCALES > 0 and not QUANT:
-        group = tl.arange(0, SCALES_PAD)
-        of_row = there[:, None] & (group < SCALES)[None, :]
-        scale = tl.load(scales + token[:, None] * SCALES + group[None, :], mask=of_row, other=0.0)
-        tl.store(scale_goal[:, None] + group[None, :], scale, mask=of_row)
-    for column in range(0, row, COLS):
-        cols = column + tl.arange(0, COLS)
-        tile = there[:, None] & (cols < row)[None, :]
-        values = tl.load(x + token[:, None] * row + cols[None, :], mask=tile, other=0)
-        if QUANT:
-            words, scale = quantised(values, ROWS, COLS)
-            of_cols = column // 128 + tl.arange(0, COLS // 128)
-            tl.store(scale_goal[:, None] + of_cols[None, :], scale, mask=there[:, None] & (of_cols < SCALES)[None, :])
-            word = column // 4 + tl.arange(0, COLS // 4)
-            tl.store(goal.to(tl.pointer_type(tl.int32), bitcast=True)[:, None] + word[None, :], words,
-                     mask=there[:, None] & (word < row // 4)[None, :])
-        else:
-            tl.store(goal[:, None] + cols[None, :], values, mask=tile)
+def put_rows(x, scales, to, rank, begin, first, last, goal, scale_goal, pitch, row, SCALES: tl.constexpr,
+             SCALES_PAD: tl.constexpr, QUANT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Stores rows `first` to `last` of those of a chunk that go to `rank`: row i at goal + i * row, its scales at scale_goal + i * pitch.
+
+    The chunk's tokens begin with `begin`. ROWS rows at a time, where QUANT as many as take few registers.
+    """
+    if QUANT:
+        dtype: tl.constexpr = x.dtype.element_ty
+        SOME: tl.constexpr = 1 if COLS >= 4096 else (4096 // COLS if COLS > 1024 else 4)  # rows whose loads are under way together
+        vector, group = tl.arange(0, COLS // 16), tl.arange(0, COLS // 128)
+        for some in range(first, last, SOME):
+            for step in range(tl.cdiv(row, COLS)):
+                parts = ()
+                for i in tl.static_range(SOME):
+                    source = x + (begin + token_in(to, rank, some + i)).to(tl.int64) * row
+                    parts = parts + (vectors_of(source, step * COLS, row, some + i < last, COLS // 16), )
+                for i in tl.static_range(SOME):
+                    words, scale, _ = rounded(parts[i], dtype, COLS // 16)
+                    at, there = (some + i).to(tl.int64), some + i < last
+                    here = (goal + (at * row + step * COLS)).to(tl.pointer_type(tl.int32), bitcast=True)
+                    tl.store(here + (vector[:, None] * 4 + tl.arange(0, 4)[None, :]), words,
+                             mask=(there & (step * COLS + 16 * vector < row))[:, None])
+                    of_cols = step * (COLS // 128) + group
+                    tl.store(scale_goal + at * pitch + of_cols, scale, mask=there & (of_cols < SCALES))
+    else:
+        for some in range(first, last, ROWS):
+            place = some + tl.arange(0, ROWS)
+            there, at = place < last, place.to(tl.int64)[:, None]
+            source = (begin + tokens_in(to, rank, place)).to(tl.int64)[:, None]
+            if SCALES > 0:
+                group = tl.arange(0, SCALES_PAD)[None, :]
+                of_row = there[:, None] & (group < SCALES)
+                scale = tl.load(scales + source * SCALES + group, mask=of_row, other=0.0)
+                tl.store(scale_goal + at * pitch + group, scale, mask=of_row)
+            for column in range(0, row, COLS):
+                cols = column + tl.arange(0, COLS)[None, :]
+                tile = there[:, None] & (cols < row)
+                tl.store(goal + at * row + cols, tl.load(x + source * row + cols, mask=tile, other=0), mask=tile)
 
 
 @triton.jit
 def take_rows(source, scale_source, there, goal, scale_goal, row, SCALES: tl.constexpr, SCALES_PAD: tl.constexpr,
               COLS: tl.constexpr):
     """Moves rows, and their scales, from pointers to pointers where `there`."""
-    if SCALES > 0:
-        group = tl.arange(0, SCALES_PAD)
-        of_row = there[:, None] & (group < SCALES)[None, :]
-        tl.store(scale_goal[:, None] + group[None, :], tl.load(scale_source[:, None] + group[None, :], mask=of_row),
-                 mask=of_row)
+    if SCALES > 0:  # loaded first and stored last, so that rows and scales take one latency
+        group = tl.arange(0, SCALES_PAD)[None, :]
+        of_row = there[:, None] & (group < SCALES)
+        scale = tl.load(scale_source[:, None] + group, mask=of_row)
     for column in range(0, row, COLS):
         cols = column + tl.arange(0, COLS)
         tile = there[:, None] & (cols < row)[None, :]
         tl.store(goal[:, None] + cols[None, :], tl.load(source[:, None] + cols[None, :], mask=tile), mask=tile)
+    if SCALES > 0:
+        tl.store(scale_goal[:, None] + group, scale, mask=of_row)
 
 
 @triton.jit
@@ -229,15 +245,3 @@ def take_choices(words, weight_words, pitch, come, goal, weight_goal, K: tl.cons
         tl.store(goal + stored_at, tl.load(words + at, mask=here), mask=here)
         if WEIGHTS:
             tl.store(weight_goal + stored_at, tl.load(weight_words + at, mask=here), mask=here)
-
-
-@triton.jit
-def quantised(part, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """(float8_e4m3fn [ROWS, COLS] as int32 of four, fp32 scales [ROWS, COLS / 128]) of `part`: values over their scale."""
-    values = tl.reshape(part.to(tl.float32), (ROWS, COLS // 128, 128))
-    most = tl.maximum(tl.max(tl.abs(values), 2), 1e-4)
-    inverse = tl.div_rn(tl.full((ROWS, COLS // 128), 448.0, tl.float32), most)
-    even, odd = tl.split(tl.reshape(values * inverse[:, :, None], (ROWS, COLS // 4, 2, 2)))
-    a, c = tl.split(even)
-    b, d = tl.split(odd)
-    return e4m3_word(a, b, c, d), most * (1.0 / 448.0)

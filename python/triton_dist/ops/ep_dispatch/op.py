@@ -15,7 +15,7 @@ from triton_dist.ops.calls.plans import OnWorkspace, Plan
 from triton_dist.ops.ep import checks as ep_checks, chunks
 from triton_dist.ops.ep.chunks import Room, tile_of
 from triton_dist.ops.ep.op import ExpertsOp, OfTokens
-from triton_dist.ops.ep.self_flagged import METHOD
+from triton_dist.ops.ep.self_flagged import METHOD, aligned
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
 from triton_dist.ops.ep_dispatch.self_flagged import SelfFlagged
@@ -244,10 +244,8 @@ class Push(OnWorkspace):
         self.sent, each = (torch.int8, 1) if agreed.quant else carrier_of(agreed.dtype)
         self.carrier, self.row = carrier_of(agreed.dtype)[0], each * agreed.row
         self.local = agreed.experts // group.size
-        if agreed.quant:  # the program holds values in fp32
-            self.tile = tile_of(self.chunks, self.row, 4, chunks.ROUNDED, 128)
-        else:
-            self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, chunks.MOVED)
+        pieces, multiple = (chunks.ROUNDED, 128) if agreed.quant else (chunks.MOVED, 1)
+        self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, pieces, multiple)
         self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
         self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space)
         self.padded = power_of_two(self.local)
@@ -314,7 +312,8 @@ class Push(OnWorkspace):
 
     def _sending(self, x, topk_ids, topk_weights, scales, out, scales_out, ids_out, weights_out, told, positions,
                  sources) -> tuple:
-        return (flat(x, self.carrier) if x.dtype != self.carrier else x.contiguous(), topk_ids,
+        x = flat(x, self.carrier) if x.dtype != self.carrier else x.contiguous()
+        return (aligned(x) if self.agreed.quant else x, topk_ids,
                 weights_out if topk_weights is None else topk_weights, scales_out if scales is None else scales,
                 out if out.dtype == self.sent else flat(out, self.sent), scales_out, ids_out, weights_out, told)
 

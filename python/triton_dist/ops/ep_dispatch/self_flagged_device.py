@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
-from triton_dist.language.selfflag import join_words, split_words
-from triton_dist.ops.device.float8 import e4m3_word
 from triton_dist.ops.device.packets import at_member
-from triton_dist.ops.device.selfflag import elements, places
+from triton_dist.ops.device.selfflag import places
 from triton_dist.ops.ep.device import of, owners, rows_told, sent_to
+from triton_dist.ops.ep.quantise import rounded
 
 _FIRST_KEY = tl.constexpr(-4096037)  # 0xFFC17FDB: in every dtype it has a NaN, so hardly any row has it
 
@@ -35,50 +34,25 @@ def part_of_row(x, token, first, vector, vectors, there, QUANT: tl.constexpr, N:
 
 @triton.jit
 def words_of_row(part, dtype: tl.constexpr, QUANT: tl.constexpr, N: tl.constexpr):
-    """(int32 [N, 4] that are sent of what part_of_row has loaded, where QUANT the scale of each vector, fp32 [N], else 0).
-
-    Bit by bit what `quantised` makes of them. 16 elements stay in one thread, and the 8 threads of a group are neighbours.
-    """
+    """(int32 [N, 4] that are sent of what part_of_row has loaded, where QUANT the scale of each vector, fp32 [N], else 0)."""
     if QUANT:
-        most = tl.zeros((N, 4), tl.float32)
-        for s in tl.static_range(len(part)):
-            values = elements(part[s], dtype)
-            for e in tl.static_range(len(values)):
-                most = tl.maximum(most, tl.abs(values[e]))
-        of_groups = tl.maximum(tl.max(tl.reshape(tl.max(most, 1), (N // 8, 8)), 1), 1e-4)
-        of_vectors = tl.reshape(tl.broadcast_to(of_groups[:, None], (N // 8, 8)), (N, ))
-        inverse = tl.div_rn(tl.full((N, ), 448.0, tl.float32), of_vectors)
-        found = ()
-        for s in tl.static_range(len(part)):
-            values = elements(part[s], dtype)
-            if len(values) == 1:
-                a, b, c, d = split_words(values[0])
-                found = found + (e4m3_word(a * inverse, b * inverse, c * inverse, d * inverse), )
-            else:
-                a, c, e, g = split_words(values[0])
-                b, d, f, h = split_words(values[1])
-                found = found + (e4m3_word(a * inverse, b * inverse, c * inverse, d * inverse),
-                                 e4m3_word(e * inverse, f * inverse, g * inverse, h * inverse))
-        words, scale = join_words(found[0], found[1], found[2], found[3]), of_vectors * (1.0 / 448.0)
+        words, _, scale = rounded(part, dtype, N)
     else:
         words, scale = part[0], 0
     return words, scale
 
 
 @triton.jit
-def key_of(words, there):
-    """A word, not 0, that is none of int32 `words` [N, 4] where `there`. There are fewer of them than there are keys."""
-    key = tl.full((), _FIRST_KEY, tl.int32)
-    while tl.max(tl.max((there[:, None] & (words == key)).to(tl.int32), 1), 0) > 0:
-        key = tl.where(key == -1, 1, key + 1)
+def key_of(words, there, QUANT: tl.constexpr):
+    """A word, not 0, that is none of int32 `words` [N, 4] where `there`. There are fewer of them than there are keys.
+
+    QUANT: words of `rounded`, none of which is -1. Nothing is searched then, so no thread waits for another.
+    """
+    key = tl.full((), -1 if QUANT else _FIRST_KEY, tl.int32)
+    if not QUANT:
+        while tl.max(tl.max((there[:, None] & (words == key)).to(tl.int32), 1), 0) > 0:
+            key = tl.where(key == -1, 1, key + 1)
     return key
-
-
-@triton.jit
-def token_in(to, rank, slot):
-    """Which token of the chunk lies in `slot` of `rank`: int32."""
-    sent = sent_to(to, rank)
-    return tl.sum(tl.where((sent > 0) & (tl.cumsum(sent, 0) - 1 == slot), tl.arange(0, to.shape[0]), 0), 0)
 
 
 @triton.jit

@@ -6,11 +6,11 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import count_call, epoch_in_turn
-from triton_dist.ops.ep.device import of, owners, sent_to, slot_in
+from triton_dist.ops.ep.device import of, owners, sent_to, slot_in, token_in
 from triton_dist.ops.ep_dispatch.self_flagged_device import (begins_of, choices_of, keep_choices, keep_told,
                                                              key_of, nothing_came, of_source_in, order_of, part_of_row,
                                                              places_of, spread_words, tell_rows, tell_totals,
-                                                             token_in, words_beside, words_of_row, zeros_between)
+                                                             words_beside, words_of_row, zeros_between)
 from triton_dist.runtime.jit import jit
 from triton_dist.runtime.workspace import TEAM_PEERS
 
@@ -83,7 +83,7 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
             t, number = u // MINE, part + u % MINE * PARTS
             at = number * N + vector
             words, scale = words_of_row(piece, dtype, QUANT, N)
-            key = key_of(words, at < vectors)
+            key = key_of(words, at < vectors, QUANT)
             before = 0 * word
             if ORDERED:
                 before = order_of(ids, begin + t, word, K, CHOICES, BLOCK)
