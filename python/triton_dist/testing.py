@@ -5,7 +5,7 @@ import argparse
 import math
 import time
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import torch
 
@@ -100,6 +100,12 @@ def all_reduce_rmsnorm_float64(x: torch.Tensor, weight: torch.Tensor, group: Gro
     for added in (bias, residual):
         total = total if added is None else total + added.double()
     return total * (total.square().mean(-1, keepdim=True) + eps).rsqrt() * (weight.double() + weight_bias), total
+
+
+def gemm_ar_rmsnorm_float64(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tensor, group: Group,
+                            **added: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """all_reduce_rmsnorm_float64 of x @ weight^T, a product in float64."""
+    return all_reduce_rmsnorm_float64(x.double() @ weight.double().t(), norm_weight, group, **added)
 
 
 def milliseconds(call: Callable, group: Group, iterations: int, warmup: int = 1) -> float:

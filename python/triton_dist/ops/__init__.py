@@ -12,6 +12,7 @@ from triton_dist.ops.ag_gemm.dgrad import gemm_rs_beside_gather as gemm_rs_besid
 from triton_dist.ops.gemm_ar.op import gemm_ar
 from triton_dist.ops.all_reduce_rmsnorm.op import all_reduce_rmsnorm
 from triton_dist.ops.all_reduce_layernorm.op import all_reduce_layernorm
+from triton_dist.ops.gemm_ar_rmsnorm.op import gemm_ar_rmsnorm
 from triton_dist.ops.all_reduce_rmsnorm_quant.op import QuantizedNorm, all_reduce_rmsnorm_quant
 from triton_dist.ops.all_to_all_vdev.op import all_to_all_vdev
 from triton_dist.ops.all_to_all_vdev_2d.op import all_to_all_vdev_2d, all_to_all_vdev_2d_offset
@@ -35,8 +36,7 @@ __all__ = [
     "Agreed", "Choice", "EPDispatched", "EPHandle", "EPSent", "Gradient", "OPS", "OnWorkspace", "Op", "Operator", "Plan",
     "QuantizedNorm", "Shape", "ag_gemm", "all_gather", "all_gather_2d", "all_reduce", "all_reduce_layernorm",
     "all_reduce_rmsnorm", "all_reduce_rmsnorm_quant", "all_to_all_single", "all_to_all_vdev", "all_to_all_vdev_2d",
-    "all_to_all_vdev_2d_offset",
-    "dispatch_grouped_gemm", "dispatch_grouped_gemm_rows", "ep_combine", "ep_combine_rows", "ep_combine_send", "ep_dispatch",
-    "ep_dispatch_rows", "ep_dispatch_send", "explain", "gemm_ar", "gemm_rs", "grouped_gemm", "grouped_gemm_combine",
-    "reduce_scatter", "reduce_scatter_2d",
+    "all_to_all_vdev_2d_offset", "dispatch_grouped_gemm", "dispatch_grouped_gemm_rows", "ep_combine", "ep_combine_rows",
+    "ep_combine_send", "ep_dispatch", "ep_dispatch_rows", "ep_dispatch_send", "explain", "gemm_ar", "gemm_ar_rmsnorm", "gemm_rs",
+    "grouped_gemm", "grouped_gemm_combine", "reduce_scatter", "reduce_scatter_2d",
 ]

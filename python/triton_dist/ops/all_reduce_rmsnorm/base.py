@@ -33,6 +33,20 @@ class Norm(Agreed):
     weight_bias: float = 0.0
 
 
+def check_numbers(eps: Any, weight_bias: Any, name: str = "weight_bias") -> None:
+    """Refuses what is no eps of a norm, and no number that is added to its weight. name: what users call the latter."""
+    if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf):
+        raise InvalidArgument(f"eps: expected None or a number of at least 0, found {eps!r}; 1e-6 is usual")
+    if isinstance(weight_bias, bool) or not isinstance(weight_bias, (int, float)) or not abs(weight_bias) < math.inf:
+        raise InvalidArgument(f"{name}: expected a number, found {weight_bias!r}; it is added to the norm's weight: 0, or 1 for "
+                              "models whose norm multiplies by 1 + weight")
+
+
+def eps_of(eps: float | None, dtype: torch.dtype) -> float:
+    """eps as torch.nn.RMSNorm takes it: None is that of the dtype."""
+    return float(torch.finfo(dtype).eps if eps is None else eps)
+
+
 class NormedAllReduce(Op):
     """All-reduce, bias, residual and a norm of rows. A subclass says which norm, and what the op gives beside it.
 
@@ -61,11 +75,7 @@ class NormedAllReduce(Op):
             if residual.shape != x.shape:
                 raise InvalidArgument(f"residual: expected None or a tensor of shape {list(x.shape)}, found "
                                       f"{list(residual.shape)}; it is added to the sum")
-        if eps is not None and (isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf):
-            raise InvalidArgument(f"eps: expected None or a number of at least 0, found {eps!r}; 1e-6 is usual")
-        if isinstance(weight_bias, bool) or not isinstance(weight_bias, (int, float)) or not abs(weight_bias) < math.inf:
-            raise InvalidArgument(f"weight_bias: expected a number, found {weight_bias!r}; it is added to the norm's weight: 0, "
-                                  "or 1 for models whose norm multiplies by 1 + weight")
+        check_numbers(eps, weight_bias)
         if x.numel() >= 2**31:
             raise InvalidArgument(f"x: expected fewer than 2^31 elements, found shape {list(x.shape)}; split the call")
 
@@ -96,8 +106,8 @@ class NormedAllReduce(Op):
                 raise InvalidArgument(f"method: {method!r} takes rows of at most {_MOST_ROW_BYTES} bytes, found "
                                       f"{n * dtype.itemsize}; use 'auto' or 'unfused'")
             chosen, why = "unfused", f"a row has more than {_MOST_ROW_BYTES} bytes"
-        return Norm(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n,
-                    eps=float(torch.finfo(dtype).eps if eps is None else eps), weight_bias=float(weight_bias))
+        return Norm(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, eps=eps_of(eps, dtype),
+                    weight_bias=float(weight_bias))
 
     def candidates(self, agreed: Norm, group: Group) -> Sequence[Choice]:
         return [Choice("unfused" if group.size == 1 or not agreed.m else agreed.method)]

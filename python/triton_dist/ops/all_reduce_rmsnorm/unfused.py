@@ -27,7 +27,11 @@ def all_reduce_rmsnorm_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Ca
                                residual: torch.Tensor | None = None, weight_bias: float = 0.0) -> None:
     """residual_out as all_reduce_and_add gives it; out = rms_norm(residual_out) * (weight [N] + weight_bias)."""
     all_reduce_and_add(x, reduce, out, residual_out, bias, residual)
-    total = residual_out
+    rmsnorm(residual_out, weight, eps, weight_bias, out)
+
+
+def rmsnorm(total: torch.Tensor, weight: torch.Tensor, eps: float, weight_bias: float, out: torch.Tensor) -> None:
+    """out = rms_norm(total [..., N]) * (weight [N] + weight_bias)."""
     if weight_bias:                     # which the weight's dtype may not have room for
         wide = torch.promote_types(weight.dtype, torch.float32)
         total, weight = total.to(wide), weight.to(wide) + weight_bias

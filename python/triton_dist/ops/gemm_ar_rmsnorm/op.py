@@ -1,0 +1,215 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""gemm_ar_rmsnorm: what ranks agree on, the ways to run it, what they move, and the call."""
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+
+from triton_dist.ops import products, registry
+from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers, eps_of
+from triton_dist.ops.all_reduce_rmsnorm.op import ALL_REDUCE_RMSNORM, all_reduce_rmsnorm
+from triton_dist.ops.all_reduce_rmsnorm.unfused import rmsnorm
+from triton_dist.ops.autograd import gemm_ar_norm
+from triton_dist.ops.calls import checks, possible
+from triton_dist.ops.calls.plans import Plan
+from triton_dist.ops.exchange import sizes
+from triton_dist.ops.gemm_ar.op import GEMM_AR, gemm_ar
+from triton_dist.ops.gemm_ar.packets import MOST_ROWS, Tiling, tiling
+from triton_dist.ops.gemm_ar_rmsnorm.packets import MOST_EACH, NormPackets, cut_rows
+from triton_dist.ops.op import Agreed, Op
+from triton_dist.ops.registry import Gradient
+from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.runtime.backend import backend
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
+
+AUTO_ROWS = 32                          # that auto gives to packets
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormedProduct(Agreed):
+    """out is [m, n]. weight_bias: what is added to the norm's weight. tiling: how packets cut the product."""
+    m: int
+    n: int
+    eps: float
+    weight_bias: float
+    tiling: Tiling | None = None
+
+
+class GemmArRmsnorm(Op):
+    """A row-parallel linear of a decoder, and what follows it."""
+
+    name = "gemm_ar_rmsnorm"
+    tensors = {"x": "sharded", "weight": "sharded", "bias": "equal", "residual": "equal", "norm_weight": "equal"}
+    outputs = {"out": "summed", "residual_out": "summed"}
+    methods = ("packets", "ring", "unfused")
+    schema = ("(Tensor x, Tensor weight, Tensor norm_weight, Tensor? bias, Tensor? residual, float? eps, str group, str method, "
+              "float norm_weight_bias=0.0) -> (Tensor, Tensor)")
+    gradient = Gradient(gemm_ar_norm.keep, gemm_ar_norm.backward)
+    autocasts = True
+    local_axis = "k"
+
+    def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+              residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor | None,
+              residual_out: torch.Tensor | None, eps: Any, norm_weight_bias: Any, method: str) -> NormedProduct:
+        checks.matrix("x", x)
+        checks.matrix("weight", weight, like=x)
+        products.check_columns(x, weight)
+        m, n = x.shape[0], weight.shape[0]
+        if m * n >= 2**31:
+            raise InvalidArgument(f"x: expected an output of fewer than 2^31 elements, found shape {[m, n]}; split the call")
+        checks.vector("norm_weight", norm_weight, n, like=x, optional=False)
+        checks.vector("bias", bias, n, like=x)
+        if residual is not None:
+            checks.matrix("residual", residual, like=x)
+            if tuple(residual.shape) != (m, n):
+                raise InvalidArgument(f"residual: expected None or a tensor of shape {[m, n]}, found {list(residual.shape)}; it "
+                                      "is added to the sum")
+        check_numbers(eps, norm_weight_bias, "norm_weight_bias")
+        checks.output("out", out, (m, n), like=x)
+        checks.output("residual_out", residual_out, (m, n), like=x)
+        read = dict(x=x, weight=weight, bias=bias, norm_weight=norm_weight)
+        checks.no_overlap("out", out, **read, residual=residual, residual_out=residual_out)
+        in_place = checks.same_memory(residual_out, residual)
+        checks.no_overlap("residual_out", residual_out, **read, residual=None if in_place else residual)
+        checks.no_grad(**read, residual=residual)
+        return self._agreed(m, n, x.dtype, eps, norm_weight_bias, method, group)
+
+    def _agreed(self, m: int, n: int, dtype: torch.dtype, eps: float | None, weight_bias: float, method: Any,
+                group: Group) -> NormedProduct:
+        cut = tiling(m, n, dtype, group.size) if m * n else None
+        chosen, why = self._chosen(method, group, m, n, dtype, cut)
+        return NormedProduct(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, eps=eps_of(eps, dtype),
+                             weight_bias=float(weight_bias), tiling=cut if chosen == "packets" else None)
+
+    def _chosen(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype, cut: Tiling | None) -> tuple[str, str]:
+        """(the method of a call that has no plan yet, why, for an "auto"). cut: gemm_ar's tiling, where there is something."""
+        reason = possible.no_kernel(group)
+        chosen, why = self.possible(method, None if method == "ring" else reason)
+        if chosen == "ring" and m % group.size:
+            raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found "
+                                  f"{m}; pad the rows or use 'auto'")
+        if chosen not in ("packets", "auto") or cut is None:
+            return chosen, why
+        nbytes, each = m * n * dtype.itemsize, cut_rows(m, n, dtype, cut, group.size).each
+        if chosen == "packets":
+            if nbytes > sizes.MOST_PACKET_BYTES:
+                raise InvalidArgument(f"method: 'packets' carries at most {sizes.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
+                                      "'ring' or 'unfused'")
+            if each > MOST_EACH:
+                raise InvalidArgument(f"method: 'packets' holds a row in registers, at most {MOST_EACH} words of it a thread, "
+                                      f"and {m} rows of {n} elements would take {each}; use 'ring' or 'unfused'")
+            return chosen, why
+        if m <= AUTO_ROWS and each <= MOST_EACH and not cut.two_shot:
+            return "packets", f"{m} rows are no more than {AUTO_ROWS}, and their terms are few enough for one hop"
+        if GEMM_AR.at(m, n, 1, dtype, group).method == "ring":
+            return "ring", "gemm_ar hides its reduce-scatter behind the product at this size"
+        return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
+
+    def candidates(self, agreed: NormedProduct, group: Group) -> Sequence[Choice]:
+        if group.size == 1 or not agreed.m * agreed.n:
+            return [Choice("unfused")]
+        return [Choice(agreed.method)]
+
+    def plan(self, choice: Choice, agreed: NormedProduct, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        return _Ring(agreed) if choice.method == "ring" else NormPackets(agreed, group, *tensors)
+
+    def unfused(self, agreed: NormedProduct, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor,
+                residual_out: torch.Tensor) -> None:
+        """A matmul, then all_reduce_rmsnorm."""
+        if not agreed.m * agreed.n:
+            return
+        product = torch.matmul(x, weight.t())
+        if x.dtype not in checks.DTYPES:
+            ALL_REDUCE_RMSNORM.unfused(agreed, group, product, norm_weight, bias, residual, out, residual_out)
+            return
+        all_reduce_rmsnorm(product, norm_weight, bias=bias, residual=residual, eps=agreed.eps, weight_bias=agreed.weight_bias,
+                           group=group, out=out, residual_out=residual_out)
+
+    def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> tuple:
+        registry.require(weight.shape[1] == x.shape[1], "weight: expected [N, K_local] with the K of x [M, K_local]")
+        return x.shape[0], weight.shape[0]
+
+    def traffic(self, agreed: NormedProduct, group: Group) -> dict[int, int]:
+        """Each piece of its product to every peer; what other methods leave to other ops is counted there."""
+        if agreed.tiling is None:
+            return {}
+        return sizes.to_peers(agreed.m * agreed.n * agreed.dtype.itemsize * agreed.tiling.split, False, group)
+
+    def shape(self, agreed: NormedProduct, group: Group, local: int) -> Shape:
+        return Shape(self.name, str(agreed.dtype).removeprefix("torch."), agreed.m, agreed.n, local)
+
+    def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> NormedProduct:
+        return self._agreed(m, n, dtype, None, 0.0, "auto", group)
+
+    def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
+        return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group)), "norm_weight": (n,)}
+
+
+class _Ring(Plan):
+    """gemm_ar by a ring, then a norm."""
+
+    def __init__(self, agreed: NormedProduct):
+        self._asked = agreed.eps, agreed.weight_bias
+
+    def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+            residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor, residual_out: torch.Tensor) -> None:
+        gemm_ar(x, weight, bias=bias, residual=residual, group=group, out=residual_out, method="ring")
+        backend().before_torch()
+        rmsnorm(residual_out, norm_weight, *self._asked, out)
+
+
+GEMM_AR_RMSNORM = GemmArRmsnorm()
+
+
+@GEMM_AR_RMSNORM.public
+def gemm_ar_rmsnorm(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tensor, *, bias: torch.Tensor | None = None,
+                    residual: torch.Tensor | None = None, eps: float | None = 1e-6, norm_weight_bias: float = 0.0,
+                    group: Any = None, out: torch.Tensor | None = None, residual_out: torch.Tensor | None = None,
+                    method: str = "auto") -> tuple[torch.Tensor, torch.Tensor]:
+    """residual_out = all_reduce(x @ weight^T) + bias + residual and out = rms_norm(residual_out) * norm_weight. Collective.
+
+    A row-parallel linear of a decoder, and what follows it: gemm_ar and all_reduce_rmsnorm in one. For few rows it is one kernel.
+
+    Args:
+        x: [M, K_local] fp16, bf16 or fp32 on `triton_dist.device()`. M is equal on all ranks.
+        weight: [N, K_local], same dtype: this rank's columns. N is equal on all ranks; K_local may differ and may be 0.
+        norm_weight: [N], same dtype: of the norm. Pass the same on every rank.
+        bias: [N] or None, same dtype: added once, to the sum. Pass the same on every rank.
+        residual: [M, N] or None, same dtype: likewise. Pass the same on every rank.
+        eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
+        norm_weight_bias: a number that is added to `norm_weight` in fp32: 1 for models whose norm multiplies by 1 + weight.
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+        out: [M, N] contiguous, or None to allocate. Must not overlap what is read.
+        residual_out: likewise; `residual_out=residual` adds in place.
+        method: "packets" (one kernel: the product's terms travel in packets that carry their own flag, and programs that share
+            a row exchange its sums of squares; for few rows), "ring" (gemm_ar by that method, then torch's norm; M divides by
+            the group size), "unfused" (a matmul, then all_reduce_rmsnorm) or "auto" (by M and N). The same on all ranks.
+
+    Returns (out, residual_out), both [M, N] and equal on every rank. Products accumulate in fp32. "packets" rounds each piece of
+    a rank's product to the dtype, and sums these, bias and residual in fp32 with one rounding, in an order that depends on
+    shapes and group only; the norm is in fp32, of the rounded sum, with another rounding: the same inputs give the same bits.
+    "unfused" rounds the product, then as all_reduce_rmsnorm. "ring" rounds after each step.
+    Gradients (without `out` and `residual_out`): as for gemm_ar: those of the outputs must be equal on all ranks, nothing is sent
+    in the backward pass, and the gradients of bias, residual and norm_weight are equal on all ranks.
+    In graphs: run the same call once before capture, else auto captures "unfused" and "packets" refuses.
+    Under autocast all operands are cast and the outputs have its dtype.
+    Raises InvalidArgument before anything is sent.
+
+    Example:
+        normed, x = gemm_ar_rmsnorm(hidden, o_proj.weight, norm.weight, residual=x)         # hidden [M, K_local], x [M, N]
+    """
+    known = GEMM_AR_RMSNORM.known((eps, norm_weight_bias, method), group, x, weight, out, bias, residual, residual_out,
+                                  norm_weight)
+    if known is None:
+        return GEMM_AR_RMSNORM.record(x=x, weight=weight, norm_weight=norm_weight, bias=bias, residual=residual, eps=eps,
+                                      norm_weight_bias=norm_weight_bias, group=group, out=out, residual_out=residual_out,
+                                      method=method)
+    if out is None:
+        out = known.new_out()
+    if residual_out is None:
+        residual_out = known.new_out()
+    known.plan.run(known.group, x, weight, bias, residual, norm_weight, out, residual_out)
+    return out, residual_out
