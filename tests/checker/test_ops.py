@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from chunks import Chunks2d, Offsets2d
+from normed_products import GARN
 from quant_scenarios import QARN
 from scenarios import AG, AR, ARN, F32, GAR, RS, Moves, V, back_to_back, overtaking, side_stream, two_groups
 
@@ -46,6 +47,8 @@ CALLS = {
             for in_place in (False, True)] for op in ("all_gather", "reduce_scatter", "all_to_all_single")},
     "gemm_ar": [GAR(9, 70, 40, bias=True), GAR(1, 64, 600, residual="in place"), GAR(5, 24, lambda rank: 300 * (rank == 1)),
                 GAR(40, 72, 64, dtype=F32, residual="apart")],
+    "gemm_ar_rmsnorm": [GARN(9, 70, 40, bias=True), GARN(1, 1030, 300, residual="in place"), GARN(5, 24, lambda rank: 9 * rank),
+                        GARN(40, 72, 64, dtype=F32, residual="apart")],
     "all_reduce_rmsnorm": [ARN(m, n, method, bias=True, residual=residual) for method in ("one_shot", "two_shot")
                            for m, n, residual in ((5, 70, "in place"), (2, 600, "apart"))],
     "all_reduce_rmsnorm_quant": [QARN(5, 200, "one_shot", "fp8_1x128", bias=True, residual="in place"),
@@ -131,6 +134,15 @@ def test_gemm_ar_moves_what_its_formula_says(m, two_shot):
     nbytes = m * n if two_shot else 2 * m * n
     assert report.clean and report.links == dict.fromkeys(links, 2 * nbytes)
     assert report.formula == dict.fromkeys(links, nbytes)
+
+
+def test_gemm_ar_rmsnorm_moves_what_its_formula_says():
+    """As gemm_ar in one hop. Sums of squares stay at home."""
+    world, m, n = 4, 4, 1024
+    report = check_kernel(lambda: back_to_back([GARN(m, n, 16)]), world, 1)
+    links = {(a, b) for a in range(world) for b in range(world) if a != b}
+    assert report.clean and report.links == {link: 2 * nbytes for link, nbytes in report.formula.items()}
+    assert {*report.formula} == links and set(report.formula.values()) <= {2 * m * n * split for split in (1, 2, 4)}
 
 
 @pytest.mark.parametrize("method", ["one_shot", "two_shot"])

@@ -17,6 +17,7 @@ import test_collective_code
 import test_experts_code
 import test_experts_few_code
 import test_gemm_ar_code
+import test_gemm_ar_rmsnorm_code
 import test_internode_code
 import test_op_code
 import test_self_flag_code
@@ -100,6 +101,7 @@ KERNELS = {
     "all_reduce_layernorm self-flagged": functools.partial(test_self_flag_code.compiled, one_hop_rmsnorm, world=8, center=True),
     "gemm_ar packets": functools.partial(test_gemm_ar_code.compiled, world=8),
     "gemm_ar two-shot packets": functools.partial(test_gemm_ar_code.compiled, world=8, split=2, two_shot=True),
+    "gemm_ar_rmsnorm packets": functools.partial(test_gemm_ar_rmsnorm_code.compiled, world=8, split=2),
     "all_to_all_vdev": functools.partial(test_vdev_code.compiled, world=8),
     "all_to_all_vdev_2d": functools.partial(test_vdev_2d_code.compiled, world=8),
     "all_to_all_vdev_2d_offset": functools.partial(test_vdev_2d_code.compiled, world=8, by_rank=False),

@@ -119,6 +119,13 @@ def _symmetric(seed: int, rank: int, world: int, extra: int) -> Case:
     return Case(run, drawn(seed, rank, ROWS, COLUMNS), torch.ones(ROWS, COLUMNS, dtype=torch.float64))
 
 
+def _product_and_norm(seed: int, rank: int, world: int, extra: int) -> Case:
+    """Likewise, and it follows autocast."""
+    norm = torch.ones(8, device="cpu", dtype=torch.float32)
+    make = _gemm(lambda x, weight: ops.gemm_ar_rmsnorm(x, weight, norm)[1], _PRODUCTS["gemm_ar"])
+    return make(seed, rank, world, extra)
+
+
 _PRODUCTS = {
     "ag_gemm": lambda xs, weights, rank, world: xs.flatten(0, 1) @ weights[rank].t(),
     "gemm_rs": lambda xs, weights, rank, world: (xs @ weights.mT).sum(0).chunk(world)[rank],
@@ -147,6 +154,7 @@ CASES: dict[str, Callable] = {
     "gemm_rs unfused": _gemm(ops.gemm_rs, _PRODUCTS["gemm_rs"], method="unfused"),
     "gemm_ar": _gemm(ops.gemm_ar, _PRODUCTS["gemm_ar"]),
     "gemm_ar ring": _gemm(ops.gemm_ar, _PRODUCTS["gemm_ar"], method="ring"),
+    "gemm_ar_rmsnorm": _product_and_norm,
     "grouped_gemm": _grouped("auto"),
     "grouped_gemm unfused": _grouped("unfused"),
     "create_symm_tensor": _symmetric,

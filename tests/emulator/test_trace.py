@@ -94,7 +94,8 @@ def test_the_command_writes_both_files(op, tmp_path, capsys):
     assert "turns of the emulator (not time on a GPU)" in drawn and drawn.count("<polygon") >= 6
 
 
-OTHERS = [("gemm_ar", "packets", {"mma", "push", "wait", "store"}), ("all_reduce", "one_shot", {"push", "wait", "store"}),
+OTHERS = [*[(name, "packets", {"mma", "push", "wait", "store"}) for name in ("gemm_ar", "gemm_ar_rmsnorm")],
+          ("all_reduce", "one_shot", {"push", "wait", "store"}),
           ("all_reduce", "two_shot", {"push", "wait", "store"}), ("all_reduce", "push", {"push", "wait", "store"}),
           ("all_gather", "push", {"push", "wait", "store"}), ("reduce_scatter", "push", {"push", "wait", "store"}),
           ("all_to_all_single", "push", {"push", "wait", "store"}), ("ep_dispatch", "push", {"push", "wait", "store"}),

@@ -19,16 +19,17 @@ from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
 from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push
 from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
+from triton_dist.ops.gemm_ar_rmsnorm.kernels import gemm_ar_rmsnorm_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel
 
-_DATA = ("x", "y", "gathered", "weight", "bias", "residual", "shift", "out", "residual_out", "data")
+_DATA = ("x", "y", "gathered", "weight", "norm_weight", "bias", "residual", "shift", "out", "residual_out", "data")
 _POINTERS = {"in_splits": "*i64", "out_splits_offsets": "*i64", "packets": "*i64", "quantised": "*i8",
              **dict.fromkeys(("flags", "control", "team", "ids", "ids_out", "told", "hist", "meta", "positions", "sources",
                               "experts_told", "begins", "counts", "parts"), "*i32"),
              **dict.fromkeys(("weights", "weights_out", "scale", "scales", "scales_out", "row_weights"), "*fp32")}
 _ODD = ("world", "index", "call", "pieces", "piece_tiles", "words", "blocks", "rounds", "capacity", "pushers", "most", "limit",
-        "experts", "room", "align", "m", "chunks", "near", "head", "steps", "row_step", "group_step")       # no hint
+        "experts", "room", "align", "m", "chunks", "near", "head", "steps", "row_step", "group_step", "per_row")       # no hint
 _LANES = {"cuda": 32, "hip": 64}
 
 
@@ -63,9 +64,11 @@ _QUANTISED = dict(_NORM, HAS_OUT=False, QUANT="row")
 
 ag_gemm_by_sms_portable = _sample(ag_gemm_by_sms_kernel, "ag_gemm_by_sms", MOST=32, GATED=False, **_GEMM)
 gemm_rs_scatter = _sample(gemm_rs_scatter_kernel, "gemm_rs_scatter", **_GEMM)
-gemm_ar = _sample(gemm_ar_kernel, "gemm_ar", slots="*i64", WORLD=2, RANKS=2, TWO_SHOT=False, SPLIT=1, HAS_BIAS=False,
-                  HAS_RESIDUAL=False, WHOLE=True, BOXES=False, EVEN_K=True, PRECISION="ieee", BLOCK_M=16, BLOCK_N=64, BLOCK_K=64,
-                  num_warps=4, num_stages=2)
+_FEW_ROWS = dict(slots="*i64", WORLD=2, RANKS=2, SPLIT=1, HAS_BIAS=False, WHOLE=True, BOXES=False, EVEN_K=True, PRECISION="ieee",
+                 BLOCK_M=16, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=2)
+gemm_ar = _sample(gemm_ar_kernel, "gemm_ar", TWO_SHOT=False, HAS_RESIDUAL=False, **_FEW_ROWS)
+gemm_ar_rmsnorm = _sample(gemm_ar_rmsnorm_kernel, "gemm_ar_rmsnorm", EPS=1e-6, WEIGHT_BIAS=0.0, EACH=1, SHARED=True,
+                          HAS_RESIDUAL=True, **_FEW_ROWS)
 all_gather = _sample(one_hop_push, "all_gather", SCATTER=False, BLOCK=4096, **dict(_EXCHANGE, OP=None))
 reduce_scatter = _sample(one_hop_push, "reduce_scatter", SCATTER=True, BLOCK=4096, **_EXCHANGE)
 all_gather_packets = _sample(one_hop_packets, "all_gather_packets", slots="*i64", SCATTER=False, WHOLE=True,

@@ -16,8 +16,9 @@ from torch import nn
 from triton_dist.layers import _rows
 from triton_dist.layers._held import Held
 from triton_dist.layers._shards import Shards
+from triton_dist.layers.norm import weight_and_eps
 from triton_dist.layers.replicated import replicated
-from triton_dist.ops import ag_gemm, gemm_ar, gemm_rs
+from triton_dist.ops import ag_gemm, gemm_ar, gemm_ar_rmsnorm, gemm_rs
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
@@ -183,11 +184,28 @@ class GemmRS(_RowParallel):
 class GemmAR(_RowParallel):
     """Row-parallel linear: y [M, N] = all_reduce(x [M, K_local] @ weight [N, K_local]^T) + bias [N] + residual [M, N]."""
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x [M, K_local], residual [M, N] or None -> [M, N]; rows may have any dimensions. See triton_dist.ops.gemm_ar."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None,
+                norm: nn.Module | None = None) -> Any:
+        """x [M, K_local], residual [M, N] or None -> y [M, N]; rows may have any dimensions. See triton_dist.ops.gemm_ar.
+
+        norm: the RMS norm that follows in a decoder, or None. With it the result is (norm(y), y), for few rows by one kernel: see
+        triton_dist.ops.gemm_ar_rmsnorm. An nn.RMSNorm or another norm that AllReduceRMSNorm.from_norm takes, or what that gives,
+        without a bias; for norms that multiply by 1 + weight the latter, with weight_bias=1.
+        """
+        if norm is not None:
+            return self._normed(x, residual, out, norm)
         if not isinstance(x, torch.Tensor) or x.ndim == 2:
             return gemm_ar(x, self.weight, group=self.group, bias=self.bias, residual=residual, out=out)
         rows = None if residual is None else residual.reshape(-1, residual.shape[-1])
         y = gemm_ar(x.reshape(-1, x.shape[-1]), self.weight, group=self.group, bias=self.bias, residual=rows,
                     out=None if out is None else out.view(-1, out.shape[-1]))
         return y.view(*x.shape[:-1], self.weight.shape[0])
+
+    def _normed(self, x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None, norm: nn.Module) -> tuple:
+        weight, _, eps = weight_and_eps(norm)
+        shape = (*x.shape[:-1], self.weight.shape[0])
+        rows = None if residual is None else residual.reshape(-1, residual.shape[-1])
+        y, total = gemm_ar_rmsnorm(x.reshape(-1, x.shape[-1]), self.weight, weight, bias=self.bias, residual=rows, eps=eps,
+                                   norm_weight_bias=getattr(norm, "weight_bias", 0.0), group=self.group,
+                                   out=None if out is None else out.view(-1, out.shape[-1]))
+        return y.view(shape), total.view(shape)

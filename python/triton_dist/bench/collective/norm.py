@@ -11,7 +11,7 @@ from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
 from triton_dist.compat import distributed as private
-from triton_dist.ops import all_reduce, all_reduce_rmsnorm, all_reduce_rmsnorm_quant, explain
+from triton_dist.ops import all_reduce, all_reduce_rmsnorm, all_reduce_rmsnorm_quant, explain, gemm_ar_rmsnorm
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
@@ -23,8 +23,9 @@ _EPS = 1e-6
 class Norm:
     """all_reduce(x) + residual, and its RMSNorm, for x [M, N]; where K is not 0, x is a product [M, K] @ [N, K]^T each time.
 
-    A peer is its all-reduce, then torch's sum and norm; "parts" is ours. Beside them: "gemm" is the product alone, and each of
-    `quants` what all_reduce_rmsnorm_quant takes, after the same product.
+    A peer is its all-reduce, then torch's sum and norm; "parts" is ours. Beside them: "gemm" is the product alone,
+    "gemm_ar_rmsnorm" the op that has the product in it, and each of `quants` what all_reduce_rmsnorm_quant takes, after the same
+    product.
     """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, group: Group, sets: int | None = None, quants: Sequence[str] = ()):
@@ -35,7 +36,7 @@ class Norm:
         self.weight = random_tensor(n, dtype=dtype, seed=77)
         self.residual = [random_tensor(m, n, dtype=dtype, seed=1000 * s + 300) for s in range(self.sets)]
         self.out, self.total = ([torch.empty(m, n, dtype=dtype, device=device()) for _ in range(self.sets)] for _ in range(2))
-        self.beside: dict = {"gemm": self._product} if k else {}
+        self.beside: dict = {"gemm": self._product, "gemm_ar_rmsnorm": self._with_product} if k else {}
         if k:
             self._a = [random_tensor(m, k, dtype=dtype, seed=1000 * s + 600 + group.rank) for s in range(self.sets)]
             self._b = [random_tensor(n, k, dtype=dtype, seed=1000 * s + 900 + group.rank) for s in range(self.sets)]
@@ -98,6 +99,10 @@ class Norm:
             torch.add(reduce(s), self.residual[s], out=self.total[s])
             return self.out[s].copy_(torch.nn.functional.rms_norm(self.total[s], (self.shape.n,), self.weight, _EPS))
         return Candidate(call)
+
+    def _with_product(self, s: int) -> torch.Tensor:
+        return gemm_ar_rmsnorm(self._a[s], self._b[s], self.weight, residual=self.residual[s], eps=_EPS, group=self.group,
+                               out=self.out[s], residual_out=self.total[s])[0]
 
     def _quantised(self, quant: str, s: int) -> torch.Tensor:
         self._product(s)

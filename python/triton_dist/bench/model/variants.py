@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "ours, compiled": Variant(ways.OursWhole, {}, ours=True),
         "ours, fused norm": Variant(ways.OursNorm, ours=True),
         "ours, fused norm, compiled": Variant(ways.OursNorm, {}, ours=True),
+        "ours, fused product and norm": Variant(ways.OursProductNorm, ours=True),
     },
     "train": _TRAIN,
 }

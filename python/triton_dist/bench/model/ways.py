@@ -105,6 +105,13 @@ class OursNorm(OursWhole):
         return ops.all_reduce_rmsnorm(F.linear(x, weight), norm, residual=residual, eps=EPS)
 
 
+class OursProductNorm(OursWhole):
+    """gemm_ar_rmsnorm."""
+
+    def row_norm(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor) -> tuple:
+        return ops.gemm_ar_rmsnorm(x, weight, norm, residual=residual, eps=EPS)
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:

@@ -1,7 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """A row-parallel linear, its all-reduce, bias, residual and RMSNorm in one kernel, for few rows."""
-import triton
 import triton.language as tl
 
 import triton_dist.language as dl
@@ -12,10 +11,10 @@ from triton_dist.runtime.jit import jit
 from triton_dist.runtime.launch_metadata import product
 
 
-@jit(do_not_specialize=["m", "n", "parts"],
+@jit(do_not_specialize=["m", "n", "per_row"],
      launch_metadata=product(lambda args: args["m"], passes=lambda args: 2 * args["WORLD"] * args["SPLIT"] + 3))
 def gemm_ar_rmsnorm_kernel(x, weight, bias, residual, norm_weight, out, residual_out, slots, half, control, team, m, n, k,
-                           stride_x, stride_w, parts, EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr, WORLD: tl.constexpr,
+                           stride_x, stride_w, per_row, EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr, WORLD: tl.constexpr,
                            RANKS: tl.constexpr, SPLIT: tl.constexpr, EACH: tl.constexpr, SHARED: tl.constexpr,
                            HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WHOLE: tl.constexpr, BOXES: tl.constexpr,
                            EVEN_K: tl.constexpr, PRECISION: tl.constexpr, THREADS: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -23,7 +22,7 @@ def gemm_ar_rmsnorm_kernel(x, weight, bias, residual, norm_weight, out, residual
     """residual_out [m, n] = sum over ranks of x [m, k] @ weight [n, k]^T, plus bias [n] and residual [m, n]; out = its RMS norm.
 
     The product is cut as by gemm_ar: a program takes pieces, each one of SPLIT parts of a tile's sums over k, and sends them to
-    everyone, itself too. Then each row is cut into `parts` programs, which need not be those that computed its tiles. A program
+    everyone, itself too. Then each row is cut into `per_row` programs, which need not be those that computed its tiles. A program
     sums its words of the row, and holds them. SHARED: it tells the sum of its squares to the row's other programs, in packets
     in memory of its own device, and waits for theirs; so nothing of a row is read back. Without it a program has whole rows.
     int64 slots [2 halves of `half`][[row][rank and piece][word of a row][2], [row][part]].
@@ -64,8 +63,8 @@ def gemm_ar_rmsnorm_kernel(x, weight, bias, residual, norm_weight, out, residual
     AT_ONCE: tl.constexpr = THREADS // LANES
     thread = tl.arange(0, THREADS)
     term, lane = thread % LANES, thread // LANES
-    for job in range(pid, m * parts, programs):
-        turn, row, part = (job - pid) // programs, job // parts, job % parts
+    for job in range(pid, m * per_row, programs):
+        turn, row, part = (job - pid) // programs, job // per_row, job % per_row
         offset = row.to(tl.int64) * n
         added = ()
         for v in tl.static_range(EACH):                 # on their way while the terms are
@@ -91,7 +90,7 @@ def gemm_ar_rmsnorm_kernel(x, weight, bias, residual, norm_weight, out, residual
             totals = totals + (total, )
         square = tl.sum(squares, 0)
         if SHARED:
-            told = squares_told + row * parts
+            told = squares_told + row * per_row
             dl.ll_store(told + part + thread, square.to(tl.int32, bitcast=True), epoch, thread == 0)
         by = ()
         for v in tl.static_range(EACH):                 # on their way while the sums are
@@ -99,7 +98,7 @@ def gemm_ar_rmsnorm_kernel(x, weight, bias, residual, norm_weight, out, residual
             by = by + (load_words(norm_weight, word, word < words, n, WHOLE), )
         if SHARED:
             dl.trace_start("wait", turn * (EACH + 1) + EACH, index)
-            squares = dl.ll_load(told + thread, epoch, thread < parts).to(tl.float32, bitcast=True)
+            squares = dl.ll_load(told + thread, epoch, thread < per_row).to(tl.float32, bitcast=True)
             dl.trace_stop("wait", turn * (EACH + 1) + EACH)
             square = tl.sum(squares, 0)
         root = tl.rsqrt(square / n + EPS)

@@ -31,11 +31,12 @@ def cut_rows(m: int, n: int, dtype: torch.dtype, tiling: Tiling, world: int) -> 
     """The cut of m rows of n elements: as many programs to a row as there are, and as a row has words for.
 
     The programs of a row wait for each other. So they all run at once: there are no more than SMs, and none has another row.
+    `each` is compiled into the kernel, so it is a power of two: one kernel serves many numbers of rows.
     """
     threads = tiling.config.num_warps * backend().warp_size
     groups = -(-sizes.words(n, dtype) // (threads // (sizes.power_of_two(world) * tiling.split)))
     programs = min(max(tiling.pieces(m, n), m), backend().num_sms(), MAX_PROGRAMS)
-    each = -(-groups // max(1, min(programs // m, groups, threads)))
+    each = sizes.power_of_two(-(-groups // max(1, min(programs // m, threads))))
     return Cut(programs, -(-groups // each), each)
 
 
