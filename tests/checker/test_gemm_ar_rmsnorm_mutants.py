@@ -31,8 +31,8 @@ MUTANTS = {  # name: (old, new)
 
 
 def calls():
-    """A slow rank, and shapes that change, so that each meets both halves and other grids. Rows have one to three programs."""
-    return overtaking([GARN(5, 600, 300), GARN(1, 1030, 300, bias=True), GARN(20, 24, 40), GARN(2, 700, 100)], slow=1, repeat=3)
+    """A slow rank, and shapes that change, so that each meets both halves, other grids, and larger and smaller calls after it."""
+    return overtaking([GARN(2, 700, 136), GARN(3, 600, 136), GARN(1, 1030, 40, bias=True)], slow=1, repeat=2)
 
 
 def check(edits, folder, schedules=12):
