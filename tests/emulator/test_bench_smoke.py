@@ -90,7 +90,7 @@ def test_bench_of_the_norm(tmp_path, bench):
     folder, = tmp_path.iterdir()
     rows = json.loads((folder / "all_reduce_rmsnorm.json").read_text())
     assert [(row["m"], row["n"], row["k"], set(row["us_beside"])) for row in rows] == [
-        (2, 40, 0, {"fp8_row", "fp8_tensor"}), (3, 24, 16, {"gemm", "fp8_row", "fp8_tensor"})]
+        (2, 40, 0, {"fp8_row", "fp8_tensor"}), (3, 24, 16, {"gemm", "gemm_ar_rmsnorm", "fp8_row", "fp8_tensor"})]
     assert "fp8_row us" in printed and all(us > 0 for row in rows for us in row["us_beside"].values())
     assert "all_reduce_rmsnorm on 2 x emulator" in printed and all(row["method"] == "one_shot" for row in rows)
 
@@ -118,7 +118,7 @@ def test_every_candidate_of_the_norm_is_checked(k, monkeypatch):
         return collective_measure.measure(Norm(Shape("x", 3, 40, k), torch.bfloat16, resolve(), sets=2), settings)
     peers = {"peer:nccl", "peer:parts"}
     for found in run_ranks(script, 2):
-        assert set(found.us) == {*ours, *peers, *(["gemm"] if k else [])} and not found.failed
+        assert set(found.us) == {*ours, *peers, *(["gemm", "gemm_ar_rmsnorm"] if k else [])} and not found.failed
     monkeypatch.setattr(Norm, "reference", lambda self: torch.zeros_like(self.out[0], dtype=torch.float64))
     for found in run_ranks(script, 2):
         assert set(found.failed) == {*ours, *peers}

@@ -27,7 +27,7 @@ from triton_dist.testing import assert_matches, gemm_ar_rmsnorm_float64, random_
 
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
 op = import_module("triton_dist.ops.gemm_ar_rmsnorm.op")          # triton_dist.ops.gemm_ar_rmsnorm is the function
-SHAPES = [(1, 64, 64), (9, 41, 50), (70, 33, 130), (2, 1, 1), (17, 200, 300), (3, 1030, 40)]
+SHAPES = [(1, 64, 64), (9, 41, 50), (34, 33, 70), (2, 1, 1), (3, 1030, 40)]
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def cut(split=None, boxes=True):
 @pytest.mark.parametrize("world, boxes", [(1, True), (2, True), (3, True), (3, False), (4, True), (8, True)])
 def test_ragged_shapes_back_to_back(world, boxes):
     """Some can be read by descriptor; of some each row has several programs."""
-    shapes = SHAPES if world < 8 else SHAPES[1:4]
+    shapes = SHAPES if world < 8 else SHAPES[:3]
     with cut(boxes=boxes):
         run_ranks(lambda: back_to_back([GARN(*shape) for shape in shapes]), world, seed=world)
 

@@ -3,7 +3,7 @@
 """gemm_ar_rmsnorm: calls that are refused, gradients, the layer, and what a torch graph holds of it."""
 import pytest
 import torch
-from bad_input import Row, differs, refused, table
+from bad_input import Row, differs, refused, small_heap, table  # noqa: F401
 
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.layers import AllReduceRMSNorm, GemmAR
@@ -137,5 +137,5 @@ def test_autocast_casts_all_operands(of_x):
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             y, total = gemm_ar_rmsnorm(x, weight, norm, residual=residual)
         assert y.dtype == total.dtype == torch.bfloat16
-        assert bool((total.float() == 2 * K).all()) and bool((y.float() == 1).all())          # 2 K + 1 is none of bfloat16
+        assert bool((total.float() == 2 * K + 1).all()) and bool((y.float() == 1).all())
     run_ranks(script, 2)

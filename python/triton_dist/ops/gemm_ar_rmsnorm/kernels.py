@@ -12,7 +12,7 @@ from triton_dist.runtime.launch_metadata import product
 
 
 @jit(do_not_specialize=["m", "n", "per_row"],
-     launch_metadata=product(lambda args: args["m"], passes=lambda args: 2 * args["WORLD"] * args["SPLIT"] + 3))
+     launch_metadata=product(lambda args: args["m"], passes=lambda args: 2 * args["WORLD"] + 3))
 def gemm_ar_rmsnorm_kernel(x, weight, bias, residual, norm_weight, out, residual_out, slots, half, control, team, m, n, k,
                            stride_x, stride_w, per_row, EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr, WORLD: tl.constexpr,
                            RANKS: tl.constexpr, SPLIT: tl.constexpr, EACH: tl.constexpr, SHARED: tl.constexpr,
