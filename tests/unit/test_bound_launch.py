@@ -34,10 +34,13 @@ class Driver:
         self.launches.append((tuple(at.grid), tuple(at.block), at.shared, at.stream, at.num_attributes, function, values))
         return self.status
 
-    def call(self, name, where, kind, rank, address, dims, strides, box, ones, interleave, swizzle, promotion, fill):
-        assert name == "cuTensorMapEncodeTiled" and where.value % 64 == 0
-        self.maps.append((kind.value, rank.value, address.value, list(dims), list(strides)[:-1], list(box), swizzle.value))
-        self.fills.append(fill.value)
+    def encode_tensor_map(self, where, kind, rank, address, dims, strides, box, ones, interleave, swizzle, promotion, fill):
+        dims, box = [list((word * rank).from_address(at)) for word, at in ((ctypes.c_uint64, dims), (ctypes.c_uint32, box))]
+        strides = list((ctypes.c_uint64 * (rank - 1)).from_address(strides))
+        assert where % 64 == 0 and list((ctypes.c_uint32 * rank).from_address(ones)) == [1] * rank
+        assert (interleave, promotion) == (0, 2)
+        self.maps.append((kind, rank, address, dims, strides, box, swizzle))
+        self.fills.append(fill)
 
     def check(self, name, code):
         raise RuntimeError(f"{name}: {code}")
@@ -132,7 +135,7 @@ def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
     monkeypatch.setattr(module, "_MAX_MAPS", 1)
     common = of_descriptors()
     launch = bound(Driver(), common, (1,), (VIEW, VIEW), (0,))
-    kept = launch._params[common.common[(0,)].descriptors[1][1]]
+    kept = launch._block[common.common[(0,)].descriptors[1][1]]
     for _ in range(2):
         other = SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24)})
         bound(Driver(), common, (1,), (VIEW, other), (0,))
@@ -152,7 +155,7 @@ def test_launches_of_a_kernel_share_the_maps_of_one_tensor_and_tell_shapes_apart
         (rows[0].base.data_ptr(), [20, 8]), (VIEW.base.data_ptr(), [20, 8]), (rows[1].base.data_ptr(), [20, 7]),
         (rows[2].base.data_ptr(), [20, 6])]
     assert [values[1:5] for *_, values in driver.launches] == [[m, 20, 24, 1] for m in (8, 7, 6)]
-    x, weight = (boxes for _, _, boxes, _ in common.common[(0, 1)].descriptors)
+    x, weight = (boxes for *_, boxes, _ in common.common[(0, 1)].descriptors)
     assert (len(x._known), len(weight._known)) == (3, 1)
 
 
@@ -165,7 +168,7 @@ def test_maps_of_shapes_that_change_all_the_time_do_not_pile_up(monkeypatch):
     driver.kinds = [None, *[ctypes.c_int64] * 4, *[ctypes.c_uint64] * 2]
     for launch, x in [*zip(launches, rows)] * 2:
         launch(1, (x,))
-    (_, _, boxes, _), = common.common[(0,)].descriptors
+    (*_, boxes, _), = common.common[(0,)].descriptors
     assert len(boxes._known) <= 2 and [dims for _, _, _, dims, *_ in driver.maps] == [[20, m] for m in range(1, 6)]
 
 
@@ -199,7 +202,7 @@ def test_a_kernel_that_waits_for_the_one_ahead_may_be_launched_early(ptx, cooper
     driver = Driver()
     driver.kinds = [ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
     launch = bound(driver, compiled(dict(n="i32"), ptx, launch_cooperative_grid=cooperative), (1,), (3,), (0,))
-    config = launch._config
+    config = _Config.from_address(launch._where[0])
     assert [config.attributes[i].id for i in range(config.num_attributes)] == ([attribute] if attribute else [])
     assert all(config.attributes[i].value[0] == 1 for i in range(config.num_attributes))
 

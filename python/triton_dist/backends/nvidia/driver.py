@@ -63,3 +63,12 @@ class CudaDriver(GpuDriver):
     @functools.cached_property
     def _copy(self) -> Callable[[int, int, int, int], int]:
         return self.bound(self.copy_async, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
+
+    def encode_tensor_map(self, *args: int) -> None:
+        """cuTensorMapEncodeTiled, with addresses of what it takes by pointers."""
+        self.check("cuTensorMapEncodeTiled", self._retried(self._encode, *args))
+
+    @functools.cached_property
+    def _encode(self) -> Callable[..., int]:
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        return self.bound("cuTensorMapEncodeTiled", pointer, number, ctypes.c_uint32, *[pointer] * 5, *[number] * 4)

@@ -6,6 +6,7 @@ Triton's launcher encodes a tensor map for each descriptor, and asks the driver 
 tensor map is encoded once for an address. What a parameter block holds is read off the compiled kernel's signature, once.
 """
 import ctypes
+import struct
 from array import array
 from typing import Any
 
@@ -28,6 +29,8 @@ class _Attribute(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
                 ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("num_attributes", ctypes.c_uint)]
+_STREAM, _CONFIG = _Config.stream.offset // 8, ctypes.sizeof(_Config) // 8       # words of eight bytes
+_GRID = struct.Struct("3I")
 
 
 class _Boxes:
@@ -36,11 +39,11 @@ class _Boxes:
     def __init__(self, driver: CudaDriver, kind: str, meta: dict | None):
         if meta is None or meta.get("fp4_padded") or meta.get("is_im2col"):
             raise UnsupportedFeature(f"descriptor {kind}")
-        self.driver, self.rank, self.elem_size = driver, len(meta["block_size"]), meta["elem_size"]
-        self.words, sizes = ctypes.c_uint64 * self.rank, ctypes.c_uint32 * self.rank
-        self.before = ctypes.c_int(_HOST_TYPE.get(meta["elem_type"], meta["elem_type"])), ctypes.c_uint32(self.rank)
-        self.after = (sizes(*reversed(meta["block_size"])), sizes(*[1] * self.rank), ctypes.c_int(0),
-                      ctypes.c_int(meta["swizzle"]), ctypes.c_int(_L2_PROMOTION_128B))
+        self.encode, self.rank, self.elem_size = driver.encode_tensor_map, len(meta["block_size"]), meta["elem_size"]
+        self._sizes = array("I", [*reversed(meta["block_size"]), *[1] * self.rank])          # of a box, and steps inside
+        sizes = self._sizes.buffer_info()[0]
+        self.before = _HOST_TYPE.get(meta["elem_type"], meta["elem_type"]), self.rank
+        self.after = sizes, sizes + 4 * self.rank, 0, meta["swizzle"], _L2_PROMOTION_128B
         self._known: dict = {}
 
     def maps(self, descriptor: Any) -> "TensorMaps":
@@ -58,16 +61,18 @@ class TensorMaps(dict):
     """Where CUtensorMaps of a parameter lie in host memory, by the address that they describe: tensors of one shape and type."""
 
     def __init__(self, boxes: _Boxes, shape: tuple, strides: tuple, padding: str):
-        dims = boxes.words(*shape[::-1])
-        steps = boxes.words(*[boxes.elem_size * step for step in strides[-2::-1]])
-        self._encode, self._before = boxes.driver.call, boxes.before
-        self._after = dims, steps, *boxes.after, ctypes.c_int(padding == "nan")
+        self._boxes = boxes
+        self._sizes = array("Q", [*shape[::-1], *[boxes.elem_size * step for step in strides[-2::-1]]])
+        sizes = self._sizes.buffer_info()[0]
+        self._after = sizes, sizes + 8 * boxes.rank, *boxes.after, padding == "nan"
 
     def __missing__(self, address: int) -> "_Map":
         if len(self) >= _MAX_MAPS:
             self.clear()
-        made = _room()
-        self._encode("cuTensorMapEncodeTiled", ctypes.c_void_p(made), *self._before, ctypes.c_void_p(address), *self._after)
+        memory = array("Q", bytes(128 + 64))
+        made = _Map(-(-memory.buffer_info()[0] // 64) * 64)
+        made.memory = memory
+        self._boxes.encode(made, *self._boxes.before, address, *self._after)
         self[address] = made
         return made
 
@@ -78,20 +83,14 @@ class _Map(int):
     memory: array
 
 
-def _room() -> _Map:
-    """Room for a CUtensorMap."""
-    memory = array("B", bytes(128 + 64))
-    made = _Map(-(-memory.buffer_info()[0] // 64) * 64)
-    made.memory = memory
-    return made
-
-
 class Parameters:
     """What the launches of a compiled kernel have in common.
 
-    positions: of the arguments that a call gives. pointers, integers: (position among the arguments, index in the parameter
-    block) of each, and of those that vary. descriptors: (position, index, its _Boxes, whether it varies). size: of the block, in
-    words of eight bytes: a kernel reads the low ones of a short parameter.
+    A launch has one block of memory, of words of eight bytes: the configuration; from `params` on the address of each parameter;
+    from `cells` on the parameters, of which a kernel reads the low bytes. blank: the block without a grid and arguments.
+    positions: of the arguments that a call gives. pointers, integers: (position among the arguments, word) of each, and of those
+    that vary. descriptors: (position, word of the address of its tensor map, word and end of its shape and strides, its _Boxes,
+    whether it varies).
     Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
@@ -100,30 +99,36 @@ class Parameters:
         if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
             raise UnsupportedFeature("clusters, dependent launches or scratch memory")
         self.driver, self.positions, self.function = driver, positions, compiled.function
-        self.pointers, self.integers, self.descriptors, index = [], [], [], 0
+        pointers, integers, descriptors, size = [], [], [], 0
         metas = iter(getattr(meta, "tensordesc_meta", None) or ())
         for position, kind in enumerate(compiled.src.signature.values()):
             if kind.startswith("tensordesc"):
                 boxes = _Boxes(driver, kind, next(metas, None))
-                self.descriptors.append((position, index, boxes, position in positions))
-                index += 2 * boxes.rank
+                descriptors.append((position, size, boxes))
+                size += 2 * boxes.rank
             elif kind.startswith("*"):
-                self.pointers.append((position, index))
+                pointers.append((position, size))
             elif kind in _INTEGERS:
-                self.integers.append((position, index))
+                integers.append((position, size))
             elif kind == "constexpr":
                 continue
             else:
                 raise UnsupportedFeature(f"argument type {kind}")
-            index += 1
+            size += 1
+        size += 2                                           # null scratch pointers come last
+        self.params, self.cells = _CONFIG, _CONFIG + size
+        self.pointers, self.integers = ([(position, self.cells + index) for position, index in entries]
+                                        for entries in (pointers, integers))
         self.varying_pointers, self.varying_integers = ([entry for entry in entries if entry[0] in positions]
                                                         for entries in (self.pointers, self.integers))
-        self.size = index + 2                               # null scratch pointers come last
+        self.descriptors = [(position, self.params + index, self.cells + index + 1, self.cells + index + 1 + 2 * boxes.rank,
+                             boxes, position in positions) for position, index, boxes in descriptors]
         self.launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
-        self.block, self.shared = (32 * meta.num_warps, 1, 1), meta.shared
         cooperative = bool(meta.launch_cooperative_grid)
-        self.attributes = int(cooperative or "griddepcontrol.wait" in compiled.asm["ptx"])      # or waits by itself for its turn
-        self.attribute = ctypes.pointer(_Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,)))
+        attributes = int(cooperative or "griddepcontrol.wait" in compiled.asm["ptx"])       # or waits by itself for its turn
+        self._attribute = ctypes.pointer(_Attribute(_COOPERATIVE if cooperative else _OVERLAPPING, b"", (1,)))
+        config = _Config((0, 0, 0), (32 * meta.num_warps, 1, 1), meta.shared, None, self._attribute, attributes)
+        self.blank = bytes(config) + bytes(16 * size)
 
 
 class BoundLaunch:
@@ -135,39 +140,39 @@ class BoundLaunch:
     """
 
     def __init__(self, common: Parameters, grid: tuple, args: tuple):
-        self._driver, self._launch = common.driver, common.launch
+        self._driver, self._launch, self._common = common.driver, common.launch, common
         self._pointers, self._integers, self._maps = common.varying_pointers, common.varying_integers, []
-        self._cells = cells = array("q", bytes(8 * common.size))
-        first = cells.buffer_info()[0]
-        self._params = params = array("q", range(first, first + 8 * common.size, 8))
-        for position, index in common.pointers:
-            cells[index] = args[position].data_ptr()
-        for position, index in common.integers:
-            cells[index] = args[position]
+        self._block = block = array("q", common.blank)
+        start = block.buffer_info()[0]
+        _GRID.pack_into(block, 0, *(*grid, 1, 1)[:3])
+        block[common.params:common.cells] = array("q", range(start + 8 * common.cells, start + 8 * len(block), 8))
+        for position, word in common.pointers:
+            block[word] = args[position].data_ptr()
+        for position, word in common.integers:
+            block[word] = args[position]
         self._kept = [arg for i, arg in enumerate(args) if i not in common.positions]       # whose memory the kernel uses
-        for position, index, boxes, varies in common.descriptors:
-            of_address = boxes.maps(args[position])
-            for at, number in enumerate((*args[position].shape, *args[position].strides), index + 1):
-                cells[at] = number
+        for position, param, word, end, boxes, varies in common.descriptors:
+            arg = args[position]
+            of_address = boxes.maps(arg)
+            block[word:end] = array("q", (*arg.shape, *arg.strides))
             if varies:
-                self._maps.append((position, index, of_address))
+                self._maps.append((position, param, of_address))
             else:
-                params[index] = where = of_address[_address(args[position])]
+                block[param] = where = of_address[_address(arg)]
                 self._kept.append(where)
-        self._config = _Config((*grid, 1, 1)[:3], common.block, common.shared, None, common.attribute, common.attributes)
-        self._where = ctypes.addressof(self._config), common.function, params.buffer_info()[0], None
+        self._where = start, common.function, start + 8 * common.params, None
         self._stream: int | None = None
 
     def __call__(self, stream: int, args: tuple) -> None:
-        cells, params = self._cells, self._params
-        for position, index in self._pointers:
-            cells[index] = args[position].data_ptr()
-        for position, index in self._integers:
-            cells[index] = args[position]
-        for position, index, of_address in self._maps:
-            params[index] = of_address[_address(args[position])]
+        block = self._block
+        for position, word in self._pointers:
+            block[word] = args[position].data_ptr()
+        for position, word in self._integers:
+            block[word] = args[position]
+        for position, param, of_address in self._maps:
+            block[param] = of_address[_address(args[position])]
         if stream != self._stream:
-            self._config.stream = self._stream = stream
+            block[_STREAM] = self._stream = stream
         code = self._launch(*self._where)
         if code:
             self._driver.check("cuLaunchKernelEx", code)
