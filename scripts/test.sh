@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-# The CPU test suite on all cores, and a small part of it (tests/newest.txt) under the newest Triton. `--full` adds what takes
+# The CPU test suite on all cores, and beside it a small part (tests/newest.txt) under the newest Triton. `--full` adds what takes
 # longer than CI should: all combinations of values, all that is compiled (CONTRIBUTING.md, tests/conftest.py).
 # Other arguments go to pytest, which then runs once; `--triton VERSION` before them picks the Triton.
 set -euo pipefail
@@ -22,8 +22,15 @@ if [ "${1:-}" = --triton ]; then
     other_triton "${2:?triton_dist: --triton needs a version}"
     shift 2
 elif [ $# = 0 ]; then
-    select+=("${all_cores[@]}")
-    ( other_triton "$newest" && echo "== Triton $newest ==" && "$PYTHON" -m pytest "${select[@]}" @tests/newest.txt )
+    said="$(mktemp)" status=0
+    ( other_triton "$newest" && exec "$PYTHON" -m pytest "${select[@]}" @tests/newest.txt ) >"$said" 2>&1 &
+    newer=$!
+    trap 'kill "$newer" 2>/dev/null || true; rm -f "$said"' EXIT
     echo "== $("$PYTHON" -c 'import triton; print("Triton", triton.__version__)'), the whole suite =="
+    "$PYTHON" -m pytest "${select[@]}" "${all_cores[@]}" || status=$?
+    wait "$newer" || status=$?
+    echo "== Triton $newest =="
+    cat "$said"
+    exit "$status"
 fi
 exec "$PYTHON" -m pytest "${select[@]}" "$@"        # testpaths in pytest.ini, unless paths are given

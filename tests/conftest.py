@@ -7,9 +7,10 @@ other parameters. Each time one mode of a family runs, and two sizes of the worl
 parameters as few items run as show each value of each parameter once. A hash of names picks all these, so that modes, sizes and
 other values meet each other somewhere in the suite, and a run repeats. The rest is marked `full`.
 
-`@pytest.mark.every("world")` asks for all values of a parameter, `every("name", "target")` for all combinations of two, and `one`
-for a single item. Tests of mutants are left alone: they choose their schedules by themselves. A test that only compiles has one
-item, but for those with `every`, which have them all under the newest Triton.
+`@pytest.mark.every("world")` asks for all values of a parameter, `every("kernel", "dtype")` for all combinations of two, and
+`one` for a single item. Of `every("kernel", "target")` each kernel runs for one GPU of each vendor, and some kernel for each of the
+other GPUs. Tests of mutants are left alone: they choose their schedules by themselves. A test that only compiles has one item, but
+for those with `every`, which have theirs under the newest Triton.
 """
 import gc
 import os
@@ -27,6 +28,7 @@ from triton_dist.backends.emulator.engine.order import MODES
 
 LARGEST = 8                     # ranks: only under --full
 NEWEST = (3, 9)                 # Triton
+OF_VENDORS = ("sm_90", "gfx942")
 COLLECTED = pytest.StashKey[list]()
 
 # The time of one example says how busy the machine is. It does not say whether the example is right.
@@ -97,9 +99,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """The collector leaves alone what is imported: the modules of tests, torch and Triton. So ended worlds go soon."""
+    """The collector leaves alone what is imported: the modules of tests, torch and Triton. So ended worlds go soon.
+
+    It looks for garbage less often than usual: launches and syntax trees make many objects, of which few are in cycles.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5000, 10, 10)
 
 
 def of_tests(items: list) -> dict:
@@ -128,7 +134,8 @@ def values_of(item) -> set:
     groups = [re.split(r"\W+", names) if isinstance(names, str) else names
               for names in (mark.args[0] for mark in item.iter_markers("parametrize"))]
     groups += [[name] for name in params if not any(name in group for group in groups)]
-    groups += [mark.args for mark in item.iter_markers("every")]
+    groups += [mark.args for mark in item.iter_markers("every")
+               if mark.args == ("target",) or params.get("target", "sm_90") in OF_VENDORS]
     return {(tuple(names), tuple(id(params[name]) for name in names)) for names in groups}
 
 

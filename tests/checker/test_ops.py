@@ -46,9 +46,9 @@ CALLS = {
     **{op: [Moves(op, n, method, in_place=in_place) for method in ("one_shot", "push") for n in (259, 40)
             for in_place in (False, True)] for op in ("all_gather", "reduce_scatter", "all_to_all_single")},
     "gemm_ar": [GAR(9, 70, 40, bias=True), GAR(1, 64, 600, residual="in place"), GAR(5, 24, lambda rank: 300 * (rank == 1)),
-                GAR(40, 72, 64, dtype=F32, residual="apart")],
+                GAR(12, 72, 64, dtype=F32, residual="apart")],
     "gemm_ar_rmsnorm": [GARN(9, 70, 40, bias=True), GARN(1, 1030, 300, residual="in place"), GARN(5, 24, lambda rank: 9 * rank),
-                        GARN(40, 72, 64, dtype=F32, residual="apart")],
+                        GARN(12, 72, 64, dtype=F32, residual="apart")],
     "all_reduce_rmsnorm": [ARN(m, n, method, bias=True, residual=residual) for method in ("one_shot", "two_shot")
                            for m, n, residual in ((5, 70, "in place"), (2, 600, "apart"))],
     "all_reduce_rmsnorm_quant": [QARN(5, 200, "one_shot", "fp8_1x128", bias=True, residual="in place"),

@@ -16,7 +16,7 @@ from triton_dist.backends.gpu.device_runtime import library
 CUDA = ("sm_80", "sm_90", "sm_100")
 HIP = ("gfx90a", "gfx942", "gfx950")
 TARGETS = CUDA + HIP
-# test_amd_kernels.py compiles every kernel for the other two, each time.
+# test_amd_kernels.py compiles kernels for the other two.
 ONE_HIP = [*CUDA, "gfx942", *(pytest.param(target, marks=pytest.mark.full) for target in HIP if target != "gfx942")]
 PAIR = r"\.volatile\.global\.(v4\.b32|v2\.b64)"        # 16 bytes, both halves whole
 PLAIN_RELEASE = hasattr(tl, "atomic_store")     # Triton 3.9: notify is a fence and a store, before that an exchange

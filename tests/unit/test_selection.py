@@ -36,7 +36,7 @@ def test_one(world, dtype):
 
 @pytest.mark.every("kernel", "target")
 @pytest.mark.parametrize("kernel", ["gather", "reduce"])
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_every_pair(kernel, target, dtype):
     pass
@@ -79,7 +79,8 @@ def test_a_few_items_of_each_test_have_all_values(tmp_path):
     assert {(m, n) for _, m, n, _ in products} == {("1", "2"), ("1", "3"), ("2", "2"), ("2", "3")}
     assert {dtype for *_, dtype in products} == {"bf16", "fp16", "fp32"}
     pairs = items["test_every_pair"]
-    assert len(pairs) == len({(kernel, target) for _, target, kernel in pairs}) == 4 and len({dtype for dtype, *_ in pairs}) == 2
+    assert len(pairs) == len({(kernel, target) for _, target, kernel in pairs}) == 5 and len({dtype for dtype, *_ in pairs}) == 2
+    assert sorted(target for _, target, _ in pairs) == ["gfx942", "gfx942", "sm_80", "sm_90", "sm_90"]
 
 
 # Mutants that take long, and changes that are no faults: under --full alone.

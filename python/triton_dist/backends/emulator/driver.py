@@ -63,12 +63,12 @@ class EmulatorCompiler(CUDABackend):
     def add_stages(self, stages: dict, options: Any, language: Any) -> None:
         gluon = getattr(language, "name", "TRITON") != "TRITON"
 
-        def check(module: Any, metadata: dict) -> Any:
+        def check(module: Any, metadata: dict) -> str:
             text = str(module)
             metadata.update(name=module.get_entry_func_name(), shared=0, tmem_size=0,
                             needs_runtime=any(f'"{library}_' in text for library in _LIBRARIES),
                             waits_its_turn=any(call in text for call in _GDC_WAITS))
-            return module
+            return text                      # Triton would write the same to its cache
         for first in ("glir", "ttgir") if gluon else ("ttir", ):      # what Gluon's front end makes: 3.9, 3.6
             stages[first] = check
         stages[NAME] = lambda module, metadata: b"emulated"
