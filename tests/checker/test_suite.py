@@ -82,7 +82,7 @@ def test_a_clean_case_runs_right_on_more_schedules(case):
 
 
 # -- with it -----------------------------------------------------------------------------------------------------------
-FEW_POINTS = 10_000           # after which programs that do not end are a livelock; 100 000 under --full, as for users
+FEW_POINTS = 4_000            # after which programs that do not end are a livelock; 100 000 under --full, as for users
 
 
 def judge(case, schedules, tally):

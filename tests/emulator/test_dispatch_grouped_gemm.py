@@ -186,8 +186,8 @@ def test_ranks_run_ahead():
 
 
 def test_two_groups_and_streams():
-    run_ranks(lambda: two_groups([Product(9)]), 4)
-    run_ranks(lambda: side_stream([Product(20), Product(9)]), 2)
+    run_ranks(lambda: two_groups([Product(9, whole=False)]), 4)
+    run_ranks(lambda: side_stream([Product(20, whole=False), Product(9, whole=False)]), 2)
 
 
 def test_a_weight_that_tma_cannot_read_is_copied():
