@@ -18,6 +18,7 @@ from triton_dist.backends.emulator.values.tensors import Tensor, filled
 
 _WORD = info(core.int32)
 _NOTHING = IntScalar(0, I32)
+_ALL = slice(None)
 
 
 @twin("selfflag._takes_whole_slots", "selfflag._takes_in_time")
@@ -26,9 +27,15 @@ def takes_whole_slots() -> bool:
     return False
 
 
+def _kept(on: torch.Tensor) -> Any:
+    """The index of the lanes that are on. A mask takes longer than a slice."""
+    keep = on != 0
+    return _ALL if bool(keep.all()) else keep
+
+
 def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
     shape, (at, *columns, on) = lanes(address, a, b, c, d, pred)
-    running, mem, keep = scheduler.active(), memory.active(), on != 0
+    running, mem, keep = scheduler.active(), memory.active(), _kept(on)
     for i, column in enumerate(columns):     # of the four words, one may be seen before another
         running.point()
         running.current.polled = None
@@ -49,7 +56,7 @@ def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
 
 def take_pair(address: Any, pred: Any) -> Any:
     shape, (at, on) = lanes(address, pred)
-    running, mem, keep = scheduler.active(), memory.active(), on != 0
+    running, mem, keep = scheduler.active(), memory.active(), _kept(on)
     out, some = torch.zeros(at.shape, dtype=torch.int64), at[keep]
     for i in range(2):
         running.point()
