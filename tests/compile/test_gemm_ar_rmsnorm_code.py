@@ -31,10 +31,10 @@ def compiled(target: str, dtype: str = "bf16", world: int = 4, rows: int = 16, s
                           num_stages=stages or (2 if target in HIP else 4))
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_kernel_for_every_target_moves_whole_pairs(target, shared):
-    lines = instructions(compiled(target, split=2, shared=shared))
+def test_a_kernel_for_every_target_moves_whole_pairs(target, several):
+    lines = instructions(compiled(target, split=2, shared=several))
     if target in HIP:
         assert re.search("mfma", "\n".join(lines))
         position(lines, amd_isa.PAIR_STORE[target])

@@ -20,6 +20,7 @@ from triton_dist.integrations.graphs import (DTYPES, Product, group_name, item, 
                                              rows_of)
 from triton_dist.ops.ag_gemm.op import AG_GEMM_GATHERED
 from triton_dist.ops.all_reduce_rmsnorm import base as norm_op
+from triton_dist.ops.gemm_ar_rmsnorm import op as product_op
 from triton_dist.ops.registry import OPS
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -92,16 +93,16 @@ class Overlap(CustomGraphPass):
         """all_reduce(x, "sum", group), and a residual and an RMS norm after it. Notes why a norm that is there stays."""
         if node.target is not _C10D.all_reduce.default or node.args[1] != "sum":
             return None
-        done, why = norms.use(graph, node, group_name(node.args[2]))
+        op, why = norms.use(graph, node, group_name(node.args[2]))
         if why:
             self.report.note(node, None, f"the norm after it stays, {why}")
-        return "all_reduce_rmsnorm" if done else None
+        return op
 
     def uuid(self) -> Any:
         """Graphs on disk are taken again for the same text of this pass only, and for the same limits of sizes."""
         other = self.before.uuid() if self.before is not None else b""
         return None if other is None else (get_hash_for_files(
-            (__file__, graphs.__file__, norms.__file__, norm_op.__file__)), other)
+            (__file__, graphs.__file__, norms.__file__, norm_op.__file__, product_op.__file__)), other)
 
 
 def _gather(graph: torch.fx.Graph, node: Any) -> tuple[str | None, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from triton_dist.compat.inductor import functional_collectives, placed
-from triton_dist.integrations.graphs import DTYPES, RESHAPES, Node, item, make, only_user, product_before
+from triton_dist.integrations.graphs import DTYPES, RESHAPES, Node, Product, item, make, only_user, product_before
 from triton_dist.ops.registry import OPS
 from triton_dist.runtime.groups import resolve
 
@@ -39,6 +39,29 @@ class Norm:
             out, total = (make(graph, item, both, i) for i in range(2))
         self.out.replace_all_uses_with(out)
         self.total.replace_all_uses_with(total)
+
+    def put_with_product(self, graph: torch.fx.Graph, product: Product, group: str) -> None:
+        """gemm_ar_rmsnorm in the place of the norm, and of the all-reduce and the product before it."""
+        shape = list(self.total.meta["val"].shape)
+        with graph.inserting_before(self.total):
+            residual = self.residual
+            if residual is not None and len(shape) != 2:
+                residual = make(graph, _ATEN.reshape.default, residual, [-1, shape[-1]])
+            both = make(graph, OPS["gemm_ar_rmsnorm"].operator, product.left, product.weight(graph), self.weight, product.bias,
+                        residual, self.eps, group, "auto")
+            out, total = (make(graph, _ATEN.reshape.default, make(graph, item, both, i), shape) for i in range(2))
+        self.out.replace_all_uses_with(out)
+        self.total.replace_all_uses_with(total)
+
+    def product_for_one_kernel(self, before: Product | None, group: str) -> Product | None:
+        """The product before the all-reduce, with the bias of its sum, where gemm_ar_rmsnorm has one kernel for all of it."""
+        value, members = self.total.meta["val"], resolve(group)
+        if before is None or before.order.splits or before.dtype is not value.dtype:
+            return None
+        m, n = before.node.meta["val"].shape
+        if n != value.shape[-1] or OPS["gemm_ar_rmsnorm"].at(m, n, 1, value.dtype, members).method != "packets":
+            return None
+        return before.with_bias_of_a_sum(members.size)[0]
 
     def why_not(self, group: str, follows_product: bool) -> str:
         """Why all_reduce_rmsnorm would not serve it, or might be slower; "" where neither is so."""
@@ -141,12 +164,17 @@ def _alike(add: Node) -> bool:
     return left.shape == right.shape and left.dtype is right.dtype
 
 
-def use(graph: torch.fx.Graph, reduced: Node, group: str) -> tuple[bool, str]:
-    """(whether all_reduce_rmsnorm has taken the place of a sum over ranks and its norm, why not; "" where there is no norm)."""
+def use(graph: torch.fx.Graph, reduced: Node, group: str) -> tuple[str | None, str]:
+    """(the op that has taken the place of a sum over ranks and its norm, why none has; "" where there is no norm)."""
     norm, why = norm_after(reduced)
-    if norm is not None:
-        why = norm.why_not(group, product_before(reduced.args[0])[0] is not None)
-    if norm is None or why:
-        return False, why
+    if norm is None:
+        return None, why
+    before = product_before(reduced.args[0])[0]
+    if why := norm.why_not(group, before is not None):
+        return None, why
+    product = norm.product_for_one_kernel(before, group)
+    if product is not None:
+        norm.put_with_product(graph, product, group)
+        return "gemm_ar_rmsnorm", ""
     norm.put(graph, reduced.args[0], group)
-    return True, ""
+    return "all_reduce_rmsnorm", ""
