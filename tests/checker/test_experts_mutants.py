@@ -14,7 +14,7 @@ from triton_dist.ops.ep import chunks
 dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_module("triton_dist.ops.ep_combine.op")
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
 ROWS = 'dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)'
-SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROUND < going))"
+SENT = "(rank < WORLD) & ((rank != here) | (FIRST == 0)) & (t * ROUND < going))"
 FITTING = "(place < come) & (land < limit), out + land * row"
 BACK = 'dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
 GIVEN = "                dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROUND < giving))\n"
@@ -28,10 +28,10 @@ DISPATCH = {  # name: (old, new)
     "it does not wait for rows": (ROWS, "0"),
     "a relaxed wait": (ROWS, ROWS.replace("acquire", "relaxed")),
     "a wait of this device": (ROWS, ROWS.replace('"sys"', '"gpu"')),
-    "nothing is released": (f"                dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
+    "nothing is released": (f"        dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
     "all rounds have one flag": (f"dl.notify_each(everyone + t, epoch, {SENT}", f"dl.notify_each(everyone, epoch, {SENT}"),
     "rows lie where the first rank's do":
-    ("base = (index * slots + begin).to(tl.int64)\n", "base = (begin + 0 * slots).to(tl.int64)\n"),
+    ("base = (source * slots + slot).to(tl.int64)\n", "base = (slot + 0 * slots).to(tl.int64)\n"),
     "it stores what does not fit": (FITTING, FITTING.replace(" & (land < limit)", "")),
 }
 COMBINE = {

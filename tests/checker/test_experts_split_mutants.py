@@ -22,7 +22,7 @@ dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_modu
 EPOCH = "epoch = tl.load(control + pid)  # of the call that was sent"
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
 ROWS = 'dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)'
-SENT = "(rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROUND < going))"
+SENT = "(rank < WORLD) & ((rank != here) | (FIRST == 0)) & (t * ROUND < going))"
 BACK = 'dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
 GIVEN = "(rank < WORLD) & (rank != index) & (t * ROUND < giving))"
 
@@ -32,7 +32,7 @@ DISPATCH = {  # name: (old, new)
     "it does not wait for rows": (ROWS, "0"),
     "a relaxed wait": (ROWS, ROWS.replace("acquire", "relaxed")),
     "a wait of this device": (ROWS, ROWS.replace('"sys"', '"gpu"')),
-    "nothing is released": (f"                dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
+    "nothing is released": (f"        dl.notify_each(everyone + t, epoch, {SENT}\n", ""),
     "rows keep to one half": ("rows_in = data + (epoch & 1).to(tl.int64) * half", "rows_in = data"),
 }
 COMBINE = {

@@ -16,6 +16,7 @@ import fake_rocshmem
 import test_collective_code
 import test_experts_code
 import test_experts_few_code
+import test_experts_nodes_code
 import test_gemm_ar_code
 import test_gemm_ar_rmsnorm_code
 import test_internode_code
@@ -72,6 +73,15 @@ def over_nodes(kernel, target: str):
                                                 dict(BLOCK_N=128, num_stages=2))
 
 
+def experts_over_nodes(name: str, target: str):
+    """A kernel of dispatch or combine over nodes, over the same stand-in."""
+    with tempfile.TemporaryDirectory() as home:
+        fake_rocshmem.write(Path(home))
+        with mock.patch.dict(os.environ, ROCSHMEM_HOME=home):
+            kernel, known, *_ = test_experts_nodes_code.KERNELS[name]
+            return test_experts_nodes_code.compiled(kernel, target, rocshmem_library.libraries(target), **known)
+
+
 _TILE = dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64)
 _one_hop = functools.partial(test_collective_code.compiled, world=8)
 KERNELS = {
@@ -116,6 +126,7 @@ KERNELS = {
     "gemm_rs over nodes": functools.partial(over_nodes, gemm_rs_nodes_kernel),
     "all_gather over nodes": functools.partial(over_nodes, all_gather_kernel),
     "reduce_scatter over nodes": functools.partial(over_nodes, reduce_scatter_kernel),
+    **{f"ep over nodes, {name}": functools.partial(experts_over_nodes, name) for name in test_experts_nodes_code.KERNELS},
     "tutorial 0": functools.partial(tutorial, "00-ring-broadcast", "ring_broadcast",
                                     dict(x="*fp32", inbox="*fp32", flag="*i32", out="*fp32"), dict(BLOCK=256)),
     "tutorial 1": functools.partial(tutorial, "01-queue", "queue",

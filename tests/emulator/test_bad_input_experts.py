@@ -74,7 +74,7 @@ WRONG = [
     (sent(max_tokens=3), "max_tokens: expected at least as many as this rank has, 4, found 3"),
     (sent(out=torch.ones(3, 8)), r"out: expected shape \[8, 8\], found \[3, 8\]"),
     (sent(x=torch.ones(4, 128), quant="fp8_1x128", out=AT_ODD), "out: expected an address that is a multiple of 4 bytes"),
-    (sent(method="ring"), "method: expected one of auto, self_flagged, push, unfused"),
+    (sent(method="ring"), "method: expected one of auto, self_flagged, push, two_level, unfused"),
     (back(y=torch.ones(4)), "y: expected .rows, H."),
     (back(y=torch.ones(16, 8).double()), "y: expected float16, bfloat16 or float32"),
     (back(topk_weights=torch.ones(3, 2)), "topk_weights: expected a contiguous float32 tensor of shape"),

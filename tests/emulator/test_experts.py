@@ -224,7 +224,7 @@ def test_an_indexed_dispatch_is_combined_by_its_positions(method):
     run_ranks(script, 2)
 
 
-# -- capture, debug, nodes ---------------------------------------------------------------------------------------------
+# -- capture, debug ----------------------------------------------------------------------------------------------------
 def test_capture_replays_with_what_the_tensors_hold_then():
     def script():
         group = resolve()
@@ -269,10 +269,6 @@ def test_debug_mode_tells_of_what_was_cut_off(layout, capacity, says, monkeypatc
         back_to_back([EP(4, 8, layout=layout)])
 
     run_ranks(script, 2)
-
-
-def test_over_nodes_the_own_collective_serves():
-    run_ranks(lambda: back_to_back([EP(5, 24, layout=layout, method="auto") for layout in LAYOUTS]), 4, nodes=2)
 
 
 def test_the_second_call_allocates_nothing_symmetric():

@@ -191,6 +191,8 @@ class CountedWorkspace(Workspace):
 
     def _restart_at(self, epoch: int) -> None:
         self.control.fill_(epoch)
+        if self.flags is not None:
+            self.flags.zero_()              # of epochs that come again; 0 is no epoch
 
     def _note_capture(self) -> None:
         self._captured, graph = True, backend().capturing_graph()

@@ -105,14 +105,15 @@ def ep_dispatch(x: torch.Tensor,
             and what it takes to align them. What does not fit is cut off, never written elsewhere, and told (see EPDispatched);
             under TRITON_DIST_DEBUG=1 the call then raises.
         max_tokens: the most tokens that a rank may have; None: T, which is then the same on all ranks. It decides how much of
-            the symmetric heap is used, 2 * W * max_tokens rows.
+            the symmetric heap is used, 2 * W * max_tokens rows; over N nodes 4 * N * max_tokens more.
         quant: "fp8_1x128": rows are sent as float8_e4m3fn with a scale for each 128 columns: amax / 448, amax at least 1e-4. A
             NaN stays one and does not count for amax. An infinity makes the scale one, so that all 128 are NaN when scaled back.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of the shape of the result's x, or None to allocate. With quant its address is a multiple of 4 bytes.
-        method: "self_flagged" (one kernel for few tokens; rows of whole vectors of 16 bytes), "push" (kernels), "unfused" (the
-            group's own collective; the host waits) or "auto": the first for up to 256 rows that a rank may send to others, with
-            up to 3.5 MiB, and else the second.
+        method: "self_flagged" (one kernel for few tokens; rows of whole vectors of 16 bytes), "push" (kernels), "two_level" (the
+            same over nodes: a row crosses once to each node), "unfused" (the group's own collective; the host waits) or "auto":
+            over nodes "two_level"; inside one the first for up to 256 rows that a rank may send to others, with up to 3.5 MiB,
+            and else the second.
 
     Returns:
         An EPDispatched. Gradients flow through x and topk_weights, by ep_combine, unless rows are fp8.
@@ -182,7 +183,8 @@ def ep_combine(y: torch.Tensor,
     Returns:
         out [T, H]. Each rank sums its own experts' rows in fp32, in the order of choices, and rounds once to y's dtype; the
         token's rank sums these in fp32, in the order of ranks, with bias and residual, and rounds once. A token of no choice
-        has bias and residual. What was cut off counts as zero.
+        has bias and residual. What was cut off counts as zero. Over nodes ("two_level") the ranks of each node are summed first,
+        in order, with one rounding to y's dtype; then the nodes, in order.
         Gradients flow through y, topk_weights, bias and residual; that of the bias is this rank's tokens' part.
         In graphs: as ep_dispatch. Raises InvalidArgument before anything is sent.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Sizes of dispatch and combine on the host: chunks of tokens, tiles of rows, and room in the workspace that both share."""
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -101,24 +101,46 @@ def whole_calls(group: Group) -> CountedWorkspace:
 class Room:
     """Room in a workspace for rows of `row` elements of `dtype`, and `meta` words of int32 beside each.
 
-    space: the workspace; None for that of whole calls.
+    space: the workspace; None for that of whole calls. box: over nodes, words that a chunk's rows for a node have beside them.
     A half holds packets, int64 [RANKS][PITCH], whose place is the same for all calls; then rows [source][slot], then words
-    [source][slot]. Flags: [source][2 halves][chunk][round].
+    [source][slot]; over nodes also rows to them and from them, [2][node][slot], and as many boxes [2][node][chunk][box].
+    Flags: [source][2 halves][chunk][round]. Over nodes they have the first half of the words; in the second one are signals,
+    int64 [node][2 halves][chunk][1 + 2 * rounds]. Ranks of a node write flags for those at the same place of other nodes.
     """
-    def __init__(self, group: Group, chunks: Chunks, tile: Tile, dtype: torch.dtype, row: int, meta: int, space: Any = None):
+    def __init__(self, group: Group, chunks: Chunks, tile: Tile, dtype: torch.dtype, row: int, meta: int, space: Any = None,
+                 box: int = 0):
         self.ranks, self.pitch = power_of_two(group.size), power_of_two(most_chunks())
-        size, head = dtype.itemsize, -(-_PACKET * self.ranks * self.pitch // _ALIGNED) * _ALIGNED
-        rows = -(-group.size * chunks.slots * row * size // _ALIGNED) * _ALIGNED
+        size, head = dtype.itemsize, _aligned(_PACKET * self.ranks * self.pitch)
+        rows, words = _aligned(group.size * chunks.slots * row * size), _aligned(group.size * chunks.slots * meta * 4)
+        nodes, self.box = len(group.nodes) if box else 0, _aligned(4 * box) // 4
+        far, boxes = _aligned(2 * nodes * chunks.slots * row * size), 2 * nodes * chunks.count * self.box * 4
+        flags, signals = 2 * group.size * chunks.count * tile.rounds, 4 * nodes * chunks.count * (1 + 2 * tile.rounds)
         self.space = space = whole_calls(group) if space is None else space
-        size_of_group = group.size
-
-        def writer(flag: int) -> int:
-            return min(flag // (space.flags.numel() // size_of_group), size_of_group - 1)
-
-        space.reserve(head + rows + group.size * chunks.slots * meta * 4, 2 * group.size * chunks.count * tile.rounds,
-                      writer)
-        packets, data, words = (space.data.view(kind) for kind in (torch.int64, dtype, torch.int32))
+        space.reserve(head + rows + words + far + boxes, 2 * max(flags, signals) if box else flags, _writer(group, space, box > 0))
+        packets, data, ints = (space.data.view(kind) for kind in (torch.int64, dtype, torch.int32))
         self.packets: Any = (packets, packets.numel() // 2)
         self.rows: Any = (data[head // size:], data.numel() // 2)
-        self.words: Any = (words[(head + rows) // 4:], words.numel() // 2)
-        self.flags: Any = (space.flags, space.flags.numel() // group.size, space.flags.numel() // group.size // 2)
+        self.words: Any = (ints[(head + rows) // 4:], ints.numel() // 2)
+        count = space.flags.numel() // (2 if box else 1)
+        self.flags: Any = (space.flags, count // group.size, count // group.size // 2)
+        if box:
+            self.far: Any = (data[(head + rows + words) // size:], ints[(head + rows + words + far) // 4:], self.box)
+            signals = space.flags[count:].view(torch.int64)
+            self.signals: Any = (signals, signals.numel() // nodes, signals.numel() // nodes // 2)
+
+
+def _aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to what kernels load at a time."""
+    return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+def _writer(group: Group, space: Any, over_nodes: bool) -> Callable[[int], int]:
+    """The member that writes a flag of a Room."""
+    own = group.nodes[group.node] if over_nodes else range(group.size)
+
+    def writer(flag: int) -> int:
+        count = space.flags.numel() // (2 if over_nodes else 1)
+        if flag >= count:
+            return group.nodes[min((flag - count) // 2 // (count // 2 // len(group.nodes)), len(group.nodes) - 1)][group.local_rank]
+        return own[min(flag // (count // group.size), group.size - 1) % len(own)]
+    return writer

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Any, Sequence
 
-from triton_dist.ops.calls.possible import no_kernel
+from triton_dist.ops.calls.possible import BEFORE_CAPTURE, UNFUSED, across_nodes, no_kernel, no_kernel_over_nodes
 from triton_dist.ops.ep import checks, self_flagged
 from triton_dist.ops.ep.chunks import Chunks, chunks_of
 from triton_dist.ops.op import Agreed, Op
@@ -12,6 +12,9 @@ from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
+
+
+TWO_LEVEL = "two_level"     # the method over nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,7 @@ class OfTokens(Agreed):
 class ExpertsOp(Op):
     """By kernels, or by the group's own collective, for which the host waits."""
 
-    methods = (self_flagged.METHOD, "push", "unfused")
+    methods = (self_flagged.METHOD, "push", TWO_LEVEL, UNFUSED)
     unfused_in_graphs = False           # the host waits for the numbers of rows
 
     def chosen(self, method: Any, max_tokens: int, group: Group) -> tuple[str, str]:
@@ -44,6 +47,8 @@ class ExpertsOp(Op):
 
         unserved: why self-flagged rows do not serve the call, where the op knows.
         """
+        if method == TWO_LEVEL or method == "auto" and TWO_LEVEL in self.methods and across_nodes(group):
+            return self._chosen_over_nodes(method, max_tokens, group)
         asked, (method, why) = method, self.chosen(method, max_tokens, group)
         if method not in ("auto", self_flagged.METHOD) or self_flagged.METHOD not in self.methods:
             return method, why
@@ -56,6 +61,19 @@ class ExpertsOp(Op):
             pays, reason = self_flagged.pays(row_bytes, max_tokens, k, group.size)
             return self_flagged.METHOD if pays else "push", reason
         return "push", reason
+
+    def _chosen_over_nodes(self, method: str, max_tokens: int, group: Group) -> tuple[str, str]:
+        """`chosen_for_rows` of "two_level", and of an "auto" over nodes."""
+        if not across_nodes(group):
+            reason = "all ranks are on one node"
+        elif backend().is_capturing():
+            reason = BEFORE_CAPTURE
+        else:
+            reason = checks.too_many(max_tokens) or no_kernel_over_nodes(group, False)
+        found, why = self.possible(method, reason)
+        if found == UNFUSED and why != BEFORE_CAPTURE:
+            self.warn_unfused(why)
+        return (found, why) if found == UNFUSED else (TWO_LEVEL, f"the ranks are on {len(group.nodes)} nodes")
 
     def refuse_unfused_capture(self, agreed: OfTokens) -> None:
         """Raises where a graph is captured that cannot hold the call."""

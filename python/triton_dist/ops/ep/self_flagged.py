@@ -34,11 +34,6 @@ class SelfFlaggedRows(SelfFlaggedWorkspace):
     """Slots that are empty between calls, and packets in place of flags; with the epoch of as many programs as others have."""
     control_words = MAX_PROGRAMS
 
-    def _restart_at(self, epoch: int) -> None:
-        super()._restart_at(epoch)
-        if self.flags is not None:
-            self.flags.zero_()  # packets of epochs that come again; 0 is no epoch
-
 
 def unserved(row_bytes: int, max_tokens: int, k: int, local_experts: int, group: Group) -> str | None:
     """Why it does not serve such rows, if it does not."""

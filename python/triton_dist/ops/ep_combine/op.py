@@ -11,9 +11,10 @@ from triton_dist.ops.calls import checks
 from triton_dist.ops.calls.plans import OnWorkspace, Plan
 from triton_dist.ops.ep import checks as ep_checks, chunks
 from triton_dist.ops.ep.chunks import Room, chunks_of, tile_of
-from triton_dist.ops.ep.op import ExpertsOp, OfTokens
+from triton_dist.ops.ep.op import TWO_LEVEL, ExpertsOp, OfTokens
 from triton_dist.ops.ep.self_flagged import METHOD
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
+from triton_dist.ops.ep_combine.nodes import OverNodes
 from triton_dist.ops.ep_combine.self_flagged import SelfFlagged
 from triton_dist.ops.ep_combine.unfused import ep_combine_unfused
 from triton_dist.ops.exchange.sizes import power_of_two
@@ -123,6 +124,8 @@ class EPCombine(ExpertsOp):
     def plan(self, choice: Choice, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> Plan:
         if choice.method == METHOD:
             return SelfFlagged(agreed, group, tensors)
+        if choice.method == TWO_LEVEL:
+            return OverNodes(agreed, group, tensors)
         return Push(agreed, group, tensors, chunks.whole_calls(group))
 
     def unfused(self, agreed: Sums, group: Group, *tensors: torch.Tensor | None) -> None:

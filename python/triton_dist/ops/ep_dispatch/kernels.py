@@ -7,6 +7,7 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
 from triton_dist.ops.ep.device import counts_of, floats, matrix_of, of, owners, rows_told, token_in, tokens_in
+from triton_dist.ops.ep.nodes_device import arrived_from_node
 from triton_dist.ops.ep.quantise import rounded, vectors_of
 from triton_dist.runtime.jit import jit
 
@@ -65,25 +66,9 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
     line, many = tl.arange(0, ROWS), tl.arange(0, WIDE)
     if SEND:
         if part < PARTS:
-            everyone = dl.symm_at(arrived + index * flags_source + 0 * rank, dl.team_world_rank(team, member))
-            longest = tl.max(tl.where((rank == index) & (FIRST == 1), 0, going), 0)
-            for t in range(part, tl.cdiv(longest, ROUND), PARTS):
-                for i in range(FIRST, WORLD):  # not unrolled: the code would grow with the ranks
-                    peer = (index + i) % WORLD
-                    go = of(going, peer)
-                    if t * ROUND < go:
-                        dl.trace_start("push", t * WORLD + i, peer)
-                        target = dl.team_world_rank(team, peer)
-                        outbox, words = dl.symm_at(rows_in, target), dl.symm_at(words_in, target)
-                        base = (index * slots + begin).to(tl.int64)
-                        put_rows(x, scales, to, peer, begin, t * ROUND, tl.minimum((t + 1) * ROUND, go), outbox + base * row,
-                                 floats(words + base * META + (META - SCALES)), META, row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
-                        if t == 0:
-                            words += (index * slots + begin).to(tl.int64) * META
-                            put_choices(ids, weights, to, begin, go, go, peer, words, floats(words + K), META, K, CHOICES, E_LOC,
-                                        WEIGHTS, WIDE)
-                        dl.trace_stop("push", t * WORLD + i)
-                dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != index) | (FIRST == 0)) & (t * ROUND < going))
+            put_chunk(x, ids, weights, scales, to, going, begin, begin, rows_in, words_in, arrived, flags_source, flags, rounds,
+                      team, index, 0, index, part, epoch, slots, row, K, CHOICES, SCALES, SCALES_PAD, META, E_LOC, WEIGHTS, QUANT,
+                      FIRST, WORLD, RANKS, WIDE, ROWS, COLS, ROUND, PARTS, False)
     if TAKE:
         if part >= senders:
             share = part - senders
@@ -154,6 +139,53 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                         local = tl.load(ids_out + land.to(tl.int64) * K + entry, mask=inside, other=-1)
                         found += tl.sum((local[:, None] == expert[None, :]).to(tl.int32), 0)
                     tl.store(hist + (source * chunks + chunk) * E_PAD + expert, found.to(tl.int16))
+
+
+@triton.jit
+def put_chunk(x, ids, weights, scales, to, going, begin, slot, rows_in, words_in, arrived, flags_source, signals, rounds, team,
+              source, first_rank, here, part, epoch, slots, row, K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr,
+              SCALES_PAD: tl.constexpr, META: tl.constexpr, E_LOC: tl.constexpr, WEIGHTS: tl.constexpr, QUANT: tl.constexpr,
+              FIRST: tl.constexpr, WORLD: tl.constexpr, RANKS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+              COLS: tl.constexpr, ROUND: tl.constexpr, PARTS: tl.constexpr, FORWARD: tl.constexpr):
+    """Stores rows of a chunk, which begins at row `begin` of x, to WORLD ranks from first_rank on, and tells of each round.
+
+    to: the ranks of the choices of its tokens. going: how many of them go to each of these ranks, and lie there in the slots of
+    rank `source` from `slot` on. FIRST: 0: also to this rank itself, the one at `here` of them. part: which of PARTS programs
+    this is, which share the rounds.
+    FORWARD: rank `source` of another node puts the chunk here, with `signals` for `rounds` rounds of rows and as many of scales;
+    `to` and ids count from the first of these ranks.
+    """
+    rank = tl.arange(0, RANKS)
+    everyone = dl.symm_at(arrived + source * flags_source + 0 * rank,
+                          dl.team_world_rank(team, first_rank + tl.minimum(rank, WORLD - 1)))
+    longest = tl.max(tl.where((rank == here) & (FIRST == 1), 0, going), 0)
+    known = part * 0  # rounds that have come
+    for t in range(part, tl.cdiv(longest, ROUND), PARTS):
+        for i in range(FIRST, WORLD):  # not unrolled: the code would grow with the ranks
+            beside = (here + i) % WORLD
+            go, peer = of(going, beside), first_rank + beside
+            owner = beside if FORWARD else peer
+            if t * ROUND < go:
+                dl.trace_start("push", t * WORLD + i, peer)
+                target = dl.team_world_rank(team, peer)
+                outbox, words = dl.symm_at(rows_in, target), dl.symm_at(words_in, target)
+                last = tl.minimum((t + 1) * ROUND, go)
+                if FORWARD:
+                    needed = token_in(to, owner, last - 1) // ROUND + 1
+                    for u in range(known, needed):
+                        x = dl.consume_token(x, arrived_from_node(signals + u, epoch))
+                        if SCALES > 0:
+                            scales = dl.consume_token(scales, arrived_from_node(signals + rounds + u, epoch))
+                    known = tl.maximum(known, needed)
+                base = (source * slots + slot).to(tl.int64)
+                put_rows(x, scales, to, owner, begin, t * ROUND, last, outbox + base * row,
+                         floats(words + base * META + (META - SCALES)), META, row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
+                if t == 0:
+                    words += base * META
+                    put_choices(ids, weights, to, begin, go, go, owner, words, floats(words + K), META, K, CHOICES, E_LOC,
+                                WEIGHTS, WIDE)
+                dl.trace_stop("push", t * WORLD + i)
+        dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != here) | (FIRST == 0)) & (t * ROUND < going))
 
 
 @triton.jit

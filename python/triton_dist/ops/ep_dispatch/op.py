@@ -14,9 +14,11 @@ from triton_dist.ops.calls.carriers import carrier_of, flat
 from triton_dist.ops.calls.plans import OnWorkspace, Plan
 from triton_dist.ops.ep import checks as ep_checks, chunks
 from triton_dist.ops.ep.chunks import Room, tile_of
-from triton_dist.ops.ep.op import ExpertsOp, OfTokens
+from triton_dist.ops.ep.nodes_device import HEAD
+from triton_dist.ops.ep.op import TWO_LEVEL, ExpertsOp, OfTokens
 from triton_dist.ops.ep.self_flagged import METHOD, aligned
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
+from triton_dist.ops.ep_dispatch.nodes import OverNodes
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
 from triton_dist.ops.ep_dispatch.self_flagged import SelfFlagged
 from triton_dist.ops.ep_dispatch.unfused import ep_dispatch_unfused
@@ -165,6 +167,8 @@ class EPDispatch(ExpertsOp):
     def plan(self, choice: Choice, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> Plan:
         if choice.method == METHOD:
             return SelfFlagged(agreed, group, tensors)
+        if choice.method == TWO_LEVEL:
+            return OverNodes(Push(agreed, group, tensors, chunks.whole_calls(group), send=False, over_nodes=True))
         return Push(agreed, group, tensors, chunks.whole_calls(group))
 
     def unfused(self, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> None:
@@ -230,7 +234,7 @@ class EPDispatch(ExpertsOp):
 class Push(OnWorkspace):
     """The kernel that sends and takes; for rows by expert, one that finds their places, and one that puts them there.
 
-    send, take: False in a plan of the other half alone (ep/split.py).
+    send, take: False in a plan of the other half alone (ep/split.py). over_nodes: rows come by another kernel (nodes.py).
     """
     def __init__(self,
                  agreed: Tokens,
@@ -238,7 +242,8 @@ class Push(OnWorkspace):
                  tensors: Sequence,
                  space: CountedWorkspace,
                  send: bool = True,
-                 take: bool = True):
+                 take: bool = True,
+                 over_nodes: bool = False):
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, tensors[0].shape[0], agreed.chunks
         self.halves, self.places = dict(send=send, take=take), take and agreed.ordered
         self.sent, each = (torch.int8, 1) if agreed.quant else carrier_of(agreed.dtype)
@@ -247,7 +252,8 @@ class Push(OnWorkspace):
         pieces, multiple = (chunks.ROUNDED, 128) if agreed.quant else (chunks.MOVED, 1)
         self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, pieces, multiple)
         self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
-        self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space)
+        box = HEAD.value + self.chunks.each * self.meta if over_nodes else 0
+        self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space, box)
         self.padded = power_of_two(self.local)
         self.counts = group.size * self.chunks.count * self.padded
         super().__init__(self.room.space)
@@ -270,21 +276,20 @@ class Push(OnWorkspace):
                        num_warps=chunks.WARPS)
         rest = (*room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
                 self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts, chunked)
+        self.options = dict(of_rows,
+                            E_PAD=self.padded,
+                            WEIGHTS=agreed.weighted,
+                            QUANT=agreed.quant is not None,
+                            INDEX=agreed.ordered,
+                            FIRST=0 if agreed.expanded else 1,
+                            TOKENS=tokens,
+                            WIDE=min(tokens, _WIDE),
+                            ROWS=self.tile.rows,
+                            COLS=self.tile.cols,
+                            ROUND=self.tile.round,
+                            PARTS=self.tile.parts)
         self.exchange = backend().prepare(ep_dispatch_kernel, self.tile.grid(self.chunks, **self.halves), (*args, *rest),
-                                          dict(of_rows,
-                                               E_PAD=self.padded,
-                                               WEIGHTS=agreed.weighted,
-                                               QUANT=agreed.quant is not None,
-                                               INDEX=agreed.ordered,
-                                               FIRST=0 if agreed.expanded else 1,
-                                               TOKENS=tokens,
-                                               WIDE=min(tokens, _WIDE),
-                                               ROWS=self.tile.rows,
-                                               COLS=self.tile.cols,
-                                               ROUND=self.tile.round,
-                                               PARTS=self.tile.parts,
-                                               SEND=self.halves["send"],
-                                               TAKE=self.halves["take"]),
+                                          dict(self.options, SEND=self.halves["send"], TAKE=self.halves["take"]),
                                           varying=len(args))
         if placing:
             self.place = backend().prepare(place_kernel, (chunked, ),
