@@ -19,6 +19,7 @@ from triton_dist.testing import milliseconds, random_tensor
 _KIB, _MIB = 1 << 10, 1 << 20
 BYTES = {"cuda": [64 * _KIB, 1 * _MIB, 16 * _MIB, 128 * _MIB], "cpu": [4 * _KIB, 64 * _KIB]}          # of the whole tensor
 SHAPES = {"cuda": [(2048, 28672, 4096), (8192, 28672, 4096)], "cpu": [(256, 256, 128)]}                # M, N, K of ag_gemm
+TOKENS = {"cuda": [(128, 7168, 8, 256), (4096, 7168, 8, 256)], "cpu": [(4, 64, 2, 8)]}      # a rank's, row, choices, experts
 COLUMNS = 2048
 
 
@@ -59,6 +60,26 @@ def gemms(m: int, n: int, k: int, dtype: torch.dtype) -> list:
              lambda: ops.gemm_rs(y, down, method="portable"))]
 
 
+def exchanges(tokens: int, row: int, k: int, experts: int, dtype: torch.dtype) -> list:
+    """The same for ep_dispatch and ep_combine of random choices."""
+    device, rank = triton_dist.device(), resolve().rank
+    x = random_tensor(tokens, row, dtype=dtype, seed=rank)
+    ids = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(rank)).topk(k).indices.int().to(device)
+    y = random_tensor(tokens * resolve().size, row, dtype=dtype, seed=20 + rank)
+
+    came = ops.ep_dispatch(x, ids, num_experts=experts, method="unfused")
+    rows = int(came.rows)                       # nothing is written behind those that come
+
+    def dispatch(method: str):
+        return lambda: ops.ep_dispatch(x, ids, num_experts=experts, method=method).x[:rows]
+
+    def combine(method: str):
+        return lambda: ops.ep_combine(y, came.handle, method=method)
+
+    size, methods = f"{tokens} x {row}, top-{k}", ("unfused", "two_level")
+    return [("ep_dispatch", size, *map(dispatch, methods)), ("ep_combine", size, *map(combine, methods))]
+
+
 def difference(ours, theirs) -> float:
     """||ours - theirs|| / ||theirs||, the largest over the ranks."""
     found, expected = ours().double(), theirs().double()
@@ -81,11 +102,13 @@ def main() -> int:
         print(f"{'op':18s} {'size':>20s} {'torch ms':>10s} {'2-D ms':>10s} {'ratio':>6s} {'difference':>11s}", flush=True)
     wrong = 0
     rows = [row for nbytes in BYTES[device] for row in collectives(nbytes, torch.bfloat16)]
-    for op, size, theirs, ours in rows + [row for shape in SHAPES[device] for row in gemms(*shape, torch.bfloat16)]:
+    rows += [row for shape in SHAPES[device] for row in gemms(*shape, torch.bfloat16)]
+    rows += [row for shape in TOKENS[device] for row in exchanges(*shape, torch.bfloat16)]
+    for op, size, theirs, ours in rows:
         if args.only not in op:
             continue
         error = difference(ours, theirs)
-        right = error == 0 if op == "all_gather_2d" else error < 1e-2
+        right = error == 0 if op in ("all_gather_2d", "ep_dispatch") else error < 1e-2
         wrong += not right
         times = [milliseconds(call, group, iters, warmup=3) for call in (theirs, ours)]
         if group.rank == 0:
