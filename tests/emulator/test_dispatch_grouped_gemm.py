@@ -21,7 +21,7 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import assert_matches, poisoned, random_tensor
 
-pytestmark = pytest.mark.usefixtures("captures_by_rank", "small_tiles")
+pytestmark = pytest.mark.usefixtures("captures_by_rank", "push_for_few_tokens", "small_tiles")
 FULL = pytest.mark.full
 FUSED = ["portable", "ws"]
 ON_HOPPER = cores(hopper_tiles, preferred=True)

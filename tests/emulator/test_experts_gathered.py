@@ -18,6 +18,7 @@ from triton_dist.ops import dispatch_grouped_gemm, ep_combine, ep_dispatch, grou
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import random_tensor
 
+pytestmark = pytest.mark.usefixtures("push_for_few_tokens")
 BF16, F32 = torch.bfloat16, torch.float32
 LOCAL, K, HIDDEN, INNER = 3, 3, 32, 24              # experts of a rank, choices of a token
 

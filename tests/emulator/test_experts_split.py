@@ -17,7 +17,7 @@ from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.workspace import reset, workspace
 from triton_dist.testing import random_tensor
 
-pytestmark = pytest.mark.usefixtures("captures_by_rank")
+pytestmark = pytest.mark.usefixtures("captures_by_rank", "push_for_few_tokens")
 FULL = pytest.mark.full
 EXPERTS = 6
 
