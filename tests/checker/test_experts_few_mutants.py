@@ -20,7 +20,7 @@ KEY = "dl.ll_load(head + META - PIECES + number + 0 * vector, epoch, at < vector
 ROW = "dl.sf_take(rows_in + 4 * (slot * vectors + at), at < vectors)"
 SLOT = "slot = index * slots_of_source + chunk * most + place\n"
 NONE = "if (tl.max(sent_to(to, peer), 0) == 0) & (part < PIECES):"
-FITS = "spread_words(words, at, vectors, land, fits, spots, out, K, EXPANDED)\n                        data ="
+FITS = "spread_words(words, at, vectors, land, fits, spots, out, K, EXPANDED)\n                        keep_choices("
 BESIDE = "dl.ll_load(head + word, epoch, beside)"
 HEARD = "dl.ll_load(inbox + rank * PITCH, epoch, (rank < WORLD) & (pid == 0))\n"
 SUM = "dl.sf_take(rows_in + 4 * ((r * slots_of_rank + begin + place) * vectors + at), at < vectors)"

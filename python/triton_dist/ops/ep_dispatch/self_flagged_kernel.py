@@ -196,11 +196,11 @@ def ep_dispatch_self_flagged(x, ids, weights, scales, out, scales_out, ids_out, 
                         key = of(keys, peer) + 0 * vector
                         if (t > 0) | (number > part):  # each thread loads it itself: no barrier
                             key = dl.ll_load(head + META - PIECES + number + 0 * vector, epoch, at < vectors)
+                        data = dl.ll_load(head + word, epoch, beside)  # was sent before the row
                         words = dl.sf_take(rows_in + 4 * (slot * vectors + at), at < vectors) ^ key[:, None]
                         dl.trace_stop("wait", lap)
                         dl.trace_start("store", lap, peer)
                         spread_words(words, at, vectors, land, fits, spots, out, K, EXPANDED)
-                        data = dl.ll_load(head + word, epoch, beside)
                         keep_choices(data, word, beside & fits, land.to(tl.int64), ids_out, weights_out, K, WEIGHTS)
                         if SCALES > 0:
                             of_row = word - K * (1 + WEIGHTS)
