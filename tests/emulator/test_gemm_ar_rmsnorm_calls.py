@@ -6,9 +6,9 @@ import torch
 from bad_input import Row, differs, refused, small_heap, table  # noqa: F401
 
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
-from triton_dist.layers import AllReduceRMSNorm, GemmAR
+from triton_dist.layers import TPMLP, AllReduceRMSNorm, GemmAR, TPAttention
 from triton_dist.ops import gemm_ar_rmsnorm
-from triton_dist.runtime.errors import OutOfHeap
+from triton_dist.runtime.errors import InvalidArgument, OutOfHeap
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import assert_matches, random_tensor
 
@@ -127,6 +127,28 @@ def test_layer(residual):
         more, _ = layer(mine, residual=r, norm=AllReduceRMSNorm(norm.weight - 1, eps=1e-5, weight_bias=1.0))
         assert_matches(more, norm.double()(expected), k=33, roundings=8)
     run_ranks(script, 3)
+
+
+def test_blocks_of_a_decoder_take_the_residual_and_the_norm_that_follow():
+    """As decoders are written: h, x = attention(h, residual=x, norm=...)."""
+    def script():
+        torch.manual_seed(0)
+        heads, size, width = 4, 8, 24
+        qkv, out = torch.nn.Linear(width, 3 * heads * size), torch.nn.Linear(heads * size, width)
+        up, down = torch.nn.Linear(width, 64), torch.nn.Linear(32, width)
+        norm, x, r = torch.nn.RMSNorm(width, 1e-5), torch.randn(3, 2, width), torch.randn(3, 2, width)
+        attention = TPAttention.from_full(qkv, out, heads, sequence_parallel=False)
+        mlp = TPMLP.from_full(up, down, gated=True, sequence_parallel=False)
+        with torch.no_grad():
+            for block in (attention, mlp):
+                total = block(x) + r
+                y, found = block(x, residual=r, norm=norm)
+                torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(y, norm(total), rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(block(x, residual=r), total, rtol=1e-4, atol=1e-4)
+            with pytest.raises(InvalidArgument, match="norm: expected a block that ends in a GemmAR, found GemmRS"):
+                TPMLP.from_full(up, down, gated=True)(x[:2], norm=norm)
+    run_ranks(script, 2)
 
 
 @pytest.mark.parametrize("of_x", [False, True])

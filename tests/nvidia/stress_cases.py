@@ -13,12 +13,12 @@ from triton_dist import ops
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.ops.all_reduce_rmsnorm_quant.unfused import quantized
-from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64, gemm_rs_float64,
-                                 poisoned, random_tensor)
+from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64,
+                                 gemm_ar_rmsnorm_float64, gemm_rs_float64, poisoned, random_tensor)
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-OPS = ("ag_gemm", "gemm_rs", "gemm_ar", "all_reduce", "all_gather", "reduce_scatter", "all_to_all_single", "all_to_all_vdev",
-       "all_reduce_rmsnorm", "ep_dispatch")
+OPS = ("ag_gemm", "gemm_rs", "gemm_ar", "gemm_ar_rmsnorm", "all_reduce", "all_gather", "reduce_scatter", "all_to_all_single",
+       "all_to_all_vdev", "all_reduce_rmsnorm", "ep_dispatch")
 MOST_BY_SMS = 1 << 22           # elements of x with which ag_gemm is captured on up to 8 ranks where graphs hold no copies
 SMALL = 50_000_000              # elements, or products of a GEMM, that a tool which watches memory gets through
 
@@ -27,8 +27,8 @@ SMALL = 50_000_000              # elements, or products of a GEMM, that a tool w
 class Case:
     """One kind of call.
 
-    shape: ag_gemm x [m, k], weight [n, k] as (m, n, k); gemm_rs and gemm_ar by ring the same for x [m * size, k]; gemm_ar else
-    for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits or experts: x as (rows,
+    shape: ag_gemm x [m, k], weight [n, k] as (m, n, k); gemm_rs and gemm_ar by ring the same for x [m * size, k]; gemm_ar else,
+    and gemm_ar_rmsnorm, for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits or experts: x as (rows,
     columns).
     odd: tensors begin one element behind a multiple of 16 bytes. in_place: out is x, or the residual. idle: the last rank has no
     tiles (n = 0), or no terms (k = 0). cut: what arrives does not fit. quant: the norm is quantised so, too.
@@ -116,6 +116,10 @@ def gpu_cases() -> list[Case]:
         Case("gemm_ar", (64, 1000, 200), F16, "ring", bias=True),
         Case("gemm_ar", (512, 8192, 512), BF16, "ring", residual=True),         # large enough for a fused gemm_rs
         Case("gemm_ar", (200, 1000, 200), BF16, "unfused", bias=True, residual=True),
+        Case("gemm_ar_rmsnorm", (1, 8192, 1024), BF16, "packets", residual=True, in_place=True),
+        Case("gemm_ar_rmsnorm", (8, 4096, 512), BF16, "packets", bias=True),
+        Case("gemm_ar_rmsnorm", (50, 1000, 200), F16, "packets", bias=True, residual=True),
+        Case("gemm_ar_rmsnorm", (5, 1029, 72), F32, "packets", bias=True, idle=True),
         *collectives(10_007, 1 << 19, 1 << 21),
         Case("all_to_all_single", (300, 129), BF16, "split sizes"),
         Case("all_to_all_vdev", (1, 1), BF16, "push"),
@@ -156,6 +160,8 @@ def emulator_cases() -> list[Case]:
         Case("gemm_ar", (5, 33, 24), F32, "packets", bias=True, idle=True),
         Case("gemm_ar", (3, 24, 40), F16, "ring", bias=True, residual=True),
         Case("gemm_ar", (9, 40, 24), BF16, "unfused", bias=True, residual=True),
+        Case("gemm_ar_rmsnorm", (5, 600, 40), BF16, "packets", residual=True, in_place=True),
+        Case("gemm_ar_rmsnorm", (2, 33, 24), F32, "packets", bias=True, idle=True),
         *collectives(101, 700, 5000),
         Case("all_to_all_single", (30, 7), BF16, "split sizes"),
         Case("all_to_all_vdev", (1, 1), BF16, "push"),
@@ -183,6 +189,8 @@ class Call(NamedTuple):
 
 def make(case: Case, group: Group, seed: int) -> Call:
     """The call of a case on one group."""
+    if case.op == "gemm_ar_rmsnorm":
+        return gemm_and_norm(case, group, seed)
     if case.op.startswith(("ag_", "gemm_")):
         return gemm(case, group, seed)
     if case.op == "all_reduce_rmsnorm":
@@ -220,6 +228,28 @@ def gemm(case: Case, group: Group, seed: int) -> Call:
     def check(out: torch.Tensor) -> None:
         assert_matches(out, reference(x, weight, group, bias, **added), k=k * size, roundings=roundings)
     return Call((added["residual"] if case.in_place else poisoned(*out_shape, dtype=dtype),), run, check)
+
+
+def gemm_and_norm(case: Case, group: Group, seed: int) -> Call:
+    """The last rank has no terms where it is idle."""
+    m, n, k = case.shape
+    own = 0 if case.idle and group.rank == group.size - 1 else k
+    x = random_tensor(m, own, dtype=case.dtype, seed=seed + group.rank)
+    weight, norm = (random_tensor(*shape, dtype=case.dtype, seed=seed + salt) for shape, salt in (
+        ((n, own), 100 + group.rank), ((n,), 400)))
+    bias = random_tensor(n, dtype=case.dtype, seed=seed + 200) if case.bias else None
+    residual = random_tensor(m, n, dtype=case.dtype, seed=seed + 300) if case.residual else None
+
+    def run(out: torch.Tensor, total: torch.Tensor) -> tuple:
+        return ops.gemm_ar_rmsnorm(x, weight, norm, bias=bias, residual=total if case.in_place else residual, group=group, out=out,
+                                   residual_out=total, method=case.method)
+
+    def check(out: torch.Tensor, total: torch.Tensor) -> None:
+        normed, summed = gemm_ar_rmsnorm_float64(x, weight, norm, group, bias=bias, residual=residual)
+        assert_matches(total, summed, k=k * group.size, roundings=2 * group.size + 1)
+        assert_matches(out, normed, k=k * group.size, roundings=2 * group.size + 4)
+    empty = poisoned(m, n, dtype=case.dtype)
+    return Call((empty, residual if case.in_place else empty), run, check)
 
 
 def rmsnorm(case: Case, group: Group, seed: int) -> Call:

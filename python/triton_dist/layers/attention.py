@@ -133,7 +133,8 @@ class TPAttention(nn.Module):
         """Key heads of this rank, as KVCache wants them."""
         return self.qkv.parts[1] // self.head_size
 
-    def forward(self, x: torch.Tensor, angles: tuple | None = None, cache: KVCache | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: tuple | None = None, cache: KVCache | None = None,
+                residual: torch.Tensor | None = None, norm: nn.Module | None = None) -> Any:
         """x [..., H] -> [..., H].
 
         Args:
@@ -142,7 +143,10 @@ class TPAttention(nn.Module):
             angles: (cos, sin) [S, head_size] of `rotary` for the positions of the whole sequence, or None.
             cache: keys and values of positions before these, to which those of x are added, or None. A StaticKVCache for
                 torch.compile and CUDA graphs.
+            residual: of x's shape, added to the result, or None. Where `out` is a GemmAR.
+            norm: the RMS norm that follows in a decoder, or None: likewise. With it the result is (norm(y), y), as of GemmAR.
         """
+        more = GemmAR.takes(self.out, residual, norm)
         y = self.qkv(x)
         dim = self.qkv.sequence_dim
         y = y.unsqueeze(1 - dim) if y.ndim == 2 else y
@@ -158,4 +162,4 @@ class TPAttention(nn.Module):
             q, k, v, mask, is_causal=self.causal and mask is None and q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
         done = done.transpose(1, 2).flatten(2)                                  # [B, S, heads * head_size]
         done = done if dim else done.transpose(0, 1)
-        return self.out(done.squeeze(1 - dim) if x.ndim == 2 else done)
+        return self.out(done.squeeze(1 - dim) if x.ndim == 2 else done, **more)

@@ -201,6 +201,19 @@ class GemmAR(_RowParallel):
                     out=None if out is None else out.view(-1, out.shape[-1]))
         return y.view(*x.shape[:-1], self.weight.shape[0])
 
+    @staticmethod
+    def takes(row: nn.Module, residual: torch.Tensor | None, norm: nn.Module | None) -> dict:
+        """What `row`, the last linear of a block, is given of what follows the block: arguments of GemmAR.forward, or {}.
+
+        Raises InvalidArgument where there is something, and `row` is no GemmAR.
+        """
+        if residual is None and norm is None:
+            return {}
+        if not isinstance(row, GemmAR):
+            raise InvalidArgument(f"{'residual' if norm is None else 'norm'}: expected a block that ends in a GemmAR, found "
+                                  f"{type(row).__name__}; leave it out, and add and norm what the block gives")
+        return {"residual": residual, "norm": norm}
+
     def _normed(self, x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None, norm: nn.Module) -> tuple:
         weight, _, eps = weight_and_eps(norm)
         shape = (*x.shape[:-1], self.weight.shape[0])

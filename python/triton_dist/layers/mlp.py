@@ -48,15 +48,22 @@ class TPMLP(nn.Module):
         return cls(columns.from_full(up, group, parts=parts, sequence_dim=sequence_dim),
                    rows.from_full(down, group, sequence_dim=sequence_dim), activation)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., H] -> [..., H]."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: nn.Module | None = None) -> Any:
+        """x [..., H] -> [..., H].
+
+        Args:
+            x: what `up` takes.
+            residual: [..., H], added to the result, or None. Where `down` is a GemmAR.
+            norm: the RMS norm that follows in a decoder, or None: likewise. With it the result is (norm(y), y), as of GemmAR.
+        """
+        more = GemmAR.takes(self.down, residual, norm)
         if self._joins(x):
-            return self.down(self.up(x, act="silu_mul"))
+            return self.down(self.up(x, act="silu_mul"), **more)
         y = self.up(x)
         if self.up.parts is None:
-            return self.down(self.activation(y))
+            return self.down(self.activation(y), **more)
         gate, up = y.split(self.up.parts, -1)
-        return self.down(self.activation(gate) * up)
+        return self.down(self.activation(gate) * up, **more)
 
     def _joins(self, x: torch.Tensor) -> bool:
         """Whether gate and up are joined by the product itself."""
