@@ -8,9 +8,9 @@ parameters as few items run as show each value of each parameter once. A hash of
 other values meet each other somewhere in the suite, and a run repeats. The rest is marked `full`.
 
 `@pytest.mark.every("world")` asks for all values of a parameter, `every("kernel", "dtype")` for all combinations of two, and
-`one` for a single item. Of `every("kernel", "target")` each kernel runs for one GPU of each vendor, and some kernel for each of the
-other GPUs. Tests of mutants are left alone: they choose their schedules by themselves. A test that only compiles has one item, but
-for those with `every`, which have theirs under the newest Triton.
+`one` for a single item. Of `every("kernel", "target")` each kernel runs for one GPU of each vendor, and some kernel for each
+other GPU. Tests of mutants are left alone: they choose their schedules by themselves. A test that only compiles has one item.
+Those with `every` have all theirs under the newest Triton.
 """
 import gc
 import os

@@ -64,6 +64,8 @@ class EmulatorCompiler(CUDABackend):
         gluon = getattr(language, "name", "TRITON") != "TRITON"
 
         def check(module: Any, metadata: dict) -> str:
+            if isinstance(module, str):      # the second stage of Gluon's front end in 3.9
+                return module
             text = str(module)
             metadata.update(name=module.get_entry_func_name(), shared=0, tmem_size=0,
                             needs_runtime=any(f'"{library}_' in text for library in _LIBRARIES),
