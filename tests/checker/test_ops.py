@@ -83,7 +83,7 @@ def test_an_op_is_clean_on_a_hundred_schedules(name, world):
 
 @pytest.mark.parametrize("script", [
     lambda: overtaking([AG(20, 24, 40), RS(20, 24, 40)], slow=1), lambda: side_stream([AG(20, 24, 40), RS(20, 24, 40)]),
-    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40), AR(64, "two_shot"), AR(64, "push"), GAR(9, 40, 300)])],
+    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40), AR(64, "two_shot"), AR(64, "push"), GAR(3, 40, 300)])],
     ids=["overtaking", "side stream", "two groups"])
 def test_ops_together_are_clean(script):
     report = check_kernel(script, 4, 2, modes=["late", "random"])

@@ -18,7 +18,7 @@ def build(builder, folder):
     environment = dict(os.environ, PYTHONPATH=f"{ROOT / 'python'}:{os.environ.get('PYTHONPATH', '')}",
                        TRITON_DIST_BACKEND="emulator")
     done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", builder, str(DOCS), str(folder)],
-                          env=environment, capture_output=True, text=True, timeout=120, check=False)
+                          env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 
