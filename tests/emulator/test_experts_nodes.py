@@ -14,12 +14,12 @@ from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.twins import shmem
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.checker import check_kernel
-from triton_dist.ops import ep_combine, ep_dispatch
+from triton_dist.ops import dispatch_grouped_gemm, ep_combine, ep_dispatch, grouped_gemm_combine
 from triton_dist.ops.ep import chunks
 from triton_dist.ops.explain import explain
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
-from triton_dist.testing import random_tensor
+from triton_dist.testing import assert_matches, random_tensor
 
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
 FULL = pytest.mark.full
@@ -205,6 +205,24 @@ def test_gradients_over_nodes():
             torch.testing.assert_close(t.grad.double(), leaf.grad, rtol=1e-4, atol=1e-4)
 
     run_ranks(script, 4, nodes=2, num_sms=2)
+
+
+def test_dispatch_grouped_gemm_runs_the_two_ops_in_turn():
+    def script():
+        rank, (x, weights) = resolve().rank, (random_tensor(5, n, dtype=F32, seed=resolve().rank) for n in (16, 3))
+        up, down = random_tensor(8, 12, 16, dtype=F32, seed=98), random_tensor(8, 16, 12, dtype=F32, seed=99)
+        ids = anywhere(rank, 4, 5, 3, 8).int()
+        mine = slice(2 * rank, 2 * rank + 2)
+        h, came = dispatch_grouped_gemm(x, ids, weights, up[mine], num_experts=8, act=None)
+        out = grouped_gemm_combine(h, down[mine], came)
+        triton_dist.synchronize()
+        by_expert = torch.einsum("eho,eoi,ti->teh", down.double(), up.double(), x.double())
+        chosen = torch.where(ids >= 0, weights, 0.0).double()
+        expected = (by_expert[torch.arange(5)[:, None], ids.clamp(min=0).long()] * chosen[..., None]).sum(1)
+        assert_matches(out, expected, k=12 * 16 * 3, roundings=4)
+
+    with mock.patch("triton_dist.ops.ep_dispatch.op.ep_dispatch_unfused", side_effect=AssertionError):
+        run_ranks(script, 4, nodes=2, num_sms=2)
 
 
 # -- which method, capture, refusals ---------------------------------------------------------------------------------------
