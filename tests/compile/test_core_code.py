@@ -147,7 +147,7 @@ def test_other_types_fit(kernel, dtype, hop):
     assert built.metadata.num_warps == 12 and built.metadata.shared <= 227 * 1024
 
 
-@pytest.mark.every("kernel", "dtype")
+@pytest.mark.every("kernel")
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("kernel", [ag_gemm_ws_kernel, ag_gemm_by_sms_ws_kernel])
 def test_gate_and_up_are_joined_in_the_threads_that_have_them(kernel, dtype):

@@ -54,7 +54,8 @@ def test_kernel_compiles_and_acquires_before_it_loads(kernel, target):
 
 
 @pytest.mark.every("target")
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", *(pytest.param(target, marks=pytest.mark.full) for target in TARGETS
+                                                         if target not in ("sm_90", "gfx942"))])
 @pytest.mark.parametrize("kernel", [ag_gemm_kernel, ag_gemm_by_sms_kernel], ids=lambda k: k.__name__)
 def test_gate_and_up_are_joined_on_every_target(kernel, target):
     text, plain = ("\n".join(assert_acquires_before_it_loads(kernel, target, GATED=gated)) for gated in (True, False))
