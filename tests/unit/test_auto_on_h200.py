@@ -10,7 +10,11 @@ from triton_dist.backends.nvidia import backend as nvidia
 from triton_dist.ops import products
 from triton_dist.ops.calls import possible
 from triton_dist.ops.gemm_ar.op import GEMM_AR
+from triton_dist.ops.gemm_ar.packets import Tiling
+from triton_dist.ops.gemm_ar_rmsnorm import packets as norm_packets
+from triton_dist.ops.gemm_ar_rmsnorm.op import GEMM_AR_RMSNORM
 from triton_dist.ops.tuning.table import Choice
+from triton_dist.runtime.capabilities import GemmConfig
 
 BYTES = 2                                       # of an element
 # (M, N, K of a rank): {method: us}
@@ -47,6 +51,25 @@ AR = {
     (256, 8192, 14336): {"ring": 108.17, "unfused": 101.58},
     (1024, 8192, 14336): {"ring": 397.52, "unfused": 404.18},
     (2048, 8192, 14336): {"ring": 812.17, "unfused": 830.61},
+}
+# gemm_ar_rmsnorm, with a residual; "unfused" is a matmul, then all_reduce_rmsnorm.
+AR_NORM = {
+    (1, 8192, 4096): {"packets": 20.89, "unfused": 22.96},
+    (1, 4096, 2048): {"packets": 9.16, "unfused": 10.38},
+    (1, 8192, 14336): {"packets": 58.47, "unfused": 61.62},
+    (1, 4096, 7168): {"packets": 19.01, "unfused": 21.99},
+    (8, 8192, 4096): {"packets": 22.23, "unfused": 23.7},
+    (8, 4096, 2048): {"packets": 9.61, "unfused": 10.49},
+    (8, 8192, 14336): {"packets": 60.03, "unfused": 63.12},
+    (8, 4096, 7168): {"packets": 19.71, "unfused": 22.81},
+    (32, 8192, 4096): {"packets": 30.25, "unfused": 25.32},
+    (32, 4096, 2048): {"packets": 13.32, "unfused": 11.18},
+    (32, 8192, 14336): {"packets": 67.01, "unfused": 66.07},
+    (32, 4096, 7168): {"packets": 23.68, "unfused": 23.0},
+    (64, 8192, 4096): {"packets": 42.43, "unfused": 28.17},
+    (64, 4096, 2048): {"packets": 20.04, "unfused": 11.98},
+    (64, 8192, 14336): {"packets": 79.5, "unfused": 69.7},
+    (64, 4096, 7168): {"packets": 31.01, "unfused": 23.21},
 }
 RS = {
     (32, 4096, 2048): {"ws": 30.4, "unfused": 10.37},
@@ -90,6 +113,7 @@ def h200(monkeypatch):
     for module in (possible, products):
         monkeypatch.setattr(module, "backend", lambda: device)
     monkeypatch.setattr(possible, "no_kernel", lambda group: None)
+    monkeypatch.setattr(norm_packets, "backend", lambda: SimpleNamespace(warp_size=32, num_sms=lambda: 132))
     return SimpleNamespace(size=2)
 
 
@@ -102,6 +126,14 @@ def test_gemm_ar_takes_the_fastest_way_or_nearly(shape, h200):
     m, n, _ = shape
     taken, why = GEMM_AR._chosen("auto", h200, m, n, torch.bfloat16)
     assert slower(taken, AR[shape]) <= (1.07 if taken == "unfused" else 1.02), (taken, why)
+
+
+@pytest.mark.parametrize("shape", AR_NORM)
+def test_gemm_ar_rmsnorm_takes_the_fastest_way(shape, h200):
+    m, n, _ = shape
+    cut = Tiling(GemmConfig(64, 128, 64, 8, num_warps=8, num_stages=4), 2, False)
+    taken, why = GEMM_AR_RMSNORM._chosen("auto", h200, m, n, torch.bfloat16, cut)
+    assert slower(taken, AR_NORM[shape]) == 1, (taken, why)
 
 
 @pytest.mark.parametrize("op, shape", [("gemm_rs", shape) for shape in RS] + [("ag_gemm", shape) for shape in AG])

@@ -24,9 +24,7 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 
-# Rows that auto gives to packets. On 2 H200 (bf16, graphs, weights from HBM) one kernel takes 0.86 to 0.95 of the time of a matmul
-# and all_reduce_rmsnorm for 1 to 8 rows, N = 4096 and 8192, K = 2048 to 14336 on a rank; for 32 rows 1.01 to 1.2 of it.
-AUTO_ROWS = 8
+AUTO_ROWS = 8                           # that auto gives to packets, by what 2 H200 took (tests/unit/test_auto_on_h200.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,22 +78,23 @@ class GemmArRmsnorm(Op):
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, eps: float | None, weight_bias: float, method: Any,
                 group: Group) -> NormedProduct:
-        cut = tiling(m, n, dtype, group.size) if m * n else None
+        cut = tiling(m, n, dtype, group.size) if m * n and (method == "packets" or m <= AUTO_ROWS) else None
         chosen, why = self._chosen(method, group, m, n, dtype, cut)
         return NormedProduct(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, eps=eps_of(eps, dtype),
                              weight_bias=float(weight_bias), tiling=cut if chosen == "packets" else None)
 
     def _chosen(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype, cut: Tiling | None) -> tuple[str, str]:
-        """(the method of a call that has no plan yet, why, for an "auto"). cut: gemm_ar's tiling, where there is something."""
+        """(the method of a call that has no plan yet, why, for an "auto"). cut: gemm_ar's tiling, where packets may be taken."""
         reason = possible.no_kernel(group)
         chosen, why = self.possible(method, None if method == "ring" else reason)
         if chosen == "ring" and m % group.size:
             raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found "
                                   f"{m}; pad the rows or use 'auto'")
-        if chosen not in ("packets", "auto") or cut is None:
+        if chosen not in ("packets", "auto") or not m * n:
             return chosen, why
-        nbytes, each = m * n * dtype.itemsize, cut_rows(m, n, dtype, cut, group.size).each
+        each = 0 if cut is None else cut_rows(m, n, dtype, cut, group.size).each
         if chosen == "packets":
+            nbytes = m * n * dtype.itemsize
             if nbytes > sizes.MOST_PACKET_BYTES:
                 raise InvalidArgument(f"method: 'packets' carries at most {sizes.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
                                       "'ring' or 'unfused'")
@@ -105,7 +104,7 @@ class GemmArRmsnorm(Op):
             return chosen, why
         if m <= AUTO_ROWS and each <= MOST_EACH and not cut.two_shot:
             return "packets", f"{m} rows are no more than {AUTO_ROWS}, and their terms are few enough for one hop"
-        if GEMM_AR.at(m, n, 1, dtype, group).method == "ring":
+        if GEMM_AR._chosen("auto", group, m, n, dtype)[0] == "ring":
             return "ring", "gemm_ar hides its reduce-scatter behind the product at this size"
         return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
 
