@@ -85,6 +85,11 @@ class Op(Calls):
         """
         raise NotImplementedError
 
+    # A function (agreed, group, x, what else `known` was given): what `check` gives for a call like one that it accepted with
+    # `agreed`, where only the number of rows of x, the first tensor, is new. It refuses what `check` would. Where it gives None,
+    # and in an op without it, `check` sees the call.
+    resized: Callable | None = None
+
     def candidates(self, agreed: Agreed, group: Group) -> Sequence[Choice]:
         """Ways to run a call that its method allows, the default of each method first. Equal on all ranks.
 

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ag_gemm: what ranks agree on, the ways to run it, what they move, and the call."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Sequence
 
@@ -83,6 +83,9 @@ class AgGemm(Op):
             if method == "unfused":
                 raise InvalidArgument(f"comm_sms: 'unfused' has no push, found {comm_sms}; leave it out, or use another method")
         return self._agreed(m, k, x.dtype, method, group, comm_sms, act)
+
+    def resized(self, agreed: Rows, group: Group, x: torch.Tensor, asked: tuple) -> Rows | None:
+        return replace(agreed, m=x.shape[0]) if 0 < x.shape[0] * group.size < 2**31 else None
 
     def _agreed(self, m: int, k: int, dtype: torch.dtype, method: str, group: Group, comm_sms: int | None = None,
                 act: str | None = None) -> Rows:

@@ -42,6 +42,7 @@ class Calls:
     autocasts: bool
     local = False                   # whether each rank calls for itself, and nothing is sent
     kept = True                     # whether plans are kept for later calls
+    resized: Callable | None
     _order: tuple                   # places of its tensors among those of `known`
 
     def places(self) -> tuple:
@@ -113,26 +114,41 @@ class Calls:
         if _modes() and ambient.is_recorded(places):
             return None
         members, tensors = self.members(group), [places[place] for place in self._order]
-        outputs = tensors[len(self.tensors):]
-        self._checked(members, ambient.refuse, self.name, tensors)
-        if wants_grad(tensors) and all(out is None for out in outputs):
-            return None
-        dtype = ambient.autocast_dtype(backend().device()) if self.autocasts else None
-        if dtype is not None:
-            tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
-        record = record_of(self, group, members)
-        plan = self._planned(record, members, (_signature(tensors, outputs), *map(repr, asked)), tensors, asked)
+        outputs, record, dtype = tensors[len(self.tensors):], record_of(self, group, members), None
+        agreed = self._of_other_rows(record, key, given)
+        if agreed is None:
+            self._checked(members, ambient.refuse, self.name, tensors)
+            if wants_grad(tensors) and all(out is None for out in outputs):
+                return None
+            dtype = ambient.autocast_dtype(backend().device()) if self.autocasts else None
+            if dtype is not None:
+                tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
+        plan = self._planned(record, members, (_signature(tensors, outputs), *map(repr, asked)), tensors, asked, agreed)
         if state().watched is not None and not self.local:
             state().watched.append((self.name, plan.agreed.family, plan.choice, plan.variants))
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
         if key is not None and self.kept and not graphs.asked():
-            record.learn(state(), key, given, [i for i, t in enumerate(given) if any([t is out for out in outputs])], known)
+            written = [i for i, t in enumerate(given) if any([t is out for out in outputs])]
+            record.learn(state(), key, given, written, known, self.resized is not None)
         return known
 
-    def _planned(self, record: CallRecord, group: Group, signature: tuple, tensors: list, asked: tuple) -> Plan:
-        """The plan of a call: made once for a signature, and again when it is not valid any more. The call is noted as made."""
+    def _of_other_rows(self, record: CallRecord, key: tuple | None, given: tuple) -> Agreed | None:
+        """What ranks agree on in a call that is like a known one but for the number of rows; None where it has to be checked."""
+        if key is None or self.resized is None or backend().is_capturing():
+            return None
+        known = record.of_other_rows(key, given, state().world)
+        if known is None:
+            return None
+        return self._checked(record.group, self.resized, known.plan.agreed, record.group, given[0], key[0])
+
+    def _planned(self, record: CallRecord, group: Group, signature: tuple, tensors: list, asked: tuple,
+                 agreed: Agreed | None) -> Plan:
+        """The plan of a call: made once for a signature, and again when it is not valid any more. The call is noted as made.
+
+        agreed: what ranks agree on; None where that has to be checked.
+        """
         capturing = backend().is_capturing()
         where = (signature, capturing) if (signature, capturing) in record.plans else (signature, False)
         plan = record.plans.get(where)
@@ -140,7 +156,10 @@ class Calls:
             same_call(group, plan.agreed)
             return plan
         moved = plan is not None and plan.serves() and plan.moved()
-        agreed = plan.agreed if moved else self._checked(group, self.check, group, *tensors, *asked)
+        if moved:
+            agreed = plan.agreed
+        elif agreed is None:
+            agreed = self._checked(group, self.check, group, *tensors, *asked)
         same_call(group, agreed)
         try:
             with ambient.clean():

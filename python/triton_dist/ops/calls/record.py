@@ -22,10 +22,12 @@ MOST = 4096                     # of each kind that a record holds; then it forg
 _ALIGNMENT = 15                 # plans may rest on the last four bits of an address
 
 
-def _guards_of(tensors: Sequence) -> Any:
-    """A function that tells whether tensors are like these."""
-    return TensorGuards(*tensors, dynamic_dims_sizes=[list(t.shape) for t in tensors],
-                        dynamic_dims_strides=[list(t.stride()) for t in tensors]).check
+def _guards_of(tensors: Sequence, any_rows: bool = False) -> Any:
+    """A function that tells whether tensors are like these. any_rows: whether the first may have another number of rows."""
+    sizes: list = [list(t.shape) for t in tensors]
+    if any_rows:
+        sizes[0][0] = None
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=[list(t.stride()) for t in tensors]).check
 
 
 def _trusted() -> bool:
@@ -33,9 +35,10 @@ def _trusted() -> bool:
     try:
         like, *other = (torch.empty(*size, dtype=dtype, device="cpu") for size, dtype in (
             ((2, 3), torch.float), ((3, 3), torch.float), ((3, 2), torch.float), ((2, 3), torch.half)))
-        same = _guards_of([like])
-        different = [*other, other[1].t(), neg_view(like), like.detach().requires_grad_()]
-        return same(torch.empty_like(like)) and not any(same(t) for t in different)
+        same, alike = _guards_of([like]), _guards_of([like], any_rows=True)
+        others = [other[1], other[2], other[1].t(), neg_view(like), like.detach().requires_grad_()]
+        return (same(torch.empty_like(like)) and alike(other[0]) and alike(like) and not same(other[0])
+                and not any(guard(t) for guard in (same, alike) for t in others))
     except Exception:                                       # of an interface that has changed anything may come
         return False
 
@@ -48,10 +51,11 @@ class Known:
 
     careful: whether more must be asked than what tensors and their addresses tell.
     kinds: types of what else it was given, where there is a number: 1 == 1.0 == True.
+    same, alike: whether tensors are like its own; whether they are but for the number of rows of the first.
     autocast: the dtype that autocast asked for, where the op follows it.
     """
 
-    __slots__ = ("plan", "group", "_new_out", "same", "alignment", "count", "careful", "tf32", "wants_grad", "relations",
+    __slots__ = ("plan", "group", "_new_out", "same", "alike", "alignment", "count", "careful", "tf32", "wants_grad", "relations",
                  "compared", "autocast", "device", "kinds")
 
     def __init__(self, plan: Plan, group: Group, dtype: torch.dtype, autocast: torch.dtype | None):
@@ -147,12 +151,32 @@ class CallRecord(Record):
         self._remember(key, known)
         return known
 
-    def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known) -> None:
-        """Remembers a call by its tensors `given`, unless its plan is one that another call may not share."""
+    def of_other_rows(self, key: tuple, given: tuple, world: Group) -> Known | None:
+        """A call that was made in this very state with tensors like `given`, but for the number of rows of the first."""
+        try:
+            known = self.known.get(_by_class(key, given))
+        except TypeError:                           # it was given what is no key
+            return None
+        if (known is None or not known.alike(*given) or not known.fits([t.data_ptr() for t in given])
+                or known.kinds is not None and known.kinds != tuple(map(type, key[0]))
+                or not known.allowed(world)):
+            return None
+        return known
+
+    def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known, any_rows: bool) -> None:
+        """Remembers a call by its tensors `given`, unless its plan is one that another call may not share.
+
+        any_rows: whether calls of the op can be told that differ in the number of rows of the first alone.
+        """
         if _TRUSTED and not backend().is_capturing() and known.plan.valid():
             known.learn(me, key[0], given, outputs)
             self._remember(key, known)
             self._remember(_by_shapes(key, given), known)
+            if any_rows and not outputs and known.autocast is None and given[0].ndim:
+                by_class, rows = _by_class(key, given), given[0].shape[0]
+                if by_class not in self.known and all([t.shape[0] != rows for t in given[1:]]):     # a residual has as many
+                    known.alike = _guards_of(given, any_rows=True)
+                    self._remember(by_class, known)
 
     def _remember(self, key: tuple, known: Known) -> None:
         if len(self.known) >= MOST:
@@ -163,6 +187,12 @@ class CallRecord(Record):
 def _by_shapes(key: tuple, given: tuple) -> tuple:
     """`key` with shapes in place of addresses."""
     return key[0], *[0 if isinstance(part, int) else part for part in key[1:]], *[t.shape for t in given]
+
+
+def _by_class(key: tuple, given: tuple) -> tuple:
+    """The same without the number of rows of the first tensor."""
+    return key[0], *[0 if isinstance(part, int) else part for part in key[1:]], "rows", given[0].shape[1:], *[
+        t.shape for t in given[1:]]
 
 
 def record_of(what: Any, asked: Any, group: Group) -> CallRecord:

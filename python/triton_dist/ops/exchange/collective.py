@@ -72,6 +72,13 @@ class Collective(Op):
                                   f"{list(x.shape)}; use 'auto' or 'unfused', or split the call")
         return agreed
 
+    def resized(self, agreed: Row, group: Group, x: torch.Tensor, asked: tuple) -> Row | None:
+        n = x.numel() // (group.size if self.scatter else 1)
+        known = 0 < self._bytes(n, x.dtype, group) < 2**31 and (x.dtype in sizes.REDUCED or not self.reduces)
+        if not known or self.scatter and x.shape[0] % group.size:
+            return None
+        return self._agreed(n, x.dtype, asked[0], agreed.reduction, group)
+
     def _agreed(self, n: int, dtype: torch.dtype, method: str, reduction: str | None, group: Group,
                 unserved: str | None = None) -> Row:
         chosen, why = sizes.choose(self, method, group, self._bytes(n, dtype, group), unserved)

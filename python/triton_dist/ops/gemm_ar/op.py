@@ -69,6 +69,10 @@ class GemmAr(Op):
         checks.no_grad(x=x, weight=weight, bias=bias, residual=residual)
         return self._agreed(m, n, x.dtype, method, group)
 
+    def resized(self, agreed: Product, group: Group, x: torch.Tensor, asked: tuple) -> Product | None:
+        m = x.shape[0]
+        return self._agreed(m, agreed.n, agreed.dtype, asked[0], group) if 0 < m * agreed.n < 2**31 else None
+
     def _agreed(self, m: int, n: int, dtype: torch.dtype, method: Any, group: Group) -> Product:
         chosen, why = self._chosen(method, group, m, n, dtype)
         cut = tiling(m, n, dtype, group.size) if chosen == "packets" and m * n else None

@@ -1,0 +1,127 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Calls that differ from a known one in the number of rows alone are not checked again; all others are."""
+import pytest
+import torch
+
+from triton_dist import ops
+from triton_dist.backends.emulator import run_ranks
+from triton_dist.ops import OPS
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
+from triton_dist.testing import random_tensor
+
+N, K, ROWS = 32, 16, 8
+OPS_OF_ROWS = ["ag_gemm", "gemm_rs", "gemm_ar", "all_reduce", "reduce_scatter", "all_gather"]
+QUICK = ["ag_gemm", "gemm_rs", "all_reduce"]
+F32 = torch.float32
+
+
+def tensor(*shape, dtype=F32, seed=0):
+    return random_tensor(*shape, dtype=dtype, seed=seed + 10 * resolve().rank)
+
+
+def gathered(x):
+    return torch.cat(resolve().all_gather_object(x))
+
+
+def summed(t):
+    return sum(resolve().all_gather_object(t))
+
+
+def own(t):
+    return t.chunk(resolve().size)[resolve().rank]
+
+
+def calls():
+    """{op: (a call on x, the columns of x, what it gives by torch)}."""
+    column, row = tensor(N, K, seed=1), tensor(N, K, seed=2)
+    return {
+        "ag_gemm": (lambda x: ops.ag_gemm(x, column), K, lambda x: gathered(x) @ column.T),
+        "gemm_rs": (lambda x: ops.gemm_rs(x, row), K, lambda x: own(summed(x @ row.T))),
+        "gemm_ar": (lambda x: ops.gemm_ar(x, row), K, lambda x: summed(x @ row.T)),
+        "all_reduce": (lambda x: ops.all_reduce(x), N, summed),
+        "reduce_scatter": (lambda x: ops.reduce_scatter(x), N, lambda x: own(summed(x))),
+        "all_gather": (lambda x: ops.all_gather(x), N, gathered),
+    }
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """Names of the ops whose checks rank 0 has run since."""
+    found = []
+    for name in OPS_OF_ROWS:
+        usual = type(OPS[name]).check
+
+        def check(self, *args, usual=usual):
+            if resolve().rank == 0:
+                found.append(self.name)
+            return usual(self, *args)
+        monkeypatch.setattr(OPS[name], "check", check.__get__(OPS[name]), raising=False)
+    return found
+
+
+@pytest.mark.parametrize("op", [*QUICK, *[pytest.param(op, marks=pytest.mark.full) for op in OPS_OF_ROWS if op not in QUICK]])
+def test_only_what_is_new_is_checked(op, checked):
+    def script():
+        call, columns, expected = calls()[op]
+        whole = tensor(64, 2 * columns)
+
+        def ran(x, checks):
+            """A call gives what torch gives, and has been checked or not."""
+            if resolve().rank == 0:
+                del checked[:]
+            torch.testing.assert_close(call(x), expected(x), rtol=1e-4, atol=1e-4)
+            if resolve().rank == 0:
+                assert (op in checked) == checks, (tuple(x.shape), x.stride())
+        first = whole[:, :columns].contiguous()
+        ran(first[:ROWS], True)
+        for rows in (4, 16, 2, 16):                     # the last one is known
+            ran(first[:rows], False)
+        ran(first[2:12], False)                             # at another address
+        ran(whole[:6, :columns], True)                      # other strides
+        ran(whole[:12, :columns], True)
+        ran(torch.zeros(12 * columns + 1)[1:].view(12, columns), True)          # another alignment
+        ran(first[:22], False)
+    run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", pytest.param("gemm_ar", marks=pytest.mark.full), "reduce_scatter"])
+def test_what_is_refused_is_refused_after_a_good_call_as_before_it(op):
+    def refusals(call, columns):
+        x = tensor(ROWS, 2 * columns)
+        wrong = [x[:6, :columns - 1], x[:6, :columns].double(), x[:6, :columns, None], x[:6, :columns].to_sparse(),
+                 torch._neg_view(x[:6, :columns].contiguous())]
+        if op in ("gemm_rs", "reduce_scatter"):
+            wrong += [x[:rows, :columns].contiguous() for rows in (3, 5, 7)]
+        found = []
+        for each in wrong:
+            try:
+                call(each)
+                found.append("none")
+            except InvalidArgument as error:
+                found.append(str(error))
+        return found
+
+    def script():
+        call, columns, expected = calls()[op]
+        before = refusals(call, columns)
+        x = tensor(ROWS, columns)
+        call(x)
+        call(x[:4])
+        assert refusals(call, columns) == before and before[-1] != "none"
+        with pytest.raises(InvalidArgument, match="method"):
+            OPS[op].function(x, *[x] * (op != "reduce_scatter"), method=["no key"])
+        torch.testing.assert_close(call(x[:6]), expected(x[:6]), rtol=1e-4, atol=1e-4)
+        if op != "reduce_scatter":
+            empty = call(x[:0])                             # of no rows, after rows
+            assert not empty.numel()
+        call(x)
+        x.requires_grad_()
+        assert call(x[:2 * resolve().size]).requires_grad
+        with torch.autocast("cpu", torch.bfloat16):
+            found = call(x.detach()[:6])
+        assert found.dtype == (torch.bfloat16 if op != "reduce_scatter" else F32)
+        assert state().over == ""
+    run_ranks(script, 2)
