@@ -70,6 +70,7 @@ def made(monkeypatch):
         return compiled(kernel, args)
     replaced = dict(
         compile=compile_it, prepare=gpu.GpuBackend.prepare, _variant=gpu.GpuBackend._variant, _variants={}, _extern_libs={},
+        compiles_by_storage=False,
         _from_library=gpu.GpuBackend._from_library, _prebuilt=None, _recorder=None, tracer=None, driver=Driver(),
         _binder=nvidia.NvidiaBackend._binder, note_call=lambda *args: False, compares_calls=False, num_sms=lambda self: 132,
         _capability=(9, 0), _cores=None, core=nvidia.NvidiaBackend.core, gemm_config=nvidia.NvidiaBackend.gemm_config,

@@ -256,6 +256,7 @@ def test_an_overlapping_launch_is_asked_for_where_there_is_such_a_thing(monkeypa
 def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shares, home):
     from triton_dist.backends.nvidia.backend import NvidiaBackend
     taken, made = [], object.__new__(NvidiaBackend)
+    made._home, made._variants = 1, {"of device": 1}
     monkeypatch.setenv("TRITON_DIST_SHARE_GPUS", shares)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
@@ -265,6 +266,7 @@ def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shares, home)
     else:
         made.set_device(local_rank)
     assert taken == ([] if home is None else [home])
+    assert made._variants == ({} if home == 0 else {"of device": 1}), "kernels are loaded on one device"
     assert ("nccl" in made.torch_backend()) == (shares != "1")
 
 

@@ -8,8 +8,11 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import create_function_from_signature
 
+from triton_dist.backends.amd.backend import AmdBackend
 from triton_dist.backends.gpu import backend as gpu
 from triton_dist.backends.gpu.variants import kinds
+from triton_dist.backends.nvidia.backend import NvidiaBackend
+from triton_dist.compat.amd import HIPBackend
 from triton_dist.compat.nvidia import CUDABackend
 from triton_dist.cores.hopper.ag_gemm_ws import ag_gemm_ws_kernel
 from triton_dist.cores.hopper.descriptors import descriptor
@@ -22,13 +25,17 @@ TENSORS = [BYTES[start:start + 2048].view(dtype) for start, dtype in itertools.p
     (0, 16, 2, 64, 8), (torch.float16, torch.bfloat16, torch.int32)) if start % dtype.itemsize == 0]
 DESCRIPTORS = [descriptor(BYTES.view(dtype)[:64 * rows].view(rows, 64), *block) for dtype, rows, block in itertools.product(
     (torch.float16, torch.bfloat16), (8, 16), ((64, 64), (128, 64), (64, 32)))]
-VALUES = [*NUMBERS, *TENSORS, *DESCRIPTORS, None, True, False]
+LARGE = [torch.empty(size, dtype=torch.float16, device="meta") for size in (2**30 - 1, 2**30, 2**31)]
+VALUES = [*NUMBERS, *TENSORS, *LARGE, LARGE[2][:8], *DESCRIPTORS, None, True, False]
+CUDA, HIP = CUDABackend(GPUTarget("cuda", 90, 32)), HIPBackend(GPUTarget("hip", "gfx942", 64))
 
 
-@pytest.mark.parametrize("kernel", [ag_gemm_ws_kernel, ag_gemm_kernel, one_hop_push], ids=lambda kernel: kernel.fn.__name__)
-def test_arguments_of_equal_kinds_are_equal_to_triton(kernel):
+@pytest.mark.parametrize("kernel, triton_backend, ours", [
+    (ag_gemm_ws_kernel, CUDA, NvidiaBackend), (ag_gemm_kernel, CUDA, NvidiaBackend), (one_hop_push, CUDA, NvidiaBackend),
+    (ag_gemm_kernel, HIP, AmdBackend)], ids=lambda given: getattr(given, "__name__", ""))
+def test_arguments_of_equal_kinds_are_equal_to_triton(kernel, triton_backend, ours):
     """Of every parameter that is no constexpr, and each pair of values that it may get."""
-    bind = create_function_from_signature(kernel.signature, kernel.params, CUDABackend(GPUTarget("cuda", 90, 32)))
+    bind = create_function_from_signature(kernel.signature, kernel.params, triton_backend)
     count = sum(not parameter.is_constexpr for parameter in kernel.params)
     alike = 0
     for place in range(count):
@@ -36,10 +43,10 @@ def test_arguments_of_equal_kinds_are_equal_to_triton(kernel):
         for value in VALUES:
             args = [7] * count
             args[place] = value
-            found.append((kinds(kernel, args)[place], bind(*args, *[64] * (len(kernel.params) - count))[1][place]))
-        for (ours, triton), (other, others) in itertools.combinations(found, 2):
-            assert ours != other or triton == others
-            alike += ours == other
+            found.append((kinds(kernel, args, ours.compiles_by_storage)[place], bind(*args, *[64] * (len(kernel.params) - count))[1][place]))
+        for (kind, triton), (other, others) in itertools.combinations(found, 2):
+            assert kind != other or triton == others
+            alike += kind == other
     assert alike > 10 * count                   # else it would say nothing: new rows have other sizes and addresses
 
 

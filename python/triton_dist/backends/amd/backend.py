@@ -25,6 +25,7 @@ class AmdBackend(GpuBackend):
     name = "amd"
     warp_size = 64
     heap_providers = ("p2p", "ipc", "rocshmem")
+    compiles_by_storage = True
 
     def __init__(self):
         super().__init__(HipDriver())

@@ -82,6 +82,7 @@ class GpuBackend(Backend):
 
     default_heap_size = 2 << 30
     heap_providers: tuple = ("p2p",)       # what TRITON_DIST_HEAP may name, beside auto; the first is for one host
+    compiles_by_storage = False            # whether Triton compiles for how large the storage of a tensor is
 
     def __init__(self, driver: GpuDriver):
         self.driver = driver
@@ -126,6 +127,8 @@ class GpuBackend(Backend):
                                   "most one process per GPU, make more GPUs visible, or set TRITON_DIST_SHARE_GPUS=1 to "
                                   "try a program with several ranks on one GPU, slowly")
         torch.cuda.set_device(local_rank)
+        if local_rank != self._home:
+            self._variants.clear()              # they are loaded on the device before
         self._home = local_rank
         for known in ("_properties", "_capability"):
             vars(self).pop(known, None)
@@ -235,7 +238,7 @@ class GpuBackend(Backend):
 
     def _variant(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> Variant:
         """What serves launches of `kernel` with arguments like these: compiled and loaded at the first one."""
-        key = (id(kernel), positions, *kinds(kernel, args), *kwargs.items(), *self._extern_libs.values())
+        key = (id(kernel), positions, *kinds(kernel, args, self.compiles_by_storage), *kwargs.items(), *self._extern_libs.values())
         found = self._variants.get(key)
         if found is None:
             compiled = self.compile(kernel, grid, args, kwargs)

@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 from torch import Tensor
 
 _ALIGNMENT = 16                 # bytes of addresses, and divisor of integers, that Triton compiles for
+_SHORT = 2**31                  # bytes of storage below which it computes offsets by 32 bits, for GPUs where that is faster
 
 
 class Variant(NamedTuple):
@@ -25,12 +26,16 @@ class Variant(NamedTuple):
     bind: Callable[[tuple, tuple], Callable | None]
 
 
-def kinds(kernel: Any, args: Sequence) -> tuple:
-    """What Triton looks at in positional arguments of `kernel`. For arguments of equal kinds it takes the same binary."""
+def kinds(kernel: Any, args: Sequence, by_storage: bool = False) -> tuple:
+    """What Triton looks at in positional arguments of `kernel`. For arguments of equal kinds it takes the same binary.
+
+    by_storage: whether it looks at how large a tensor's storage is.
+    """
     found: list = []
     for value, parameter in zip(args, kernel.params):
         if isinstance(value, Tensor):
-            found.append((value.dtype, value.data_ptr() % _ALIGNMENT == 0))
+            short = by_storage and value.untyped_storage().nbytes() < _SHORT
+            found.append((value.dtype, value.data_ptr() % _ALIGNMENT == 0, short))
         elif type(value) is int:
             width = -2**31 <= value < 2**31, value < 2**63
             found.append(width if parameter.do_not_specialize else (width, value == 1, value % _ALIGNMENT == 0))
