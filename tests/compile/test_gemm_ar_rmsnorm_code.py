@@ -46,7 +46,7 @@ def test_a_kernel_for_every_target_moves_whole_pairs(target, several):
 
 
 @pytest.mark.parametrize("rows, split, each", [(16, 2, 1), (32, 2, 8), (64, 1, 16)])
-@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("sm_100", marks=pytest.mark.full)])
 def test_boxes_pass_registers_by_and_rows_stay_in_them(target, rows, split, each):
     """As decoders call it on 2 GPUs: weights go from memory to the MMA by TMA and shared memory, and nothing is spilled."""
     kernel = compiled(target, world=2, rows=rows, split=split, each=each, boxes=True, columns=128, warps=8, stages=5)

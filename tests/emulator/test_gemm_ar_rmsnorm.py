@@ -27,7 +27,7 @@ from triton_dist.testing import assert_matches, gemm_ar_rmsnorm_float64, random_
 
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
 op = import_module("triton_dist.ops.gemm_ar_rmsnorm.op")          # triton_dist.ops.gemm_ar_rmsnorm is the function
-SHAPES = [(1, 64, 64), (9, 41, 50), (34, 33, 70), (2, 1, 1), (3, 1030, 40)]
+SHAPES = [(1, 1030, 40), (9, 41, 50), (34, 33, 70), (2, 1, 1), (1, 64, 64)]
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def cut(split=None, boxes=True):
 @pytest.mark.parametrize("world, boxes", [(1, True), (2, True), (3, True), (3, False), (4, True), (8, True)])
 def test_ragged_shapes_back_to_back(world, boxes):
     """Some can be read by descriptor; of some each row has several programs."""
-    shapes = SHAPES if world < 8 else SHAPES[:3]
+    shapes = SHAPES if world < 4 else SHAPES[:2]
     with cut(boxes=boxes):
         run_ranks(lambda: back_to_back([GARN(*shape) for shape in shapes]), world, seed=world)
 
@@ -89,7 +89,7 @@ def test_ranks_without_columns():
 @pytest.mark.parametrize("mode", MODES)
 def test_shapes_and_ops_in_turn_and_a_slow_rank(mode):
     """all_reduce and gemm_ar use the same workspace, which holds other things at the same places in each call."""
-    calls = [GARN(9, 130, 40), AR(700, "one_shot"), GARN(1, 1030, 30, bias=True), GAR(6, 24, 40), GARN(20, 70, 16)]
+    calls = [GARN(3, 130, 40), AR(700, "one_shot"), GARN(1, 1030, 30, bias=True), GAR(6, 24, 40)]
     for slow, split in ((0, 1), (2, 2)):
         with cut(split):
             run_ranks(lambda: overtaking(calls, slow=slow, repeat=2), 3, mode=mode, seed=slow)
@@ -119,7 +119,7 @@ def test_a_row_has_as_many_programs_as_there_are(m, n, world, sms, expected):
 def test_every_rank_and_every_schedule_has_the_same_bits(split):
     def script():
         return torch.cat([out.flatten() for out in back_to_back([
-            GARN(9, 72, 136, dtype=BF16, bias=True, residual="apart"), GARN(1, 1030, 136, dtype=BF16)])])
+            GARN(3, 72, 136, dtype=BF16, bias=True, residual="apart"), GARN(1, 1030, 136, dtype=BF16)])])
     with cut(split):
         first = run_ranks(script, 3, mode="eager")
         assert all(torch.equal(out, first[0]) for out in first)
@@ -130,7 +130,7 @@ def test_every_rank_and_every_schedule_has_the_same_bits(split):
 @pytest.mark.parametrize("split", [1, 2])
 def test_the_sum_is_that_of_gemm_ar_to_the_bit(split):
     def script():
-        for m, n, k in ((3, 1030, 200), (20, 72, 300)):
+        for m, n, k in ((1, 1030, 136), (20, 72, 136)):
             x, w = (random_tensor(rows, k, dtype=BF16, seed=resolve().rank + seed) for rows, seed in ((m, 0), (n, 10)))
             bias, residual = random_tensor(n, dtype=BF16, seed=20), random_tensor(m, n, dtype=BF16, seed=21)
             norm = random_tensor(n, dtype=BF16, seed=22)
@@ -143,7 +143,7 @@ def test_the_sum_is_that_of_gemm_ar_to_the_bit(split):
     def tiling(*args):
         return replace(usual(*args), split=split, two_shot=False)
     with mock.patch.object(op, "tiling", tiling), mock.patch.object(gemm_ar_op, "tiling", tiling):
-        run_ranks(script, 3)
+        run_ranks(script, 2)
 
 
 def test_bias_and_residual_are_added_before_the_one_rounding_and_the_norm_is_of_what_is_rounded():
