@@ -87,6 +87,21 @@ def test_gradients_of_bias_and_residual_and_of_ranks_without_tokens():
     run_ranks(ranks, 2)
 
 
+@pytest.mark.parametrize("k", [1, pytest.param(3, marks=pytest.mark.full)])
+def test_weights_of_any_number_of_choices_have_a_gradient_where_rows_are_self_flagged(k):
+    """Gradients of weights go back as rows of k numbers, which may be no whole vectors."""
+    def ranks():
+        rank = resolve().rank
+        ids = torch.full((2, k), 1 - rank, dtype=torch.int32)
+        x, weights = torch.ones(2, 4), random_tensor(2, k, dtype=F32, seed=rank).requires_grad_()
+        came = ops.ep_dispatch(x, ids, weights, num_experts=2, method="self_flagged")
+        (came.topk_weights * 3.0).sum().backward()
+        triton_dist.synchronize()
+        assert torch.equal(weights.grad, torch.full_like(weights, 3.0))
+
+    run_ranks(ranks, 2)
+
+
 def test_rows_of_fp8_have_no_gradient():
     def ranks():
         with pytest.raises(InvalidArgument, match="a dispatch of fp8 has no gradient"):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from triton_dist import ops  # as a module: its functions are there once gradients are asked for
+from triton_dist.ops.ep.self_flagged import METHOD
 from triton_dist.runtime.errors import InvalidArgument
 
 
@@ -34,7 +35,8 @@ def backward_dispatch(ctx: Any, grad: torch.Tensor | None, _: Any, __: Any, grad
     if grad_weights is not None and ctx.needs_input_grad[
             2]:  # each choice is on one rank, and counts for nothing elsewhere
         rows = torch.where(ids_out >= 0, grad_weights, 0.0)
-        to_weights = ops.ep_combine_rows(rows, topk_ids, told, None, rows=rows.shape[0], **ctx.args)
+        args = ctx.args if ctx.args["method"] != METHOD else dict(ctx.args, method="auto")  # these rows may be no whole vectors
+        to_weights = ops.ep_combine_rows(rows, topk_ids, told, None, rows=rows.shape[0], **args)
     return to_x, None, to_weights, *[None] * 9
 
 
