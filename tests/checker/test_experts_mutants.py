@@ -54,7 +54,8 @@ COMBINE = {
 def rounds(monkeypatch):
     """A row a round of a dispatch, two rows a round of a combine."""
     monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 128))
-    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(256, 128))
+    monkeypatch.setattr(chunks, "SUMMED_SINGLE", chunks.Pieces(256, 128))
+    monkeypatch.setattr(chunks, "SINGLE", range(2049))
 
 
 def dispatches():

@@ -9,7 +9,7 @@ from compile_util import CUDA, HIP, ONE_HIP, TARGETS, compile_kernel, instructio
 from test_norm_code import assembled, spilled
 
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
-from triton_dist.ops.ep.chunks import MOVED, PARTS, ROUNDED, WARPS, Chunks, tile_of
+from triton_dist.ops.ep.chunks import MOVED, PARTS, ROUNDED, SINGLE, SUMMED_SINGLE, WARPS, Chunks, tile_of
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
@@ -53,6 +53,7 @@ KNOWN = dict(K=8,
              PER_CHUNK=4,
              FAR=True,
              BLOCK_M=128,
+             SINGLE=False,
              SEND=True,
              TAKE=True)
 
@@ -92,6 +93,7 @@ KERNELS = {
     "own_rows": (own_rows_kernel, {}),
     "combine": (ep_combine_kernel, {}),
     "combine compact": (ep_combine_kernel, dict(PLACED=False, WEIGHTED=False)),
+    "combine, a row at a time": (ep_combine_kernel, dict(SINGLE=True, ROWS=1, COLS=2048)),
     "combine, first half": (ep_combine_kernel, dict(TAKE=False)),
     "combine, second half": (ep_combine_kernel, dict(SEND=False)),
 }
@@ -148,6 +150,15 @@ def test_a_dispatch_of_ids_alone(kernel, known, target):
     position(lines, r"global_store_dword" if target in HIP else r"st\.global")
 
 
+def test_four_programs_of_a_combine_of_one_row_at_a_time_fit_an_sm():
+    """Two that send and two that sum. Two rows of 2048 columns at a time took 242 registers: all sums began after the sends."""
+    tile = tile_of(Chunks(128, 64), SINGLE[-1], 4, SUMMED_SINGLE)
+    made = compiled(ep_combine_kernel, "sm_90", world=2, warps=WARPS, TOKENS=64, ROWS=tile.rows, COLS=tile.cols, ROUND=tile.round,
+                    SINGLE=True)
+    assert (tile.rows, tile.cols) == (1, 2048)
+    assert 2 * PARTS * 32 * WARPS * registers_of(made) <= 65536 and spilled(made) <= 32
+
+
 @pytest.mark.parametrize("row, quant", [(2048, None), (4096, None), (7168, "fp8_1x128"), (2048, "fp8_1x128")])
 def test_four_programs_of_a_dispatch_fit_an_sm(row, quant):
     """Two that send and two that take: with fewer of them, those that take begin when others have ended."""
@@ -155,8 +166,12 @@ def test_four_programs_of_a_dispatch_fit_an_sm(row, quant):
     tile = tile_of(chunks, row, 1 if quant else 2, ROUNDED if quant else MOVED, 128 if quant else 1)
     made = compiled(ep_dispatch_kernel, "sm_90", world=2, warps=WARPS, TOKENS=chunks.each, SCALES=scales, META=16 + scales,
                     SCALES_PAD=max(1, power_of_two(scales)), QUANT=quant is not None, ROWS=tile.rows, COLS=tile.cols, ROUND=tile.round)
-    registers = -(-int(re.search(r"Used (\d+) registers", assembled(made))[1]) // 8) * 8  # pyright: ignore
-    assert 2 * PARTS * 32 * WARPS * registers <= 65536 and spilled(made) == 0
+    assert 2 * PARTS * 32 * WARPS * registers_of(made) <= 65536 and spilled(made) == 0
+
+
+def registers_of(made):
+    """Of a thread, as an SM allots them."""
+    return -(-int(re.search(r"Used (\d+) registers", assembled(made))[1]) // 8) * 8  # pyright: ignore
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -163,6 +163,25 @@ def test_both_methods_and_all_schedules_give_the_same_bits(layout):
         assert all(torch.equal(a, b) for one, other in zip(first, again) for a, b in zip(one, other))
 
 
+@pytest.mark.parametrize("world, k, single", [(2, 9, 2048), (3, 5, 2048), (1, 3, 2048), (2, 5, 0)])
+def test_a_combine_adds_the_choices_that_are_here_in_their_order(world, k, single, monkeypatch):
+    """More and fewer than are loaded at once, with those of other ranks in between. The bits of the unfused way."""
+    monkeypatch.setattr(chunks, "SINGLE", range(single))
+    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(512, 1024))
+    monkeypatch.setattr(chunks, "SUMMED_SINGLE", chunks.Pieces(256, 1024))
+
+    def script():
+        group = resolve()
+        for seed, routing in enumerate((anywhere, to_one)):
+            results = [EP(5, 40, k, 2, "expert", dtype=BF16, routing=routing, method=method, residual=True)(seed, group)
+                       for method in METHODS]
+            triton_dist.synchronize()
+            ours, others = [verify() for verify in results]
+            assert torch.equal(ours, others)
+
+    run_ranks(script, world)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_shapes_in_turn_and_a_slow_rank(mode, monkeypatch):
     monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 256))  # rounds

@@ -95,7 +95,7 @@ ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=Fal
 ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, SOURCES=True, LINES=256, num_warps=8, **_EXPERTS)
 ep_dispatch_expand = _sample(expand_kernel, "ep_dispatch_expand", MASKED=False, PARTS=4, num_warps=4, **_EXPERTS)
 ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False,
-                     **_HALVES, **_EXPERTS)
+                     SINGLE=False, **_HALVES, **_EXPERTS)
 _OF_ROWS = {name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")}
 dispatch_grouped_gemm = _sample(exchange_rows_kernel, "dispatch_grouped_gemm", TOKENS=32, FAR=True, num_warps=8, **_OF_ROWS)
 dispatch_grouped_gemm_own_rows = _sample(own_rows_kernel, "dispatch_grouped_gemm_own_rows", TOKENS=32, PER_CHUNK=4, BLOCK_M=128,
