@@ -46,14 +46,14 @@ def test_the_places_of_a_thread_that_waits():
 
 
 def test_a_thread_that_stands_still_is_told_from_one_that_runs():
-    watched, stop = [], threading.Event()
+    watched, stop, end = [], threading.Event(), threading.Event()
 
     def work():
         watched.append(Watched())
         while not stop.is_set():
             pass
         watched.append(Watched())
-        time.sleep(0.5)
+        end.wait(60)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -69,6 +69,7 @@ def test_a_thread_that_stands_still_is_told_from_one_that_runs():
     still = watched[1].ran()
     time.sleep(0.1)
     assert still and watched[1].ran() == still
+    end.set()
     thread.join()
     assert watched[1].ran() is None
 
