@@ -17,7 +17,7 @@ from triton_dist.checker import check_kernel
 from triton_dist.ops import dispatch_grouped_gemm, ep_combine, ep_dispatch, grouped_gemm_combine
 from triton_dist.ops.ep import chunks
 from triton_dist.ops.explain import explain
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import InvalidArgument, OutOfHeap
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import assert_matches, random_tensor
 
@@ -247,6 +247,19 @@ def test_a_method_that_is_not_for_this_topology_is_refused_and_leaves_the_world_
         back_to_back([Far(4, 16, method="auto")])
 
     run_ranks(script, 4, nodes=nodes)
+
+
+def test_where_the_heap_has_no_room_auto_is_unfused_and_two_level_an_error(monkeypatch):
+    def script():
+        given = torch.ones(4, 2**16, dtype=BF16), torch.full((4, 1), 3 - resolve().rank, dtype=torch.int32)
+        with pytest.raises(OutOfHeap, match="raise TRITON_DIST_HEAP_SIZE"):
+            ep_dispatch(*given, num_experts=4, method="two_level")
+        came = ep_dispatch(*given, num_experts=4)
+        assert came.rows.tolist() == [4] and bool((came.x[:4] == 1).all())
+
+    monkeypatch.setenv("TRITON_DIST_HEAP_SIZE", "4M")
+    with pytest.warns(RuntimeWarning, match="ep_dispatch runs by 'unfused', which is slower"):
+        run_ranks(script, 4, nodes=2, num_sms=2)
 
 
 def test_a_group_of_unequal_nodes_takes_its_own_collective_and_says_so():

@@ -73,7 +73,9 @@ class ExpertsOp(Op):
         found, why = self.possible(method, reason)
         if found == UNFUSED and why != BEFORE_CAPTURE:
             self.warn_unfused(why)
-        return (found, why) if found == UNFUSED else (TWO_LEVEL, f"the ranks are on {len(group.nodes)} nodes")
+        if found == UNFUSED:
+            return found, why
+        return TWO_LEVEL, f"the ranks are on {len(group.nodes)} nodes" if method == "auto" else ""
 
     def refuse_unfused_capture(self, agreed: OfTokens) -> None:
         """Raises where a graph is captured that cannot hold the call."""
