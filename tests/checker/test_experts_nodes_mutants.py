@@ -28,7 +28,7 @@ FORWARDED = "            dl.ll_store(to_peers, each << 16 | going, epoch, (near 
 ROUNDS = "            dl.notify_each(everyone + t, epoch, (rank < WORLD) & (t * ROUND < giving))\n"
 NOTIFIED = "        dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != here) | (FIRST == 0)) & (t * ROUND < going))\n"
 SIGNAL = 'dl.wait(signal, 1, "sys", "acquire", word_of(epoch))'
-NET_WAIT = "    shmem.signal_wait_until(dl.consume_token(signal, token), _EQ, word_of(epoch))\n"
+NET_WAIT = "    shmem.signal_wait_until(dl.consume_token(signal, token), EQUAL, word_of(epoch))\n"
 HALF = " + (epoch & 1).to(tl.int64) * half"
 
 # name: (module, old, new)
@@ -57,7 +57,8 @@ OF_DISPATCH = {
 }
 OF_COMBINE = {
     "it does not wait for other nodes": (DEVICE, [(SIGNAL, "0"), (NET_WAIT, "")]),
-    "boxes are read before they come": (COMBINE, [("token = arrived_from_node(came + origin * signals_node, epoch)", "token = 0")]),
+    "boxes are read before they come": (COMBINE, [("token = arrived_from_node(came + origin * signals_node, epoch)",
+                                                   "token = 0")]),
     "a box is read without the token": (COMBINE, [(BOX, "boxes_came")]),
     "it does not wait for rows of its node": (COMBINE, [(ROWS, "0")]),
     "a relaxed wait": (COMBINE, [(ROWS, ROWS.replace("acquire", "relaxed"))]),
@@ -70,10 +71,12 @@ OF_COMBINE = {
     "sums are read before the last of them come": (COMBINE, [("for u in range(first, last + 1)", "for u in range(first, last)")]),
     "it does not hear of its node": (COMBINE, [("PITCH, epoch, (near < EACH) & (pid == 0))",
                                                 "PITCH, epoch, (near < EACH) & (pid < 0))")]),
-    "its node does not hear of it": (COMBINE, [("    dl.ll_store(to_peers, 1 + 0 * near, epoch, (near < EACH) & (pid == 0))\n", "")]),
+    "its node does not hear of it": (COMBINE, [("    dl.ll_store(to_peers, 1 + 0 * near, epoch, (near < EACH) & (pid == 0))\n",
+                                                "")]),
     "signals keep to one half": (COMBINE, [("    came = signals + (epoch & 1) * signals_half + chunk * (1 + 2 * rounds)\n    if",
                                             "    came = signals + chunk * (1 + 2 * rounds)\n    if")]),
-    "rows of the node keep to one half": (COMBINE, [(f"    rows_in = data{HALF}\n    rows_sent", "    rows_in = data\n    rows_sent")]),
+    "rows of the node keep to one half": (COMBINE, [(f"    rows_in = data{HALF}\n    rows_sent",
+                                                     "    rows_in = data\n    rows_sent")]),
     "sums keep to one half": (COMBINE, [(f"    rows_sent = rows_out{HALF}\n", "    rows_sent = rows_out\n")]),
     "boxes keep to one half": (COMBINE, [("boxes_sent = boxes_out + (epoch & 1).to(tl.int64) * meta_half",
                                           "boxes_sent = boxes_out")]),

@@ -165,7 +165,8 @@ def test_four_programs_of_a_dispatch_fit_an_sm(row, quant):
     chunks, scales = Chunks(128, 32 if row > 4096 else 64), row // 128 if quant else 0
     tile = tile_of(chunks, row, 1 if quant else 2, ROUNDED if quant else MOVED, 128 if quant else 1)
     made = compiled(ep_dispatch_kernel, "sm_90", world=2, warps=WARPS, TOKENS=chunks.each, SCALES=scales, META=16 + scales,
-                    SCALES_PAD=max(1, power_of_two(scales)), QUANT=quant is not None, ROWS=tile.rows, COLS=tile.cols, ROUND=tile.round)
+                    SCALES_PAD=max(1, power_of_two(scales)), QUANT=quant is not None, ROWS=tile.rows, COLS=tile.cols,
+                    ROUND=tile.round)
     assert 2 * PARTS * 32 * WARPS * registers_of(made) <= 65536 and spilled(made) == 0
 
 

@@ -105,7 +105,7 @@ def test_hardly_anything_is_spilled(kernel, dtype):
 
 @pytest.mark.parametrize("kernel", ["dispatch self-flagged", "dispatch self-flagged, fp8 on the way"])
 def test_a_program_that_moves_rows_meets_few_barriers(kernel):
-    """Three for the key, which fp8 does without, and one before the epoch is counted: they cost more than all else of one token."""
+    """Three for the key, which fp8 does without, and one before the epoch is counted. They cost more than all else of a token."""
     function, known = KERNELS[kernel]
     lines = instructions(compiled(function, "sm_90", **known))
     first = position(lines, r"ld\.global\.v4\.b32")  # tellers, which load no rows, stand elsewhere in the text

@@ -114,7 +114,7 @@ def test_fp8_by_integers_has_the_bits_of_torch():
 
 
 def test_fp8_of_rows_with_nan_infinity_and_zeros(monkeypatch):
-    """A NaN stays alone; an infinity makes its 128 columns NaN; all methods agree, by 128 columns at a time and from any address."""
+    """A NaN stays alone; an infinity makes its 128 columns NaN. All methods agree, by 128 columns at a time, from any address."""
     monkeypatch.setattr(chunks, "ROUNDED", chunks.Pieces(256, 256, 128))
     special = [float("nan"), float("inf"), -float("inf"), 3e38, 1e-30]
 

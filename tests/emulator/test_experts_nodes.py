@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""ep_dispatch and ep_combine over nodes: layouts, routings, worlds, what travels, order of sums, capture, refusals, the checker."""
+"""ep_dispatch and ep_combine over nodes: layouts, routings, what travels, order of sums, capture, refusals, the checker."""
 from unittest import mock
 
 import pytest
@@ -95,7 +95,8 @@ def test_rows_become_fp8_on_the_way(layout, rounds):
 @pytest.mark.parametrize("latency", [0, 200])
 def test_shapes_in_turn_and_a_slow_rank(latency, mode, rounds, monkeypatch):
     monkeypatch.setenv("TRITON_DIST_NODE_LATENCY", str(latency))
-    calls = [Far(6, 48), Far(12, 24, layout="expert", combine=False), Far(3, 16, routing=to_nobody), Far(5, 40, 4, layout="masked")]
+    calls = [Far(6, 48), Far(12, 24, layout="expert", combine=False), Far(3, 16, routing=to_nobody),
+             Far(5, 40, 4, layout="masked")]
     run_ranks(lambda: overtaking(calls, slow=1, repeat=1), 4, nodes=2, mode=mode, num_sms=2)
 
 
@@ -159,8 +160,8 @@ def test_dispatches_have_the_bits_of_the_unfused_ones_and_their_handles_serve_bo
     def script(method, other):
         rank = resolve().rank
         ids = anywhere(rank, 1, 6, 4, 8).int()
-        came = ep_dispatch(random_tensor(6, 128, dtype=BF16, seed=rank), ids, random_tensor(6, 4, dtype=F32, seed=9), num_experts=8,
-                           layout=layout, quant="fp8_1x128", method=method)
+        came = ep_dispatch(random_tensor(6, 128, dtype=BF16, seed=rank), ids, random_tensor(6, 4, dtype=F32, seed=9),
+                           num_experts=8, layout=layout, quant="fp8_1x128", method=method)
         y = random_tensor(came.x.shape[:-1].numel(), 40, dtype=BF16, seed=7 + rank).view(*came.x.shape[:-1], 40)
         weights = came.topk_weights if layout in ("expert", "masked") else None
         back = [ep_combine(y, came.handle, topk_weights=weights, residual=(r := random_tensor(6, 40, dtype=BF16, seed=rank)),

@@ -40,7 +40,8 @@ ROWS = [
     ("weight: other columns", call(weight=lambda: X(N, K + 1)), "weight:", f"found [{N}, {K + 1}]", f"expected [N, {K}]"),
     ("norm_weight: None", call(norm_weight=None), "norm_weight:", "found NoneType", f"expected a tensor of shape [{N}]"),
     ("norm_weight: of x's columns", call(norm_weight=lambda: X(K)), "norm_weight:", f"found shape [{K}]", f"of shape [{N}]"),
-    ("norm_weight: another dtype", call(norm_weight=lambda: X(N, dtype=F32)), "norm_weight:", "found torch.float32", "convert it"),
+    ("norm_weight: another dtype", call(norm_weight=lambda: X(N, dtype=F32)), "norm_weight:", "found torch.float32",
+     "convert it"),
     ("bias: a row", call(bias=lambda: X(1, N)), "bias:", f"found shape [1, {N}]", f"of shape [{N}]"),
     ("residual: another shape", call(residual=lambda: X(M, K)), "residual:", f"found [{M}, {K}]", f"of shape [{M}, {N}]"),
     ("eps: negative", call(eps=-1e-6), "eps:", "found -1e-06", "at least 0"),
@@ -51,7 +52,8 @@ ROWS = [
     ("out: over residual", over(out=0, residual=0), "out:", "overlap residual", "a tensor of its own"),
     ("residual_out: over a part of residual", over(residual_out=0, residual=1), "residual_out:", "overlap residual",
      "a tensor of its own"),
-    ("method: of another op", call(method="one_shot"), "method:", "found 'one_shot'", "expected one of auto, packets, ring, unfused"),
+    ("method: of another op", call(method="one_shot"), "method:", "found 'one_shot'",
+     "expected one of auto, packets, ring, unfused"),
     ("method: ring of odd rows", call(x=lambda: X(M + 1, K), method="ring"), "method:", f"found {M + 1}", "pad the rows"),
     ("method: packets of much", call(x=lambda: X(1, 1).expand(2**13, 1), weight=lambda: X(1, 1).expand(2**13, 1),
                                      norm_weight=lambda: X(2**13), method="packets"),
@@ -99,7 +101,8 @@ def test_gradients(world, method, outputs):
     def ranks():
         r = resolve().rank
         mine = leaves(*[t.detach().chunk(world, 1)[r].float() if i < 2 else t.detach().float() for i, t in enumerate(whole)])
-        loss_of(*gemm_ar_rmsnorm(*mine[:3], bias=mine[3], residual=mine[4], eps=1e-5, norm_weight_bias=1.0, method=method)).backward()
+        loss_of(*gemm_ar_rmsnorm(*mine[:3], bias=mine[3], residual=mine[4], eps=1e-5, norm_weight_bias=1.0,
+                                 method=method)).backward()
         for i, (found, full) in enumerate(zip(mine, whole)):
             expected = full.grad.chunk(world, 1)[r] if i < 2 else full.grad
             torch.testing.assert_close(found.grad.double(), expected, rtol=1e-3, atol=1e-3)

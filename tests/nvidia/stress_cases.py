@@ -28,8 +28,8 @@ class Case:
     """One kind of call.
 
     shape: ag_gemm x [m, k], weight [n, k] as (m, n, k); gemm_rs and gemm_ar by ring the same for x [m * size, k]; gemm_ar else,
-    and gemm_ar_rmsnorm, for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits or experts: x as (rows,
-    columns).
+    and gemm_ar_rmsnorm, for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits or experts: x as
+    (rows, columns).
     odd: tensors begin one element behind a multiple of 16 bytes. in_place: out is x, or the residual. idle: the last rank has no
     tiles (n = 0), or no terms (k = 0). cut: what arrives does not fit. quant: the norm is quantised so, too.
     """
@@ -241,8 +241,8 @@ def gemm_and_norm(case: Case, group: Group, seed: int) -> Call:
     residual = random_tensor(m, n, dtype=case.dtype, seed=seed + 300) if case.residual else None
 
     def run(out: torch.Tensor, total: torch.Tensor) -> tuple:
-        return ops.gemm_ar_rmsnorm(x, weight, norm, bias=bias, residual=total if case.in_place else residual, group=group, out=out,
-                                   residual_out=total, method=case.method)
+        return ops.gemm_ar_rmsnorm(x, weight, norm, bias=bias, residual=total if case.in_place else residual, group=group,
+                                   out=out, residual_out=total, method=case.method)
 
     def check(out: torch.Tensor, total: torch.Tensor) -> None:
         normed, summed = gemm_ar_rmsnorm_float64(x, weight, norm, group, bias=bias, residual=residual)

@@ -238,7 +238,8 @@ class GpuBackend(Backend):
 
     def _variant(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> Variant:
         """What serves launches of `kernel` with arguments like these: compiled and loaded at the first one."""
-        key = (id(kernel), positions, *kinds(kernel, args, self.compiles_by_storage), *kwargs.items(), *self._extern_libs.values())
+        key = (id(kernel), positions, *kinds(kernel, args, self.compiles_by_storage), *kwargs.items(),
+               *self._extern_libs.values())
         found = self._variants.get(key)
         if found is None:
             compiled = self.compile(kernel, grid, args, kwargs)

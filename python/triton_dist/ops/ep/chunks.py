@@ -119,7 +119,8 @@ class Room:
         far, boxes = _aligned(2 * nodes * chunks.slots * row * size), 2 * nodes * chunks.count * self.box * 4
         flags, signals = 2 * group.size * chunks.count * tile.rounds, 4 * nodes * chunks.count * (1 + 2 * tile.rounds)
         self.space = space = whole_calls(group) if space is None else space
-        space.reserve(head + rows + words + far + boxes, 2 * max(flags, signals) if box else flags, _writer(group, space, box > 0))
+        space.reserve(head + rows + words + far + boxes, 2 * max(flags, signals) if box else flags,
+                      _writer(group, space, box > 0))
         packets, data, ints = (space.data.view(kind) for kind in (torch.int64, dtype, torch.int32))
         self.packets: Any = (packets, packets.numel() // 2)
         self.rows: Any = (data[head // size:], data.numel() // 2)
@@ -144,6 +145,7 @@ def _writer(group: Group, space: Any, over_nodes: bool) -> Callable[[int], int]:
     def writer(flag: int) -> int:
         count = space.flags.numel() // (2 if over_nodes else 1)
         if flag >= count:
-            return group.nodes[min((flag - count) // 2 // (count // 2 // len(group.nodes)), len(group.nodes) - 1)][group.local_rank]
+            node = (flag - count) // 2 // (count // 2 // len(group.nodes))
+            return group.nodes[min(node, len(group.nodes) - 1)][group.local_rank]
         return own[min(flag // (count // group.size), group.size - 1) % len(own)]
     return writer

@@ -28,9 +28,9 @@ def ep_combine_nodes_kernel(y, ids, told, positions, weights, packets, packets_h
     next launch. Rows and boxes lie as in ep_dispatch_nodes_kernel; a box has for each token that has choices on a node a word,
     in which bit p is set where it has some at place p there.
     PARTS programs send the rows of a chunk, and the boxes of their tokens. Then PARTS others sum.
-    Who writes: a program that sends, rows and then the epoch (sys) into flags [node][own place][epoch & 1][chunk][round] of a rank
-    of its node, and a box, by a put with a signal, into each other node; program 0 a packet to each rank of its node. A program
-    that sums, rows by puts with signals.
+    Who writes: a program that sends, rows and then the epoch (sys) into flags [node][own place][epoch & 1][chunk][round] of a
+    rank of its node, and a box, by a put with a signal, into each other node; program 0 a packet to each rank of its node. A
+    program that sums, rows by puts with signals.
     Who waits: a program that sums, for the box of its chunk, and for the rows of each token before it sums them. Those that send
     have lower numbers and wait for nobody.
     What bounds the epoch: boxes, from ranks of other nodes that this one puts to; packets, in the next launch, from its own node.
@@ -116,8 +116,8 @@ def ep_combine_nodes_kernel(y, ids, told, positions, weights, packets, packets_h
                     at = first + line
                     for column in range(0, row, COLS):
                         cols = column + tl.arange(0, COLS)
-                        total = sum_of_node(bits, at, parts, arrived + origin * EACH * flags_source, flags_source, slots, cols, row,
-                                            epoch, EACH, ROUND)
+                        total = sum_of_node(bits, at, parts, arrived + origin * EACH * flags_source, flags_source, slots, cols,
+                                            row, epoch, EACH, ROUND)
                         tl.store(rows_sent + ours + at.to(tl.int64)[:, None] * row + cols[None, :],
                                  total.to(data.dtype.element_ty), mask=(at < count)[:, None] & (cols < row)[None, :])
                 done = (t * ROUND).to(tl.int64) * row
@@ -201,8 +201,8 @@ def places_of(to, first_rank, EACH: tl.constexpr):
 def sum_of_node(bits, token, parts, arrived, flags_source, slots, cols, row, epoch, EACH: tl.constexpr, ROUND: tl.constexpr):
     """fp32 [len(token), len(cols)]: the sum over the ranks of a node, in order, of what they have of tokens of a chunk.
 
-    bits: as places_of gives them, of all the chunk's tokens. Rank p's rows lie p * slots rows after `parts`, and it tells of their
-    rounds p * flags_source flags after `arrived`.
+    bits: as places_of gives them, of all the chunk's tokens. Rank p's rows lie p * slots rows after `parts`, and it tells of
+    their rounds p * flags_source flags after `arrived`.
     """
     total = tl.zeros((token.shape[0], cols.shape[0]), tl.float32)
     for p in range(EACH):

@@ -191,13 +191,15 @@ def put_chunk(x, ids, weights, scales, to, going, begin, slot, rows_in, words_in
 @triton.jit
 def put_rows(x, scales, to, rank, begin, first, last, goal, scale_goal, pitch, row, SCALES: tl.constexpr,
              SCALES_PAD: tl.constexpr, QUANT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Stores rows `first` to `last` of those of a chunk that go to `rank`: row i at goal + i * row, its scales at scale_goal + i * pitch.
+    """Stores rows `first` to `last` of those of a chunk that go to `rank`.
 
-    The chunk's tokens begin with `begin`. ROWS rows at a time, where QUANT as many as take few registers.
+    Row i at goal + i * row, its scales at scale_goal + i * pitch. The chunk's tokens begin with `begin`. ROWS
+    rows at a time, where QUANT as many as take few registers.
     """
     if QUANT:
         dtype: tl.constexpr = x.dtype.element_ty
-        SOME: tl.constexpr = 1 if COLS >= 4096 else (4096 // COLS if COLS > 1024 else 4)  # rows whose loads are under way together
+        # Rows whose loads are under way together.
+        SOME: tl.constexpr = 1 if COLS >= 4096 else (4096 // COLS if COLS > 1024 else 4)
         vector, group = tl.arange(0, COLS // 16), tl.arange(0, COLS // 128)
         for some in range(first, last, SOME):
             for step in range(tl.cdiv(row, COLS)):

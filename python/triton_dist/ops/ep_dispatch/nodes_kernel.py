@@ -23,8 +23,8 @@ def ep_dispatch_nodes_kernel(x, ids, weights, scales, packets, packets_half, dat
     """Rows of x [m, row] into the slots of the ranks of their choices, where ep_dispatch_kernel takes them in the next launch.
 
     In a half of the workspace `rows_out` [2][NODES][slot][row] has rows to other nodes, then rows from them, and `boxes_out`
-    [2][NODES][chunk][box] has, of a chunk's rows, HEAD words, their choices, as the node counts its experts, and their weights; at
-    the end of the box their scales.
+    [2][NODES][chunk][box] has, of a chunk's rows, HEAD words, their choices, as the node counts its experts, and their weights;
+    at the end of the box their scales.
     PARTS programs send the rows of a chunk, as in ep_dispatch_kernel, first those to other nodes; then PARTS others forward what
     the ranks at this place of other nodes have sent.
     Who writes: a program that sends, into the rows and boxes of the rank at its place of each other node, by puts with signals
@@ -89,8 +89,8 @@ def ep_dispatch_nodes_kernel(x, ids, weights, scales, packets, packets_half, dat
                     send(their_words + done, words + done, n * SCALES, told + 1 + rounds + t, epoch, peer)
                 dl.trace_stop("push", t * NODES + hop)
         put_chunk(x, ids, weights, scales, to, going, begin, begin, rows_in, words_in, arrived, flags_source, came, rounds, team,
-                  index, first_rank, place, part, epoch, slots, row, K, CHOICES, SCALES, SCALES_PAD, META, E_LOC, WEIGHTS, QUANT, FIRST,
-                  EACH, PLACES, WIDE, ROWS, COLS, ROUND, PARTS, False)
+                  index, first_rank, place, part, epoch, slots, row, K, CHOICES, SCALES, SCALES_PAD, META, E_LOC, WEIGHTS, QUANT,
+                  FIRST, EACH, PLACES, WIDE, ROWS, COLS, ROUND, PARTS, False)
     else:
         for hop in range(1, NODES):
             origin = (node + NODES - hop) % NODES  # the node that sends here first
@@ -106,7 +106,8 @@ def ep_dispatch_nodes_kernel(x, ids, weights, scales, packets, packets_half, dat
             going = counts_of(to, EACH, PLACES)
             to_peers = at_member(inbox + source * PITCH + chunk + 0 * near, team, first_rank + tl.minimum(near, EACH - 1))
             dl.ll_store(to_peers, each << 16 | going, epoch, (near < EACH) & (part == 0))
-            put_chunk(rows_came + (origin * slots + chunk * most).to(tl.int64) * row, words + HEAD, floats(words + HEAD + count * K),
-                      floats(words + box - most * SCALES), to, going, 0, chunk * each, rows_in, words_in, arrived, flags_source,
-                      told + 1, rounds, team, source, first_rank, place, part, epoch, slots, row, K, CHOICES, SCALES, SCALES_PAD, META,
-                      E_LOC, WEIGHTS, False, 0, EACH, PLACES, WIDE, ROWS, COLS, ROUND, PARTS, True)
+            put_chunk(rows_came + (origin * slots + chunk * most).to(tl.int64) * row, words + HEAD,
+                      floats(words + HEAD + count * K), floats(words + box - most * SCALES), to, going, 0, chunk * each, rows_in,
+                      words_in, arrived, flags_source, told + 1, rounds, team, source, first_rank, place, part, epoch, slots,
+                      row, K, CHOICES, SCALES, SCALES_PAD, META, E_LOC, WEIGHTS, False, 0, EACH, PLACES, WIDE, ROWS, COLS, ROUND,
+                      PARTS, True)

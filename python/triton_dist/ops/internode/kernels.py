@@ -13,6 +13,7 @@ from triton_dist.runtime.jit import jit
 
 _SET = tl.constexpr(shmem.NVSHMEM_SIGNAL_SET)
 _NE = tl.constexpr(shmem.NVSHMEM_CMP_NE)
+EQUAL = tl.constexpr(shmem.NVSHMEM_CMP_EQ)
 
 
 @jit
