@@ -37,6 +37,16 @@ class Product(Agreed):
     tiling: Tiling | None = None
 
 
+def refuse_method(method: str, m: int, nbytes: int, group: Group) -> None:
+    """Raises InvalidArgument if `method` cannot bring m rows, `nbytes` of output, to every rank."""
+    if method == "packets" and nbytes > sizes.MOST_PACKET_BYTES:
+        raise InvalidArgument(f"method: 'packets' carries at most {sizes.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
+                              "'ring' or 'unfused'")
+    if method == "ring" and m % group.size:
+        raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found "
+                              f"{m}; pad the rows or use 'auto'")
+
+
 class GemmAr(Op):
     """A row-parallel linear whose output every rank has."""
 
@@ -82,12 +92,7 @@ class GemmAr(Op):
         """(the method of a call that has no plan yet, why, for an "auto")."""
         nbytes, reason = m * n * dtype.itemsize, possible.no_kernel(group)
         chosen, why = self.possible(method, None if method == "ring" else reason)
-        if chosen == "packets" and nbytes > sizes.MOST_PACKET_BYTES:
-            raise InvalidArgument(f"method: 'packets' carries at most {sizes.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
-                                  "'ring' or 'unfused'")
-        if chosen == "ring" and m % group.size:
-            raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found "
-                                  f"{m}; pad the rows or use 'auto'")
+        refuse_method(chosen, m, nbytes, group)
         if chosen != "auto":
             return chosen, why
         most = next(most for world, most in MOST_BYTES.items() if group.size <= world)

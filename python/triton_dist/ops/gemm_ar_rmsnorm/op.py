@@ -14,7 +14,7 @@ from triton_dist.ops.autograd import gemm_ar_norm
 from triton_dist.ops.calls import checks, possible
 from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.exchange import sizes
-from triton_dist.ops.gemm_ar.op import GEMM_AR, gemm_ar
+from triton_dist.ops.gemm_ar.op import GEMM_AR, gemm_ar, refuse_method
 from triton_dist.ops.gemm_ar.packets import Tiling, tiling
 from triton_dist.ops.gemm_ar_rmsnorm.packets import MOST_EACH, NormPackets, cut_rows
 from triton_dist.ops.op import Agreed, Op
@@ -87,17 +87,11 @@ class GemmArRmsnorm(Op):
         """(the method of a call that has no plan yet, why, for an "auto"). cut: gemm_ar's tiling, where packets may be taken."""
         reason = possible.no_kernel(group)
         chosen, why = self.possible(method, None if method == "ring" else reason)
-        if chosen == "ring" and m % group.size:
-            raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found "
-                                  f"{m}; pad the rows or use 'auto'")
+        refuse_method(chosen, m, m * n * dtype.itemsize, group)
         if chosen not in ("packets", "auto") or not m * n:
             return chosen, why
         each = 0 if cut is None else cut_rows(m, n, dtype, cut, group.size).each
         if chosen == "packets":
-            nbytes = m * n * dtype.itemsize
-            if nbytes > sizes.MOST_PACKET_BYTES:
-                raise InvalidArgument(f"method: 'packets' carries at most {sizes.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
-                                      "'ring' or 'unfused'")
             if each > MOST_EACH:
                 raise InvalidArgument(f"method: 'packets' holds a row in registers, at most {MOST_EACH} words of it a thread, "
                                       f"and {m} rows of {n} elements would take {each}; use 'ring' or 'unfused'")
