@@ -68,7 +68,7 @@ def exchanges(tokens: int, row: int, k: int, experts: int, dtype: torch.dtype) -
     y = random_tensor(tokens * resolve().size, row, dtype=dtype, seed=20 + rank)
 
     came = ops.ep_dispatch(x, ids, num_experts=experts, method="unfused")
-    rows = int(came.rows)                       # nothing is written behind those that come
+    rows = int(came.rows)                       # later rows of the output are never written
 
     def dispatch(method: str):
         return lambda: ops.ep_dispatch(x, ids, num_experts=experts, method=method).x[:rows]

@@ -86,8 +86,9 @@ class _Map(int):
 class Parameters:
     """What the launches of a compiled kernel have in common.
 
-    A launch has one block of memory, of words of eight bytes: the configuration; from `params` on the address of each parameter;
-    from `cells` on the parameters, of which a kernel reads the low bytes. blank: the block without a grid and arguments.
+    A launch has one block of memory, which consists of words of eight bytes. It begins with the configuration. At `params` the
+    addresses of the parameters begin, and at `cells` the parameters. Of a smaller parameter a kernel reads the low bytes.
+    blank: the block without a grid and arguments.
     positions: of the arguments that a call gives. pointers, integers: (position among the arguments, word) of each, and of those
     that vary. descriptors: (position, word of the address of its tensor map, word and end of its shape and strides, its _Boxes,
     whether it varies).

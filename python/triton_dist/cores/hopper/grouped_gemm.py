@@ -16,8 +16,8 @@ from triton_dist.runtime.device import absent
 # Tiles of 64 rows up to here. Measured on H200: at 256 rows an expert both heights take equally long by random routing, and
 # tiles of 64 rows lose by equal counts, since operands from L2 take the time.
 FEW_ROWS = 200
-# If an expert's weight has up to so many rows, gate and up together, the kernel itself gathers the rows that `sources` names.
-# Else rows are copied first. Measured on H200: gathering takes 7 to 17 % of most products of many rows, 26 % of
+# The most rows of an expert's weight, gate and up together, for which the kernel itself gathers the rows that `sources` names.
+# For larger weights rows are copied first. Measured on H200: gathering takes 7 to 17 % of most products of many rows, 26 % of
 # one. A copy takes the time of rows * K * 4 bytes at 4.1 TB/s, which is 317 / N of a product at 650 TF/s.
 GATHERED_N = 2048
 _PIECE = 16             # bytes that a thread gathers at a time

@@ -37,8 +37,9 @@ class Pieces:
 MOVED = Pieces(32 * KIB, 64 * KIB, narrow=16 * KIB)
 ROUNDED = Pieces(16 * KIB, 32 * KIB, row=4 * KIB)  # rows that become fp8 on the way
 SUMMED = Pieces(16 * KIB, 16 * KIB)  # rows of a combine, counted in fp32
-# Those of so many columns one at a time. Then four programs fit an SM; with two rows of 2048 columns at a time two did, and all
-# sums began after the sends. 8192 tokens of 8 choices, 2048 columns, by expert: 160 us, not 208; 171 with 8 rows a flag.
+# A combine moves rows with this many columns one at a time, so that four programs fit an SM. With two rows of 2048 columns at a
+# time only two programs fit, and all sums began after the sends. 8192 tokens of 8 choices, 2048 columns, by expert took 160 us
+# instead of 208, and 171 with 8 rows a flag.
 SINGLE, SUMMED_SINGLE = range(1025, 2049), Pieces(8 * KIB, 32 * KIB)
 EXPANDED = Pieces(16 * KIB, 16 * KIB)  # rows of this rank, to the places of their choices
 

@@ -14,7 +14,7 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, SelfFlaggedWorkspace, wo
 
 METHOD = "self_flagged"
 KIND = "tokens to experts, self-flagged"  # of the workspace
-# "auto" takes it for so many rows that a rank may send to others, and for so many bytes of them. On 2 x H200 (hidden 7168, top-8,
+# "auto" takes it where a rank may send at most this many rows, and this many bytes, to others. On 2 x H200 (hidden 7168, top-8,
 # graphs, 1 to 256 tokens) it took 4.7 to 19.0 us for a dispatch in bf16, by "push" 5.3 to 19.4; in fp8 6.6 to 14.5, 6.9 to 14.8;
 # and for a combine 3.6 to 15.7, 6.7 to 18.3. A program moves its rows one after the other, so the gain ends where each has many.
 # More than 2 ranks have not been measured: there a token counts once for each rank that it may go to.
