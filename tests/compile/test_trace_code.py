@@ -111,9 +111,10 @@ OFTEN = ("one_hop_push", "two_shot_kernel", "ep_combine_kernel", "two_hops_rmsno
 def test_off_the_code_of_an_exchange_is_the_same(module, name, target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     compiled = (test_experts_few_code if name.startswith("ep_") and name.endswith("self_flagged") else
-                test_experts_code if name.startswith(("ep_", "place_")) else
+                test_experts_code if name.startswith(("ep_", "place_", "expand_")) else
                 test_self_flag_code if name.endswith(("self_flagged", "rmsnorm")) else test_collective_code).compiled
-    same(*(compiled(getattr(some, name), target) for some in (module, without_recorder(module, tmp_path))))
+    known = test_experts_code.KERNELS["expand"][1] if name == "expand_kernel" else {}
+    same(*(compiled(getattr(some, name), target, **known) for some in (module, without_recorder(module, tmp_path))))
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])

@@ -353,7 +353,8 @@ def experts(case: Case, group: Group, seed: int) -> Call:
     x, draw = random_tensor(tokens, row, dtype=case.dtype, seed=seed + group.rank), random.Random(seed + group.rank)
     ids = torch.tensor([draw.sample(range(4 * size), k) for _ in range(tokens)], dtype=torch.int32).view(tokens, k)
     ids, by_choice = ids.to(x.device), case.method != "compact"
-    weights = random_tensor(tokens, k, dtype=F32, seed=seed + 50 + group.rank)
+    # positive, as those of a router: else parts cancel, and their roundings are large beside the sum
+    weights = random_tensor(tokens, k, dtype=F32, seed=seed + 50 + group.rank).abs()
     residual = random_tensor(tokens, row, dtype=case.dtype, seed=seed + 90) if case.residual else None
 
     def run(out: torch.Tensor) -> torch.Tensor:
