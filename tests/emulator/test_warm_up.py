@@ -11,9 +11,10 @@ from torch.nn.functional import linear
 import triton_dist
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.ops import OPS, ag_gemm, all_gather, all_reduce, gemm_ar, gemm_rs, reduce_scatter
+from triton_dist.ops import OPS, ag_gemm, all_gather, all_reduce, gemm_ar, gemm_ar_rmsnorm, gemm_rs, reduce_scatter
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import Group, resolve
+from triton_dist.runtime.state import state
 from triton_dist.testing import random_tensor
 
 K, N, MOST = 48, 40, 64
@@ -149,8 +150,73 @@ def test_a_new_number_of_rows_makes_nothing_that_its_class_has(name, described, 
     assert run_ranks(script, 2, num_sms=5) == [dict(asked)] * 2
 
 
+@pytest.fixture
+def products(monkeypatch):
+    """{rank: what torch's matmuls were given: how both operands and the result lie in memory}."""
+    found: dict = {}
+    matmul = torch.matmul
+
+    def noted(a, b, *, out=None):
+        result = matmul(a, b, out=out)
+        lies = tuple((t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in (a, b, result))
+        found.setdefault(resolve().rank, set()).add(lies)
+        return result
+    monkeypatch.setattr(torch, "matmul", noted)
+    return found
+
+
+UNFUSED = {
+    "ag_gemm": lambda x, weight, norm, r: ag_gemm(x[:r], weight, method="unfused"),
+    "ag_gemm, gated": lambda x, weight, norm, r: ag_gemm(x[:r], weight, method="unfused", act="silu_mul"),
+    "gemm_rs": lambda x, weight, norm, r: gemm_rs(x[:r * resolve().size], weight, method="unfused"),
+    "gemm_rs, wider": lambda x, weight, norm, r: gemm_rs(x[:r * resolve().size], weight, method="unfused",
+                                                         hop_dtype=torch.float32),
+    "gemm_ar": lambda x, weight, norm, r: gemm_ar(x[:r], weight, method="unfused"),
+    "gemm_ar, columns": lambda x, weight, norm, r: gemm_ar(x[:r], weight.t().contiguous().t(), method="unfused"),
+    "gemm_ar_rmsnorm": lambda x, weight, norm, r: gemm_ar_rmsnorm(x[:r], weight, norm, method="unfused"),
+}
+
+
+@pytest.mark.parametrize("name", [*list(UNFUSED)[:-1], pytest.param("gemm_ar_rmsnorm", marks=pytest.mark.full)])
+def test_after_it_no_number_of_rows_is_new_to_a_matmul_of_torch(name, products):
+    """Torch's library takes a kernel by the number of rows, and loads it at its first use."""
+    def script():
+        group, most = resolve(), 48
+        x = random_tensor(most * group.size, K, dtype=torch.float16, seed=group.rank)
+        weight, norm = random_tensor(N, K, dtype=torch.float16, seed=9), torch.ones(N, dtype=torch.float16)
+
+        def call(rows):
+            return UNFUSED[name](x, weight, norm, rows)
+        used = triton_dist.warm_up(call, range(3, most + 1))
+        ready = set(products[group.rank])
+        new = [rows for rows in range(3, most + 1) if rows not in used][::4]
+        assert new and state().products is None
+        for rows in new:
+            call(rows)
+        return len(ready), products[group.rank] - ready
+    for ready, late in run_ranks(script, 2):
+        assert late == set() and ready == 46
+
+
+def test_a_matmul_is_made_with_no_numbers_that_cannot_come(products):
+    """Where `call` has run with all numbers there is nothing left to make ready, nor where nothing is left to torch."""
+    def script():
+        x, weight = torch.ones(64, K), torch.ones(N, K)
+
+        def call(rows):
+            return gemm_ar(x[:rows], weight, method="unfused")
+        triton_dist.warm_up(call, [8, 32, 64])
+        assert sorted(a[1][0] for a, _, _ in products.pop(resolve().rank)) == [8, 32, 64]
+        triton_dist.warm_up(lambda rows: gemm_ar(x[:rows], weight, method="packets"), range(1, 65))
+        assert not products.get(resolve().rank)
+        with pytest.raises(ArithmeticError):
+            triton_dist.warm_up(lambda rows: call(rows).numel() // 0, range(1, 65))
+        assert state().products is None and len(products.pop(resolve().rank)) == 1
+    run_ranks(script, 2)
+
+
 def test_an_unfused_way_is_called_at_numbers_a_tenth_apart():
-    """Torch's product takes other kernels for other numbers. Those of one remainder serve for the others as well."""
+    """Its collective may run in other ways. Numbers of one remainder serve for the others as well."""
     def script():
         x, weight = torch.ones(128, K), torch.ones(N, K)
         used = sorted(triton_dist.warm_up(lambda rows: gemm_ar(x[:rows], weight, method="unfused"), range(1, 129)))

@@ -5,16 +5,21 @@
     bash launch.sh --nproc_per_node 2 tests/nvidia/new_rows.py
     bash launch.sh --nproc_per_node 2 tests/nvidia/new_rows.py --calls 100 --ops gemm_ar --profile
 
-Beside each op, torch's own calls of the same sizes are timed: its matmul, norm or NCCL loads kernels at some new sizes as well,
-and what of a call runs unfused waits for that. Both have numbers of rows of their own, and come in random order, since a kernel
-that one of them has loaded serves the other. `--only` leaves one of them out: then nothing but `warm_up` has loaded kernels for
-the other. Times are milliseconds on the slowest rank, from the call to its return. `--profile` makes as many calls again, with
-yet other numbers of rows, and prints where the first rank's time goes; the profiler slows down those calls alone.
+Two other kinds of calls come between these, in random order. "known" are calls of the op with numbers that `warm_up` has called:
+what of them takes long is the noise of the host. "torch" are torch's own calls of the same sizes, whose matmul, norm or NCCL
+loads kernels at some new sizes. They have numbers of rows of their own, since a kernel that one kind has loaded serves the other.
+`--only ours` leaves torch's out: then nothing but `warm_up` has loaded kernels for the op.
+
+Times are milliseconds on the slowest rank, from the call to its return. `--profile` makes as many calls again, with yet other
+numbers of rows, and prints where the first rank's time goes; the profiler slows down those calls alone.
 """
 import argparse
 import cProfile
+import gc
+import itertools
 import pstats
 import random
+import resource
 import statistics
 import time
 from typing import Any, Callable, Sequence
@@ -57,21 +62,49 @@ def calls(n: int, k: int) -> dict[str, tuple[Call, Call]]:
     }
 
 
-def timed(call: Call, number: int) -> tuple[float, str]:
-    """(milliseconds of the host for one call, when all ranks begin together and the device is idle; how the ops in it ran)."""
+class Causes:
+    """What else happened on the host during a call, since something must explain one that takes long."""
+
+    def __init__(self) -> None:
+        self._collecting = self._begun = 0.0
+        gc.callbacks.append(self._collected)
+
+    def _collected(self, phase: str, _: dict) -> None:
+        if phase == "start":
+            self._begun = time.perf_counter()
+        else:
+            self._collecting += time.perf_counter() - self._begun
+
+    def counts(self) -> tuple[float, int, int]:
+        """(ms in the garbage collector, segments that torch's allocator took from the driver, times the thread was preempted)"""
+        return (1e3 * self._collecting, torch.cuda.memory_stats().get("segment.all.allocated", 0),
+                resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw)
+
+    def since(self, before: tuple[float, int, int]) -> str:
+        collecting, segments, preempted = (now - then for now, then in zip(self.counts(), before))
+        found = [f"garbage collector {collecting:.2f} ms"] * (collecting > 0.05) + ["memory from the driver"] * (segments > 0)
+        return " and ".join(found + [f"preempted {preempted} times"] * (preempted > 0))
+
+
+def timed(call: Call, number: int, causes: Causes) -> tuple[float, str, str]:
+    """(milliseconds of the host for one call, when all ranks begin together and the device is idle; what happened beside it; how
+    the ops in it ran)."""
     triton_dist.synchronize()
     resolve().barrier()
+    before = causes.counts()
     state().watched = ways = []
     start = time.perf_counter()
     call(number)
     took = time.perf_counter() - start
     state().watched = None
+    beside = causes.since(before)
     triton_dist.synchronize()
-    return 1e3 * took, " + ".join(f"{name} {choice.method}" for name, _, choice, _ in ways) or "torch"
+    return 1e3 * took, beside, " + ".join(f"{name} {choice.method}" for name, _, choice, _ in ways) or "torch"
 
 
-def slowest(times: list[float]) -> list[float]:
-    return [max(one) for one in zip(*resolve().all_gather_object(times))]
+def slowest(found: list[tuple[float, str, str]]) -> list[tuple[float, str]]:
+    """(milliseconds, what happened beside it) of each call, on the rank where it took longest."""
+    return [max(one) for one in zip(*resolve().all_gather_object([each[:2] for each in found]))]
 
 
 def words(times: Sequence[float]) -> str:
@@ -80,25 +113,25 @@ def words(times: Sequence[float]) -> str:
             f"most {order[-1]:.3f}")
 
 
-def measured(call: Call, baseline: Call, numbers: Sequence[int], only: str | None, rng: random.Random) -> list[str]:
-    """Lines on the first calls of these numbers, half of them of each kind, and on the same calls again."""
-    kinds = [only] if only else ["ours", "torch"]
-    order = [(kinds[i % len(kinds)], number) for i, number in enumerate(numbers)]
-    rng.shuffle(order)
-    both = {"ours": call, "torch": baseline}
-    found = [timed(both[kind], number) for kind, number in order]
-    first, again = slowest([took for took, _ in found]), slowest([timed(both[kind], number)[0] for kind, number in order])
+def measured(both: dict[str, Call], order: Sequence[tuple[str, int]]) -> list[str]:
+    """Lines on these calls, each of a kind and with a number of rows, and on the same calls again."""
+    causes = Causes()
+    found = [timed(both[kind], number, causes) for kind, number in order]
+    first = slowest(found)
+    again = [took for took, _ in slowest([timed(both[kind], number, causes) for kind, number in order])]
     lines = []
-    for kind in kinds:
+    for kind in both:
         mine = [i for i, (each, _) in enumerate(order) if each == kind]
-        lines.append(f"  {kind:5s} {words([first[i] for i in mine])}; again: median "
+        if not mine:
+            continue
+        lines.append(f"  {kind:5s} {words([first[i][0] for i in mine])}; again: median "
                      f"{statistics.median(again[i] for i in mine):.3f}")
-        ways = dict.fromkeys(found[i][1] for i in mine)
+        ways = dict.fromkeys(found[i][2] for i in mine)
         if kind == "ours":
-            lines += [f"        {words([first[i] for i in mine if found[i][1] == way])}: {way}" for way in ways]
-        late = sorted((order[i][1], first[i]) for i in mine if first[i] > BAR)
-        lines.append(", ".join([f"        {len(late)} above {BAR:g} ms",
-                                *(f"{took:.2f} at {number} rows" for number, took in late[:8])]))
+            lines += [f"        {words([first[i][0] for i in mine if found[i][2] == way])}: {way}" for way in ways]
+        late = sorted(((order[i][1], *first[i]) for i in mine if first[i][0] > BAR), key=lambda one: -one[1])
+        lines.append(", ".join([f"        {len(late)} above {BAR:g} ms", *(
+            f"{took:.2f} at {number} rows" + f" ({beside})" * bool(beside) for number, took, beside in late[:8])]))
     return lines
 
 
@@ -116,7 +149,7 @@ def profiled(call: Call, numbers: Sequence[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=60, help="numbers of rows of each kind, drawn at random")
+    parser.add_argument("--calls", type=int, default=60, help="of each kind, with numbers of rows drawn at random")
     parser.add_argument("--ops", nargs="+", help="of those measured (default: all)")
     parser.add_argument("--only", choices=("ours", "torch"), help="of the two kinds of calls")
     parser.add_argument("--profile", action="store_true")
@@ -133,11 +166,14 @@ def main() -> None:
         warm = time.perf_counter() - start
         for number in known if args.only != "ours" else ():
             baseline(number)
-        kinds = (1 if args.only else 2) + args.profile
+        kinds = [args.only] if args.only else ["ours", "torch"]
         left = [number for number in numbers if number not in known]
-        each = min(args.calls, len(left) // kinds)
-        new = rng.sample(left, kinds * each)
-        lines = measured(call, baseline, new[:(kinds - args.profile) * each], args.only, rng)
+        each = min(args.calls, len(left) // (len(kinds) + args.profile))
+        new = rng.sample(left, (len(kinds) + args.profile) * each)
+        order = [(kind, number) for kind, number in zip(itertools.cycle(kinds), new[:len(kinds) * each])]
+        order += [("known", number) for number in rng.choices(known, k=each) if args.only != "torch"]
+        rng.shuffle(order)
+        lines = measured({"ours": call, "known": call, "torch": baseline}, order)
         if group.rank == 0:
             print(f"{name}: {len(known)} calls of warm_up took {warm:.1f} s", *lines, sep="\n", flush=True)
         if args.profile:

@@ -11,6 +11,15 @@ from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
+from triton_dist.runtime.state import state
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, step: int = 1) -> torch.Tensor:
+    """x [M, K] @ weight^T for weight [N, K], by torch. All M of an op are multiples of `step`."""
+    asked = state().products
+    if asked is not None and not backend().is_capturing():
+        asked.note(x, weight, step)
+    return torch.matmul(x, weight.t(), out=out)
 
 
 def part(total: int, group: Group) -> int:

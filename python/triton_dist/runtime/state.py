@@ -44,6 +44,7 @@ class RankState:
     shmem_pads: list = field(default_factory=list)      # flags of SHMEM teams
     warned: set = field(default_factory=set)
     watched: list | None = None                         # how ops run, while `warm_up` wants to know
+    products: Any = None                                # warm_up.Products, while `warm_up` calls
     variants: list | None = None                        # (kernel, options) of what is prepared, while an op makes a plan
     thread: int = 0                                     # identity of the one that called an op last
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)

@@ -1,11 +1,17 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Making ready for numbers of rows that have not come yet."""
+from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
+import torch
+
+from triton_dist.runtime import ambient
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
+
+_ALIGNED = 16                   # bytes: torch's library has other kernels for operands at other addresses
 
 
 def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
@@ -16,7 +22,9 @@ def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
     the numbers that divide by the size of the world, and those of each other remainder, since ops may treat them differently.
     Between two numbers whose ops ran in different ways `call` runs with the one halfway, and so on until all ways are known.
     That a way which serves two numbers serves those between them is taken for granted. A way that is not fused is called at
-    numbers a tenth apart, since torch's product takes its kernels by the number of rows, and loads them at their first use.
+    numbers a tenth apart, since the group's own collective may run in other ways. Its matmul by torch is then made alone, with
+    each number of rows between the fewest and the most of the calls: torch's library takes kernels by that number, and loads
+    each at its first use, which takes milliseconds. Other matmuls that `call` makes are not known here.
 
     Args:
         call: makes the calls to prepare, with as many rows as it is given: one op, a layer, or a model. Its result is dropped.
@@ -48,17 +56,55 @@ def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
         unfused = any(choice.method == "unfused" for _, _, choice, _ in way(low))
         return not unfused or high <= 1.1 * low or any(low < number < high and ways[number] == way(low) for number in ways)
 
-    way(rows[-1])
-    size = resolve().size
-    for remainder in range(size):
-        alike = [number for number in rows if number % size == remainder]
-        intervals = [(0, len(alike) - 1)] if alike else []
-        while intervals:
-            low, high = intervals.pop()
-            if not same_between(alike[low], alike[high]) and high - low > 1:
-                middle = (low + high) // 2
-                intervals += [(low, middle), (middle, high)]
+    me, size = state(), resolve().size
+    me.products = products = Products()
+    try:
+        way(rows[-1])
+        for remainder in range(size):
+            alike = [number for number in rows if number % size == remainder]
+            intervals = [(0, len(alike) - 1)] if alike else []
+            while intervals:
+                low, high = intervals.pop()
+                if not same_between(alike[low], alike[high]) and high - low > 1:
+                    middle = (low + high) // 2
+                    intervals += [(low, middle), (middle, high)]
+    finally:
+        me.products = None
+    if len(ways) < len(rows):
+        products.make_ready()
     return list(ways)
+
+
+class Products:
+    """The matmuls that ops leave to torch, and whose kernels torch's library has not loaded for all numbers of rows."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple, _Product] = {}
+
+    def note(self, x: torch.Tensor, weight: torch.Tensor, step: int) -> None:
+        """x [M, K] is multiplied by weight [N, K]. Other M are multiples of `step`."""
+        layout = tuple((t.dtype, t.shape[1], t.stride(), t.data_ptr() % _ALIGNED) for t in (x, weight))
+        found = self._found.setdefault((layout, weight.shape[0], step), _Product(x.shape[0], x, weight, step))
+        found.least = min(found.least, x.shape[0])
+        if x.shape[0] > found.x.shape[0]:
+            found.x, found.weight = x, weight
+
+    def make_ready(self) -> None:
+        """Multiplies with each number of rows between the fewest and the most. Results are dropped."""
+        with ambient.clean():
+            for each in self._found.values():
+                out = each.x.new_empty((each.x.shape[0], each.weight.shape[0]))
+                for rows in range(each.least, each.x.shape[0] + 1, each.step):
+                    torch.matmul(each.x[:rows], each.weight.t(), out=out[:rows])
+
+
+@dataclass
+class _Product:
+    """least: the fewest rows. x, weight: of the call with the most."""
+    least: int
+    x: torch.Tensor
+    weight: torch.Tensor
+    step: int
 
 
 def _ways_of(call: Callable[[], Any]) -> list:

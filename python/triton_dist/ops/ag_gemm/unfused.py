@@ -5,6 +5,8 @@ from typing import Callable
 
 import torch
 
+from triton_dist.ops.products import product
+
 
 def ag_gemm_unfused(x: torch.Tensor, weight: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor],
                     bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
@@ -14,7 +16,7 @@ def ag_gemm_unfused(x: torch.Tensor, weight: torch.Tensor, gather: Callable[[tor
     `gather` gives the rows of all ranks for those of this one. gated: with "silu_mul", so that out has half as many columns.
     """
     gathered = gather(x)
-    result = torch.matmul(gathered, weight.t(), out=None if gated else out)
+    result = product(gathered, weight, None if gated else out, step=gathered.shape[0] // x.shape[0])
     if bias is not None:
         result += bias
     if gated:

@@ -5,6 +5,8 @@ from typing import Callable
 
 import torch
 
+from triton_dist.ops.products import product
+
 
 def gemm_ar_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor], None], out: torch.Tensor,
                       bias: torch.Tensor | None = None, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -13,7 +15,7 @@ def gemm_ar_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[tor
     `reduce` makes a tensor [M, N] the sum over ranks of it. Rounds to the dtype after each step.
     """
     total = out if residual is None else torch.empty_like(out)
-    torch.matmul(x, weight.t(), out=total)
+    product(x, weight, total)
     reduce(total)
     if bias is not None:
         total += bias

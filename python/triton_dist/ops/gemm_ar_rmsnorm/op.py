@@ -116,7 +116,7 @@ class GemmArRmsnorm(Op):
         """A matmul, then all_reduce_rmsnorm."""
         if not agreed.m * agreed.n:
             return
-        product = torch.matmul(x, weight.t())
+        product = products.product(x, weight)
         if x.dtype not in checks.DTYPES:
             ALL_REDUCE_RMSNORM.unfused(agreed, group, product, norm_weight, bias, residual, out, residual_out)
             return

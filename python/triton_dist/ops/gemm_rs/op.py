@@ -104,7 +104,7 @@ class GemmRs(Op):
             rows = reduce_scatter(terms, group=group, out=rows)
             backend().before_torch()
             return rows
-        gemm_rs_unfused(x, weight, scatter, bias, out, agreed.hop_dtype)
+        gemm_rs_unfused(x, weight, scatter, bias, out, agreed.hop_dtype, group.size)
 
     def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple:
         registry.require(weight.shape[1] == x.shape[1], "weight: expected [N, K_local] with the K of x [M, K_local]")
