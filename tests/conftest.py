@@ -9,8 +9,10 @@ other values meet each other somewhere in the suite, and a run repeats. The rest
 
 `@pytest.mark.every("world")` asks for all values of a parameter, `every("kernel", "dtype")` for all combinations of two, and
 `one` for a single item. Of `every("kernel", "target")` each kernel runs for one GPU of each vendor, and some kernel for each
-other GPU. Tests of mutants are left alone: they choose their schedules by themselves. A test that only compiles has one item.
-Those with `every` have all theirs under the newest Triton.
+other GPU. Tests of mutants are left alone: they choose their schedules by themselves.
+
+A test that only compiles has one item. It runs under one Triton, the newest or the other, by a hash of its name. Those with
+`every` run under both: all their items under the newest, one item under the other.
 """
 import gc
 import os
@@ -90,6 +92,7 @@ def pytest_collection_modifyitems(config, items):
         small = [value for value in values if value != LARGEST] or values
         keep(items_alike, "world", {picked(items_alike[0], "world", small), *({2} & set(small))})
     newest = tuple(map(int, triton.__version__.split(".")[:2])) >= NEWEST
+    keep_some(items, [item for item in items if here(item, newest)])
     for (path, _), items_alike in of_tests(items).items():
         every = items_alike[0].get_closest_marker("every")
         if items_alike[0].get_closest_marker("one") or path.parent.name == "compile" and not (every and newest):
@@ -106,6 +109,13 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 10, 10)
+
+
+def here(item, newest: bool) -> bool:
+    """Whether an item's test runs under this Triton at all."""
+    if item.path.parent.name != "compile" or item.get_closest_marker("every"):
+        return True
+    return zlib.crc32(f"{item.path.name}/{item.originalname}".encode()) % 2 == newest
 
 
 def of_tests(items: list) -> dict:
@@ -141,8 +151,9 @@ def values_of(item) -> set:
 
 def keep_some(items: list, chosen: list) -> None:
     """Marks the items that are not among the chosen."""
+    kept = set(chosen)
     for item in items:
-        if item not in chosen:
+        if item not in kept:
             item.add_marker(pytest.mark.full)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import here
 
 TESTS = Path(__file__).resolve().parents[1]
 FILE = '''
@@ -81,6 +82,16 @@ def test_a_few_items_of_each_test_have_all_values(tmp_path):
     pairs = items["test_every_pair"]
     assert len(pairs) == len({(kernel, target) for _, target, kernel in pairs}) == 5 and len({dtype for dtype, *_ in pairs}) == 2
     assert sorted(target for _, target, _ in pairs) == ["gfx942", "gfx942", "sm_80", "sm_90", "sm_90"]
+
+
+def test_what_only_compiles_runs_under_one_triton_or_under_both(collected):
+    compiling = [item for item in collected if item.path.parent.name == "compile"]
+    if not compiling:
+        pytest.skip("only where tests that compile are collected")
+    under = {item: (here(item, False), here(item, True)) for item in compiling}
+    for item, found in under.items():
+        assert sum(found) == (2 if item.get_closest_marker("every") else 1), item.nodeid
+    assert {(False, True), (True, False), (True, True)} <= {*under.values()} or len(under) < 100
 
 
 # Mutants that take long, and changes that are no faults: under --full alone.
