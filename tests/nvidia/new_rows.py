@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=60, help="of each kind, with numbers of rows drawn at random")
     parser.add_argument("--ops", nargs="+", help="of those measured (default: all)")
     parser.add_argument("--only", choices=("ours", "torch"), help="of the two kinds of calls")
+    parser.add_argument("--freeze", action="store_true", help="after warm_up: gc.freeze() and gc.disable(), as a server may do")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     triton_dist.initialize_distributed()
@@ -166,6 +167,10 @@ def main() -> None:
         warm = time.perf_counter() - start
         for number in known if args.only != "ours" else ():
             baseline(number)
+        if args.freeze:
+            gc.collect()
+            gc.freeze()
+            gc.disable()
         kinds = [args.only] if args.only else ["ours", "torch"]
         left = [number for number in numbers if number not in known]
         each = min(args.calls, len(left) // (len(kinds) + args.profile))

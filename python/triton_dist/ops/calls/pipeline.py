@@ -109,6 +109,13 @@ class Calls:
         known.plan.run(known.group, x, out)
         return out
 
+    def part(self, group: Group, agreed: Agreed, *tensors: torch.Tensor | None) -> Plan:
+        """The plan of calls that another op's plan makes, on tensors like these. Collective at a first use.
+
+        agreed: what ranks agree on in them, by `at`.
+        """
+        return self._made(record_of(self, group, group), group, agreed, list(tensors), None)
+
     def _looked_at(self, key: tuple | None, given: tuple, asked: tuple, group: Any, places: tuple) -> Known | None:
         """A call that repeats none: checked, planned and remembered."""
         if _modes() and ambient.is_recorded(places):
@@ -125,7 +132,7 @@ class Calls:
                 tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
         plan = self._planned(record, members, (_signature(tensors, outputs), *map(repr, asked)), tensors, asked, agreed)
         if state().watched is not None and not self.local:
-            state().watched.append((self.name, plan.agreed.family, plan.choice, plan.variants))
+            state().watched += [(each.agreed.op, each.agreed.family, each.choice, each.variants) for each in (plan, *plan.parts)]
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)

@@ -5,12 +5,13 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from triton_dist.ops.calls.agree import withdraw
+from triton_dist.ops.calls.agree import same_call, withdraw
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.device import absent
 from triton_dist.runtime.groups import Group
+from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import Workspace
 
 
@@ -23,12 +24,14 @@ class Plan:
         prepared: whether a plan for captured calls has been asked for, where this one does not serve them.
         agreed, choice, out_shape: set once it is in use: what ranks have agreed on, the way that was chosen, the output's shape.
         variants: (kernel, constexprs and launch options) of each launch that `compile` has prepared.
+        parts: plans of calls of other ops that its calls consist of.
     """
 
     captured: bool | None = None
     compiles = False
     prepared = False
     variants: Sequence = ()
+    parts: Sequence["Plan"] = ()
     agreed: Any
     choice: Choice
     out_shape: tuple
@@ -107,6 +110,29 @@ class Wrapped(Plan):
             if self._dtype is not None:
                 tensors = tuple(ambient.cast(t, self._dtype) for t in tensors)
             return self._plan.run(group, *tensors)
+
+
+class OfParts(Plan):
+    """Its calls are calls of other ops, one after the other. Those are planned with it, and looked at no more when it runs."""
+
+    def __init__(self, group: Group, *parts: Plan):
+        me, self.parts = state(), parts
+        self.captured = next((part.captured for part in parts if part.captured is not None), None)
+        self._count, self._compared = me.calls.setdefault(group.key, [0]), backend().compares_calls or me.debug
+
+    def serves(self) -> bool:
+        return all([part.serves() for part in self.parts])
+
+    def moved(self) -> bool:
+        return any([part.moved() for part in self.parts])
+
+    def run_part(self, part: Plan, group: Group, *tensors: Any) -> Any:
+        """One call by `part`, which counts as a call of its op."""
+        if self._compared:
+            same_call(group, part.agreed)
+        else:
+            self._count[0] += 1
+        return part.run(group, *tensors)
 
 
 class OnWorkspace(Plan):

@@ -7,15 +7,16 @@ from typing import Any, Sequence
 import torch
 
 from triton_dist.ops import products, registry
-from triton_dist.ops.all_gather.op import all_gather
+from triton_dist.ops.all_gather.op import ALL_GATHER
 from triton_dist.ops.all_reduce.op import all_reduce
 from triton_dist.ops.autograd import gemms as gradients
 from triton_dist.ops.calls import checks, possible
-from triton_dist.ops.calls.plans import Plan
+from triton_dist.ops.calls.agree import withdraw
+from triton_dist.ops.calls.plans import OfParts, Plan
 from triton_dist.ops.exchange import sizes
 from triton_dist.ops.gemm_ar.packets import Packets, Tiling, tiling
 from triton_dist.ops.gemm_ar.unfused import gemm_ar_unfused
-from triton_dist.ops.gemm_rs.op import gemm_rs
+from triton_dist.ops.gemm_rs.op import GEMM_RS
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient
 from triton_dist.ops.tuning import model
@@ -109,7 +110,7 @@ class GemmAr(Op):
         return [Choice(agreed.method)]
 
     def plan(self, choice: Choice, agreed: Product, group: Group, *tensors: torch.Tensor | None) -> Plan:
-        return _Ring() if choice.method == "ring" else Packets(agreed.tiling, group, *tensors)
+        return _Ring(agreed, group, *tensors) if choice.method == "ring" else Packets(agreed.tiling, group, *tensors)
 
     def unfused(self, agreed: Product, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 residual: torch.Tensor | None, out: torch.Tensor) -> None:
@@ -150,16 +151,29 @@ class GemmAr(Op):
         return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group))}
 
 
-class _Ring(Plan):
+class _Ring(OfParts):
     """gemm_rs, then an all-gather of its rows."""
+
+    def __init__(self, agreed: Product, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                 residual: torch.Tensor | None, out: torch.Tensor | None):
+        whole = agreed.m, agreed.n, x.shape[1] * group.size, agreed.dtype, group
+        self._rows = backend().maker((agreed.m // group.size, agreed.n), agreed.dtype)
+        self._multiply = GEMM_RS.part(group, GEMM_RS.at(*whole), x, weight, bias, None)
+        self._gather = ALL_GATHER.part(group, ALL_GATHER.at(*whole), self._rows(), out)
+        super().__init__(group, self._multiply, self._gather)
 
     def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
             residual: torch.Tensor | None, out: torch.Tensor) -> None:
-        rows = gemm_rs(x, weight, group=group, bias=bias)
+        try:
+            rows = self._rows()
+        except BaseException as error:
+            withdraw(group, self.agreed.op, error)
+            raise
+        self.run_part(self._multiply, group, x, weight, bias, rows)
         if residual is not None:
             backend().before_torch()
             rows += residual.tensor_split(group.size)[group.rank]
-        all_gather(rows, group=group, out=out)
+        self.run_part(self._gather, group, rows, out)
 
 
 GEMM_AR = GemmAr()
