@@ -17,6 +17,12 @@ all_cores=(-n auto --dist worksteal)
 if [ "${1:-}" = --full ]; then
     select=()
     shift
+    # Tests of Hugging Face's models are left out where these cannot be had. An environment of yours is left as it is.
+    if [ "$PYTHON" = "$TRITON_DIST_ROOT/.venv/bin/python" ] && ! _has "$PYTHON" transformers accelerate peft; then
+        _pip "$PYTHON" &&
+            "${pip[@]}" install --quiet --disable-pip-version-check -c scripts/constraints.txt transformers accelerate peft ||
+            echo "triton_dist: tests of Hugging Face's models are left out" >&2
+    fi
 fi
 if [ "${1:-}" = --triton ]; then
     other_triton "${2:?triton_dist: --triton needs a version}"

@@ -11,9 +11,8 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from triton_dist.integrations.plans import OverlapColwise, OverlapRowwise
 from triton_dist.integrations.pretrained import from_pretrained
-from triton_dist.ops import all_reduce
+from triton_dist.integrations.replicas import replicate_parameters
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import name_of
 
 __all__ = ["from_pretrained", "full_state_dict", "tensor_parallel"]
 
@@ -32,7 +31,7 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         model: the whole model, the same on all ranks (rank 0's weights are taken), on `triton_dist.device()`.
         mesh: DeviceMesh of one dimension. Its size divides the numbers of query heads and of key heads.
 
-    Returns model, whose projections have DTensor parameters; `generate` works as before. Save it by
+    Returns model, whose parameters are DTensors, which any optimizer takes; `generate` works as before. Save it by
     `model.save_pretrained(path, state_dict=full_state_dict(model))`, called on all ranks.
     Raises InvalidArgument, with what is missing, for a model that it cannot divide.
 
@@ -49,10 +48,8 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for layer in layers:
         columns, rows = {name: OverlapColwise() for name in COLUMNS}, {name: OverlapRowwise() for name in ROWS}
         parallelize_module(layer, mesh, columns | rows)
-        for name in HEAD_NORMS:
-            for p in _at(layer, name).parameters() if _at(layer, name) is not None else ():
-                _sum_gradient(p, name_of(mesh))
-    return model
+    heads = [norm for layer in layers for name in HEAD_NORMS if (norm := _at(layer, name)) is not None]
+    return replicate_parameters(model, mesh, heads)
 
 
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -79,9 +76,3 @@ def _at(module: nn.Module, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name, None)
     return module
-
-
-def _sum_gradient(p: nn.Parameter, group: str) -> None:
-    """For a parameter that works on this rank's heads only: its gradient is summed over ranks."""
-    if p.requires_grad:
-        p.register_hook(lambda grad: all_reduce(grad.contiguous(), group=group))

@@ -1,0 +1,84 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Parameters outside a plan as DTensors: optimizers that take lists, shared parameters, gradients of parts."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+import triton_dist
+from triton_dist.backends.emulator import run_ranks
+from triton_dist.integrations.plans import OverlapColwise, OverlapRowwise
+from triton_dist.integrations.replicas import replicate_parameters
+from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.state import state
+
+WIDTH, INNER, WORDS = 6, 12, 7
+
+
+class Model(nn.Module):
+    """Embedding, an MLP with a norm of each half or third of its features, and a head with the embedding's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
+        self.up, self.heads, self.down = nn.Linear(WIDTH, INNER), nn.RMSNorm(2), nn.Linear(INNER, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids):
+        x = self.up(self.norm(self.words(ids)))
+        return self.head(self.down(self.heads(x.unflatten(-1, (-1, 2))).flatten(-2)))
+
+
+def step(model, ids, labels):
+    """The loss, the norm of the gradients, and the loss after a step of AdamW by lists."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+    loss = nn.functional.cross_entropy(model(ids), labels)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=True)
+    optimizer.step()
+    after = nn.functional.cross_entropy(model(ids), labels)
+    return [float(t.full_tensor() if isinstance(t, DTensor) else t.detach()) for t in (loss.detach(), norm.detach(), after.detach())]
+
+
+def ranks(compiled):
+    triton_dist.initialize_distributed()
+    size, rank = state().world.size, state().world.rank
+    torch.manual_seed(3)
+    alone = Model()
+    with torch.no_grad():
+        for p in alone.parameters():
+            p.add_(torch.randn_like(p) / 4)
+    mine = copy.deepcopy(alone)
+    if rank:
+        nn.init.zeros_(mine.norm.weight)            # rank 0's values count
+    mesh = init_device_mesh("cpu", (size,))
+    with pytest.raises(InvalidArgument, match="one of one dimension"):
+        replicate_parameters(mine, init_device_mesh("cpu", (size, 1)))
+    assert not isinstance(mine.norm.weight, DTensor) and type(mine.norm) is nn.LayerNorm
+    parallelize_module(mine, mesh, {"up": OverlapColwise(), "down": OverlapRowwise()})
+    assert replicate_parameters(mine, mesh, [mine.heads]) is mine
+    assert all(isinstance(p, DTensor) for p in mine.parameters())
+    assert len(list(mine.parameters())) == len(list(alone.parameters())), "the embedding's weight is still shared"
+    assert isinstance(mine.norm, nn.LayerNorm) and not isinstance(mine.norm.weight, DTensor)
+    ids, labels = torch.arange(5), torch.arange(1, 6)
+    first = torch.compile(mine, fullgraph=True, backend="aot_eager")(ids) if compiled else copy.deepcopy(mine)(ids)
+    torch.testing.assert_close(first, alone(ids))
+    assert mine.to(torch.float32) is mine and all(isinstance(p, DTensor) for p in mine.parameters())
+    expected = step(alone, ids, labels)
+    assert step(mine, ids, labels) == pytest.approx(expected, rel=1e-4), expected
+    for (name, p), q in zip(mine.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.full_tensor(), q, rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+    triton_dist.finalize_distributed()
+
+
+@pytest.mark.parametrize("world, compiled", [(2, False), pytest.param(3, False, marks=pytest.mark.full),
+                                             pytest.param(2, True, marks=pytest.mark.full)])
+def test_an_optimizer_by_lists_takes_all_parameters(world, compiled):
+    run_ranks(ranks, world, compiled, heap=False)
+    torch._dynamo.reset()
