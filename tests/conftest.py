@@ -122,7 +122,7 @@ def of_tests(items: list) -> dict:
     """{test: its items that run so far}, of tests with parameters that are not of mutants."""
     found: dict = {}
     for item in items:
-        if hasattr(item, "callspec") and "mutant" not in item.nodeid and not item.get_closest_marker("full"):
+        if hasattr(item, "callspec") and "mutant" not in item.originalname and not item.get_closest_marker("full"):
             found.setdefault((item.path, item.originalname), []).append(item)
     return found
 
@@ -167,7 +167,7 @@ def families(items: list, name: str) -> dict:
     found: dict = {}
     for item in items:
         params = getattr(item, "callspec", None) and item.callspec.params
-        if params and name in params and "mutant" not in item.nodeid and not item.get_closest_marker("full"):
+        if params and name in params and "mutant" not in item.originalname and not item.get_closest_marker("full"):
             members, values = found.setdefault(family(item, name), ([], []))
             members.append(item)
             values.append(params[name])

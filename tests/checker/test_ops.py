@@ -45,10 +45,10 @@ CALLS = {
                    for in_place in (False, True)],
     **{op: [Moves(op, n, method, in_place=in_place) for method in ("one_shot", "push") for n in (259, 40)
             for in_place in (False, True)] for op in ("all_gather", "reduce_scatter", "all_to_all_single")},
-    "gemm_ar": [GAR(9, 70, 40, bias=True), GAR(1, 64, 600, residual="in place"), GAR(5, 24, lambda rank: 300 * (rank == 1)),
-                GAR(12, 72, 64, dtype=F32, residual="apart")],
-    "gemm_ar_rmsnorm": [GARN(9, 70, 40, bias=True), GARN(1, 1030, 300, residual="in place"), GARN(5, 24, lambda rank: 9 * rank),
-                        GARN(12, 72, 64, dtype=F32, residual="apart")],
+    "gemm_ar": [GAR(9, 70, 40, bias=True), GAR(1, 64, 300, residual="in place"), GAR(5, 24, lambda rank: 136 * (rank == 1)),
+                GAR(4, 72, 24, dtype=F32, residual="apart")],
+    "gemm_ar_rmsnorm": [GARN(9, 70, 40, bias=True), GARN(1, 530, 40, residual="in place"), GARN(5, 24, lambda rank: 9 * rank),
+                        GARN(4, 72, 24, dtype=F32, residual="apart")],
     "all_reduce_rmsnorm": [ARN(m, n, method, bias=True, residual=residual) for method in ("one_shot", "two_shot")
                            for m, n, residual in ((5, 70, "in place"), (2, 600, "apart"))],
     "all_reduce_rmsnorm_quant": [QARN(5, 200, "one_shot", "fp8_1x128", bias=True, residual="in place"),
@@ -63,7 +63,8 @@ CALLS = {
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("name", CALLS)
 def test_an_op_is_clean(name, world):
-    report = check_kernel(lambda: back_to_back(CALLS[name]), world, 2)
+    """On one schedule; the next test has another one of all ops but the cores."""
+    report = check_kernel(lambda: back_to_back(CALLS[name]), world, 1, modes=["random"])
     assert report.clean and report.accesses, str(report)
 
 
@@ -83,17 +84,17 @@ def test_an_op_is_clean_on_a_hundred_schedules(name, world):
 
 @pytest.mark.parametrize("script", [
     lambda: overtaking([AG(20, 24, 40), RS(20, 24, 40)], slow=1), lambda: side_stream([AG(20, 24, 40), RS(20, 24, 40)]),
-    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40), AR(64, "two_shot"), AR(64, "push"), GAR(3, 40, 300)])],
+    lambda: two_groups([AG(20, 24, 40), RS(20, 24, 40), AR(64, "two_shot"), AR(64, "push"), GAR(3, 40, 40)])],
     ids=["overtaking", "side stream", "two groups"])
 def test_ops_together_are_clean(script):
-    report = check_kernel(script, 4, 2, modes=["late", "random"])
+    report = check_kernel(script, 4, 1, modes=["late"])
     assert report.clean, str(report)
 
 
 def test_the_ops_move_what_their_formula_says():
     """ag_gemm: its shard and a flag, or one of each SM that pushes, to every peer. gemm_rs: W - 1 chunks, and a flag for
     each tile, to the next rank; by "scatter" one chunk, and these flags, to each peer."""
-    world, m, n, k, calls, runs = 4, 64, 256, 128, 3, 2
+    world, m, n, k, calls, runs = 4, 64, 128, 64, 2, 2
     report = check_kernel(lambda: back_to_back([AG(m, n, k)] * calls), world, runs)
     assert report.links == {(a, b): runs * calls * (2 * m * k + 4) for a in range(world) for b in range(world) if a != b}
     assert report.formula == {link: nbytes - runs * calls * 4 for link, nbytes in report.links.items()}

@@ -28,7 +28,7 @@ from triton_dist.testing import assert_matches, gemm_ar_float64, random_tensor
 
 pytestmark = pytest.mark.usefixtures("captures_by_rank")
 op = import_module("triton_dist.ops.gemm_ar.op")          # triton_dist.ops.gemm_ar is the function
-SHAPES = [(1, 64, 64), (9, 41, 50), (70, 33, 130), (2, 1, 1), (17, 200, 300)]
+SHAPES = [(1, 64, 64), (9, 41, 50), (34, 33, 130), (2, 1, 1), (17, 72, 136)]
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def test_other_methods(world, method):
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_dtypes_bias_and_residual(dtype, two_shot):
     calls = [GAR(m, n, 96, dtype=dtype, bias=bias, residual=residual) for m, n, bias, residual in (
-        (20, 72, False, None), (20, 72, True, "apart"), (20, 72, True, "in place"), (3, 33, True, None),
+        (20, 72, False, None), (5, 72, True, "apart"), (5, 72, True, "in place"), (3, 33, True, None),
         (3, 33, False, "strided"))]
     with cut(two_shot=two_shot):
         run_ranks(lambda: back_to_back(calls), 3)
@@ -78,7 +78,7 @@ def test_dtypes_bias_and_residual(dtype, two_shot):
 @pytest.mark.parametrize("world, boxes", [(2, True), (2, False), (3, True)])
 def test_tiles_in_pieces(world, split, two_shot, boxes):
     """More pieces than blocks of K, too, and none at all on some ranks."""
-    calls = [GAR(5, 70, 700, bias=True), GAR(33, 40, 136, residual="apart"), GAR(1, 64, lambda rank: 600 * (rank == 1))]
+    calls = [GAR(5, 70, 700, bias=True), GAR(17, 40, 136, residual="apart"), GAR(1, 64, lambda rank: 600 * (rank == 1))]
     with cut(split, two_shot, boxes):
         run_ranks(lambda: back_to_back(calls, repeat=2), world, seed=split)
 
@@ -88,31 +88,32 @@ def test_ranks_without_columns():
     run_ranks(lambda: back_to_back(calls), 3)
 
 
+@pytest.mark.one
+@pytest.mark.parametrize("slow, split, two_shot", [(0, 1, False), (2, 2, True)])
 @pytest.mark.parametrize("mode", MODES)
-def test_shapes_and_ops_in_turn_and_a_slow_rank(mode):
+def test_shapes_and_ops_in_turn_and_a_slow_rank(mode, slow, split, two_shot):
     """all_reduce uses the same workspace, gemm_rs another one."""
-    calls = [GAR(9, 130, 40), AR(700, "one_shot"), GAR(1, 64, 30, bias=True), RS(6, 24, 40), GAR(40, 70, 16), AR(40, "two_shot")]
-    for slow, split, two_shot in ((0, 1, False), (2, 2, True)):
-        with cut(split, two_shot):
-            run_ranks(lambda: overtaking(calls, slow=slow, repeat=2), 3, mode=mode, seed=slow)
+    calls = [GAR(9, 70, 40), AR(700, "one_shot"), GAR(1, 64, 30, bias=True), RS(6, 24, 40), GAR(20, 70, 16), AR(40, "two_shot")]
+    with cut(split, two_shot):
+        run_ranks(lambda: overtaking(calls, slow=slow, repeat=2), 3, mode=mode, seed=slow)
 
 
 @pytest.mark.parametrize("two_shot", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_more_tiles_than_programs(two_shot):
     with cut(two_shot=two_shot):
-        run_ranks(lambda: back_to_back([GAR(70, 200, 40, bias=True), GAR(3, 300, 40)], repeat=2), 2, num_sms=2)
+        run_ranks(lambda: back_to_back([GAR(34, 130, 40, bias=True), GAR(3, 300, 40)], repeat=2), 2, num_sms=2)
 
 
 @pytest.mark.parametrize("split, two_shot", [
     (4, False), *(pytest.param(1, two_shot, marks=pytest.mark.full) for two_shot in (False, True))])
 def test_every_rank_and_every_schedule_has_the_same_bits(split, two_shot):
     def script():
-        return back_to_back([GAR(20, 72, 300, dtype=BF16, bias=True, residual="apart")])[0]
+        return back_to_back([GAR(20, 40, 136, dtype=BF16, bias=True, residual="apart")])[0]
     with cut(split, two_shot):
-        first = run_ranks(script, 4, mode="eager")
+        first = run_ranks(script, 3, mode="eager")
         assert all(torch.equal(out, first[0]) for out in first)
         for mode in ("random", "late", "skew"):
-            assert all(torch.equal(out, first[0]) for out in run_ranks(script, 4, mode=mode, seed=7))
+            assert all(torch.equal(out, first[0]) for out in run_ranks(script, 3, mode=mode, seed=7))
 
 
 @pytest.mark.parametrize("two_shot", [False, True])
@@ -130,9 +131,9 @@ def test_bias_and_residual_are_added_before_the_one_rounding(two_shot):
 
 @pytest.mark.parametrize("two_shot", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_two_groups_and_two_streams(two_shot):
-    calls = [GAR(9, 70, 40, bias=True), GAR(20, 33, 24)]
+    calls = [GAR(9, 40, 40, bias=True), GAR(3, 33, 24)]
     with cut(2, two_shot):
-        run_ranks(lambda: two_groups(calls), 4, seed=3)
+        run_ranks(lambda: two_groups(calls, repeat=1), 4, seed=3)
         run_ranks(lambda: side_stream(calls), 3, seed=5)
 
 
@@ -140,9 +141,9 @@ def test_two_groups_and_two_streams(two_shot):
 @pytest.mark.parametrize("start", FIVE_ON)
 @pytest.mark.parametrize("two_shot", [False, True])
 def test_epochs_pass_the_wrap_and_zero(two_shot, start):
-    calls, growing = [GAR(9, 40, 24), GAR(1, 70, 24)], [GAR(16, 64 * (i + 1), 24) for i in range(5)]
+    calls, growing = [GAR(9, 40, 24), GAR(1, 70, 24)], [GAR(4, 64 * (i + 1), 8) for i in range(5)]
     with cut(two_shot=two_shot):
-        run_ranks(lambda: past_the_wrap_and_zero(calls, growing, "packets", start), 3, mode="late")
+        run_ranks(lambda: past_the_wrap_and_zero(calls, growing, "packets", start), 3, mode="late", num_sms=4)
 
 
 def test_what_is_left_between_calls():
@@ -156,10 +157,10 @@ def test_what_is_left_between_calls():
 
 def test_the_second_call_allocates_nothing_symmetric():
     def script():
-        calls = [GAR(20, 200, 40), GAR(1, 24, 40)]
+        calls = [GAR(20, 72, 40), GAR(1, 24, 40)]
         back_to_back(calls)
         live = set(heap()._live)
-        back_to_back(calls, repeat=3)
+        back_to_back(calls, repeat=2)
         assert set(heap()._live) == live
     run_ranks(script, 2)
 
@@ -211,7 +212,7 @@ def test_capture_uses_what_has_run_before_and_keeps_its_memory():
         with capturing():
             back_to_back([ran, ran, ran])
         before = workspace(resolve(), "packets").data
-        back_to_back([GAR(64, 600, 300)])
+        back_to_back([GAR(16, 600, 40)])
         assert workspace(resolve(), "packets").data is not before
         assert before.tdist_allocation.live, "a captured graph still stores there"
         back_to_back([ran])
