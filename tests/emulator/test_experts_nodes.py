@@ -45,12 +45,13 @@ def rounds(monkeypatch):
     monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(256, 128))
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("world, nodes", WORLDS)
 @pytest.mark.parametrize("layout", FEW)
 def test_shapes_in_turn(layout, world, nodes):
     align = 4 if layout in ("indexed", "expert") else 1
     calls = [Far(1, 16, 3, 1, layout, weights=False, residual=True), Far(6, 41, 4, 3, layout, align, bias=True)]
-    run_ranks(lambda: back_to_back(calls), world, nodes=nodes, seed=world)
+    run_ranks(lambda: back_to_back(calls), world, nodes=nodes, seed=world, num_sms=4)
 
 
 @pytest.mark.one
@@ -65,13 +66,13 @@ def test_unkind_routing(routing, layout, rounds):
 def test_ranks_with_other_numbers_of_tokens_and_with_none(layout):
     calls = [Far(lambda rank: (0, 4, 2, 5)[rank], 24, layout=layout, max_tokens=5, residual=True),
              Far(lambda rank: 0, 24, layout=layout, max_tokens=5), Far(0, 24, layout=layout)]
-    run_ranks(lambda: back_to_back(calls), 4, nodes=2)
+    run_ranks(lambda: back_to_back(calls), 4, nodes=2, num_sms=2)
 
 
 @pytest.mark.one
 @pytest.mark.parametrize("layout, capacity", [("compact", 0), ("compact", 7), ("indexed", 7), ("expert", 7), ("masked", 2)])
 def test_what_does_not_fit_is_cut_off_and_told(layout, capacity):
-    run_ranks(lambda: back_to_back([Far(6, 24, 3, 2, layout, capacity=capacity)]), 4, nodes=2)
+    run_ranks(lambda: back_to_back([Far(6, 24, 3, 2, layout, capacity=capacity)]), 4, nodes=2, num_sms=2)
 
 
 @pytest.mark.one
@@ -102,8 +103,8 @@ def test_shapes_in_turn_and_a_slow_rank(latency, mode, rounds, monkeypatch):
 
 @pytest.mark.parametrize("start", [pytest.param(start, marks=[FULL][:start > 0]) for start in FIVE_ON])
 def test_epochs_pass_the_wrap_and_zero(start):
-    growing = [Far(4, 1200 * (i + 1), combine=False) for i in range(5)]
-    calls = [Far(5, 40, combine=False), Far(3, 33, combine=False)]
+    growing = [Far(2, 1200 * (i + 1), 1, combine=False) for i in range(5)]
+    calls = [Far(3, 40, combine=False), Far(2, 33, combine=False)]
     run_ranks(lambda: past_the_wrap_and_zero(calls, growing, EP.kind, start), 4, nodes=2, mode="late", num_sms=2)
 
 
@@ -154,6 +155,7 @@ def test_a_row_crosses_once_to_each_node(scales):
     assert found[0][1] == heads + crossing * (80 + 4)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("layout", FEW)
 def test_dispatches_have_the_bits_of_the_unfused_ones_and_their_handles_serve_both(layout):
     """In all schedules. A combine sums over places, then over nodes, each sum rounded once."""
@@ -178,9 +180,9 @@ def test_dispatches_have_the_bits_of_the_unfused_ones_and_their_handles_serve_bo
         flat = came.x.view(torch.uint8).view(-1, 128)
         return [back[0], came.handle.told, came.topk_ids, came.topk_weights, flat[spots], came.scales.view(-1, 1)[spots]]
 
-    first = run_ranks(script, 4, "unfused", "unfused", nodes=2)
+    first = run_ranks(script, 4, "unfused", "unfused", nodes=2, num_sms=2)
     for mode, seed in (("late", 1), ("random", 2)):
-        again = run_ranks(script, 4, "two_level", "unfused", nodes=2, mode=mode, seed=seed)
+        again = run_ranks(script, 4, "two_level", "unfused", nodes=2, mode=mode, seed=seed, num_sms=2)
         assert all(torch.equal(a, b) for one, other in zip(first, again) for a, b in zip(one, other))
 
 
