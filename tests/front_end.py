@@ -4,12 +4,14 @@
 
 The emulator shows every specialisation of a kernel to the front end before it runs it (`launching.trace`). This takes longer than
 to run it. Under --full all of them are shown. Else a specialisation is shown if something about it is new to the kernel in this
-session: the value of a constexpr or of an option, or the types of the other arguments. So each value is seen, and products are
-left to --full, like those of a test's parameters. To a mutant also that is known which other mutants of the same kernel, and the
-kernel itself, have been shown with: it differs from them by an edit.
+session: the value of a constexpr or of an option, or the types of the other arguments. Whole numbers above 4 are of two kinds,
+powers of two and others. So each flag and each kind of number is seen, and products are left to --full, like those of a test's
+parameters. To a mutant also that is known which other mutants of the same kernel, and the kernel itself, have been shown with: it
+differs from them by an edit.
 
 The emulator asks the front end one thing, whether a kernel waits its turn on the stream. Where that differs between two
-specialisations of a kernel, each combination of its flags (all but numbers) is shown.
+specialisations of a kernel, each combination of its flags (all but numbers and types) is shown. A combination for which it
+differs is shown always.
 
 The processes that run the tests of a session share a file. Each adds a line for what it shows, and reads those of the others.
 """
@@ -33,18 +35,19 @@ MUTANT = re.compile(r"_mutant_[0-9a-f]+$")           # how emulator/mutants.py n
 
 
 class Shown:
-    """What a kernel has been shown with: values and types, and {combination of types and flags: whether it waits its turn}."""
+    """What a kernel has been shown with: values and types, and {combination of flags: whether it waits its turn, or both}."""
 
     def __init__(self) -> None:
         self.seen: set = set()
-        self.waits: dict = {}
+        self.waits: defaultdict = defaultdict(set)
 
     def new(self, seen: set, combination: str) -> bool:
-        return not seen <= self.seen or combination not in self.waits and len({*self.waits.values()}) > 1
+        known = self.waits.get(combination) or set().union(*self.waits.values())
+        return not seen <= self.seen or len(known) > 1
 
     def waiting(self, combination: str) -> bool:
         """Of one that is not new."""
-        return self.waits.get(combination, True in self.waits.values())
+        return True in (self.waits.get(combination) or set().union(*self.waits.values()))
 
 
 class Session:
@@ -65,7 +68,7 @@ class Session:
         for names, seen, combination, waits in map(json.loads, lines):
             for shown in map(self.kernels.__getitem__, names):
                 shown.seen.update(seen)
-                shown.waits[combination] = waits
+                shown.waits[combination].add(waits)
         return self.kernels[name]
 
     def add(self, names: Iterable, seen: set, combination: str, waits: bool) -> None:
@@ -103,13 +106,26 @@ def short(x: Any) -> str:
 
 
 def described(kernel: Any, args: tuple, kwargs: dict) -> tuple:
-    """({(constexpr or option, value), types of the other arguments}, (those types, flags)) of a launch."""
+    """({(constexpr or option, value), types of the other arguments}, (those that are not given, flags)) of a launch."""
     given = {**dict(zip(kernel.arg_names, args)), **kwargs}
     runtime = {parameter.name for parameter in kernel.params if not parameter.is_constexpr}
     types = tuple((name, word(x, True)) for name, x in sorted(given.items()) if name in runtime)
     values = [(name, word(x, False)) for name, x in sorted(given.items()) if name not in runtime]
-    flags = tuple((name, x) for name, x in values if isinstance(x, bool) or not isinstance(x, (int, float)))
-    return {*values, types}, (types, flags)
+    flags = tuple((name, x) for name, x in values if not is_number(x))
+    none = tuple(name for name, x in sorted(given.items()) if name in runtime and x is None)
+    return {*((name, kind(x)) for name, x in values), types}, (none, flags)
+
+
+def is_number(x: Any) -> bool:
+    """A number or several; a bool is none."""
+    return all(map(is_number, x)) if isinstance(x, tuple) else isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def kind(x: Any) -> Any:
+    """What stands for a value where one of its kind has been shown."""
+    if not is_number(x) or isinstance(x, tuple) or x in (0, 1, 2, 3, 4):
+        return x
+    return "float" if isinstance(x, float) else "below 0" if x < 0 else "power of 2" if x & (x - 1) == 0 else "number"
 
 
 def word(x: Any, runtime: bool) -> Any:

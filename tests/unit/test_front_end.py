@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from front_end import Session, described, shown_what_is_new
+from front_end import Session, Shown, described, shown_what_is_new
 from mutants import load
 
 from triton_dist.backends.emulator import launching
@@ -51,6 +51,9 @@ def test_each_value_and_each_combination_of_flags_is_shown(tmp_path, seen):
     assert count(x, 5, ROWS=1, COLS=1) == 1 and count(x[1:], 16, ROWS=1, COLS=1) == 0
     assert count(x, 5, ROWS=2, COLS=2) == 1 and count(x, 5, ROWS=1, COLS=2) == 0, "products of numbers are left out"
     assert count(x, 5, ROWS=1, COLS=4) == 1 and count(x, 5, ROWS=1, COLS=4, num_warps=8) == 1
+    assert count(x, 5, ROWS=1, COLS=5) == 1 and count(x, 5, ROWS=1, COLS=7) == 0, "numbers above 4 are one kind"
+    assert count(x, 5, ROWS=1, COLS=16) == 1 and count(x, 5, ROWS=1, COLS=32) == 0, "powers of 2 are another"
+    assert count(x, 5, ROWS=1, COLS=1e-5) == 1 and count(x, 5, ROWS=1, COLS=1e-6) == 0 and count(x, 5, ROWS=1, COLS=-1) == 1
     assert count(x, 5, ROWS=2, COLS=1, SEND=False) == 1 and count(x, 5, ROWS=1, COLS=4, SEND=False) == 0
     assert count(x.half(), 5, ROWS=1, COLS=1) == 1 and count(x, 1, ROWS=1, COLS=1) == 1 and count(x, 1 << 40, ROWS=1, COLS=1) == 1
 
@@ -68,6 +71,16 @@ def test_combinations_of_flags_are_shown_where_they_decide_whether_it_waits(tmp_
     other = load("kernel", SOURCE.replace("SEND: tl.constexpr = True", "ADD: tl.constexpr, MORE: tl.constexpr"), tmp_path).kernel
     before = len(seen)
     assert all(show(other, x, 5, ROWS=1, COLS=1, ADD=add, MORE=more) for add, more in flags) and len(seen) - before == 3
+
+
+def test_flags_that_do_not_tell_whether_it_waits_are_shown_always():
+    shown = Shown()
+    shown.seen |= {"a", "b"}
+    shown.waits["c"].add(True)
+    assert not shown.new({"a"}, "c") and shown.waiting("c") and not shown.new({"a"}, "another") and shown.waiting("another")
+    shown.waits["c"].add(False)
+    shown.waits["d"].add(False)
+    assert shown.new({"a"}, "c") and not shown.new({"a"}, "d") and not shown.waiting("d") and shown.new({"b"}, "another")
 
 
 def test_what_is_refused_is_shown_again(tmp_path, seen):
@@ -113,7 +126,7 @@ def test_half_a_line_waits_for_its_end(tmp_path):
     one, other = Session(tmp_path / "shown"), Session(tmp_path / "shown")
     one.add({"a", "b"}, {"x", "y"}, "c", True)
     whole = (tmp_path / "shown").read_bytes()
-    assert other.kernel("a").seen == other.kernel("b").seen == {"x", "y"} and other.kernel("a").waits == {"c": True}
+    assert other.kernel("a").seen == other.kernel("b").seen == {"x", "y"} and other.kernel("a").waits == {"c": {True}}
     third = Session(tmp_path / "half")
     (tmp_path / "half").write_bytes(whole[:20])
     assert not third.kernel("a").seen
@@ -125,6 +138,7 @@ def test_half_a_line_waits_for_its_end(tmp_path):
 
 def test_a_tuple_and_a_function_are_described(tmp_path):
     kernel = load("kernel", SOURCE, tmp_path).kernel
-    seen, (types, flags) = described(kernel, (torch.zeros(1), (1, 7), kernel), {"COLS": 0.5})
-    assert types == (("n", ("one", "int32")), ("x", torch.float32)) and flags == (("ROWS", kernel.cache_key),)
-    assert seen == {("COLS", 0.5), ("ROWS", kernel.cache_key), types}
+    seen, (none, flags) = described(kernel, (torch.zeros(1), (1, 7), kernel), {"COLS": 0.5})
+    assert none == () and flags == (("ROWS", kernel.cache_key),)
+    assert seen == {("COLS", "float"), ("ROWS", kernel.cache_key), (("n", ("one", "int32")), ("x", torch.float32))}
+    assert described(kernel, (None, 3), {"ROWS": True, "COLS": (0, 3)})[1] == (("x",), (("ROWS", True),))
