@@ -87,6 +87,26 @@ def test_only_what_is_new_is_checked(op, checked):
     run_ranks(script, 2)
 
 
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "all_reduce"])
+def test_what_was_not_checked_has_the_plan_of_a_call_that_is_looked_at_in_full(op):
+    def script():
+        call, columns, _ = calls()[op]
+        x = tensor(ROWS, columns)
+        call(x)
+        call(x[:4])
+        plans = dict(state().records[OPS[op]][None].plans)
+        state().doubt()
+        call(x[:4])
+        assert len(plans) == 2 and state().records[OPS[op]][None].plans == plans
+        torch.set_grad_enabled(False)                           # of which the plan may depend
+        try:
+            call(x[:2])
+            assert [signature[0][1] for signature, _ in state().records[OPS[op]][None].plans] == [True, True, False]
+        finally:
+            torch.set_grad_enabled(True)
+    run_ranks(script, 2)
+
+
 @pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", pytest.param("gemm_ar", marks=pytest.mark.full), "reduce_scatter"])
 def test_what_is_refused_is_refused_after_a_good_call_as_before_it(op):
     def refusals(call, columns):

@@ -10,8 +10,9 @@ what of them takes long is the noise of the host. "torch" are torch's own calls 
 loads kernels at some new sizes. They have numbers of rows of their own, since a kernel that one kind has loaded serves the other.
 `--only ours` leaves torch's out: then nothing but `warm_up` has loaded kernels for the op.
 
-Times are milliseconds on the slowest rank, from the call to its return. `--profile` makes as many calls again, with yet other
-numbers of rows, and prints where the first rank's time goes; the profiler slows down those calls alone.
+Python's garbage collector runs between the calls alone, as docs/tuning.md advises to servers; --collector leaves it on. Times
+are milliseconds on the slowest rank, from the call to its return. `--profile` makes as many calls again, with yet other numbers
+of rows, and prints where the first rank's time goes; the profiler slows down those calls alone.
 """
 import argparse
 import cProfile
@@ -90,6 +91,8 @@ def timed(call: Call, number: int, causes: Causes) -> tuple[float, str, str]:
     """(milliseconds of the host for one call, when all ranks begin together and the device is idle; what happened beside it; how
     the ops in it ran)."""
     triton_dist.synchronize()
+    if not gc.isenabled():
+        gc.collect()
     resolve().barrier()
     before = causes.counts()
     state().watched = ways = []
@@ -152,7 +155,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=60, help="of each kind, with numbers of rows drawn at random")
     parser.add_argument("--ops", nargs="+", help="of those measured (default: all)")
     parser.add_argument("--only", choices=("ours", "torch"), help="of the two kinds of calls")
-    parser.add_argument("--freeze", action="store_true", help="after warm_up: gc.freeze() and gc.disable(), as a server may do")
+    parser.add_argument("--collector", action="store_true", help="leaves Python's garbage collector on")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     triton_dist.initialize_distributed()
@@ -167,10 +170,6 @@ def main() -> None:
         warm = time.perf_counter() - start
         for number in known if args.only != "ours" else ():
             baseline(number)
-        if args.freeze:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
         kinds = [args.only] if args.only else ["ours", "torch"]
         left = [number for number in numbers if number not in known]
         each = min(args.calls, len(left) // (len(kinds) + args.profile))
@@ -178,7 +177,12 @@ def main() -> None:
         order = [(kind, number) for kind, number in zip(itertools.cycle(kinds), new[:len(kinds) * each])]
         order += [("known", number) for number in rng.choices(known, k=each) if args.only != "torch"]
         rng.shuffle(order)
+        gc.collect()
+        if not args.collector:
+            gc.freeze()
+            gc.disable()
         lines = measured({"ours": call, "known": call, "torch": baseline}, order)
+        gc.enable()
         if group.rank == 0:
             print(f"{name}: {len(known)} calls of warm_up took {warm:.1f} s", *lines, sep="\n", flush=True)
         if args.profile:

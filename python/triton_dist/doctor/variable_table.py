@@ -66,8 +66,8 @@ MACHINE = (
        "tiling and the reason, also where a rank falls back on a slower way. Logger `triton_dist.plans` of Python's `logging`",
        _UNSET, read_by(parse_logs)),
     _v("TRITON_DIST_NVTX",
-       "set and not `0`: each call of an op that is planned from then on is a range, by NVTX or roctx on GPUs, and for torch's "
-       "profiler everywhere: op, way, and shape of the output ([profiling.md](profiling.md))", _UNSET),
+       "set and not `0` when an op is called for the first time on a group: each of its calls is a range, by NVTX or roctx on "
+       "GPUs, and for torch's profiler everywhere: op, way, and shape of the output ([profiling.md](profiling.md))", _UNSET),
     _v("TRITON_DIST_TRACE",
        "set and not `0`, when a process first uses its backend: kernels are compiled to record what they do, on GPUs. "
        "`triton-dist trace` sets it ([profiling.md](profiling.md))", "unset: the code contains no recorder"),

@@ -70,10 +70,11 @@ class Workspace:
         if num_flags and (self.flags is None or num_flags > self.flags.numel()):
             old, self.flags = self.flags, None
             self.flags = self._renew(old, (-(-num_flags // 1024) * 1024,), torch.int32, "flags")
+            here = weakref.ref(self)                                # the heap must not keep the workspace alive
+            self.flags.tdist_allocation.writer = lambda offset: _written_by(here(), offset // 4)
             self._age_flags()
         if num_flags:
-            self._writer, here = writer, weakref.ref(self)          # the heap must not keep the workspace alive
-            self.flags.tdist_allocation.writer = lambda offset: _written_by(here(), offset // 4)
+            self._writer = writer
 
     def halves(self, dtype: torch.dtype) -> list[torch.Tensor]:
         """All of each half as `dtype` [elements], that of even epochs first."""

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ag_gemm: what ranks agree on, the ways to run it, what they move, and the call."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Sequence
 
@@ -19,7 +19,6 @@ from triton_dist.ops.registry import Gradient, Operator
 from triton_dist.ops.tuning import model
 from triton_dist.ops.tuning.table import Choice, Shape, choices
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 
@@ -85,7 +84,7 @@ class AgGemm(Op):
         return self._agreed(m, k, x.dtype, method, group, comm_sms, act)
 
     def resized(self, agreed: Rows, group: Group, x: torch.Tensor, asked: tuple) -> Rows | None:
-        return replace(agreed, m=x.shape[0]) if 0 < x.shape[0] * group.size < 2**31 else None
+        return agreed.of_rows(x.shape[0]) if 0 < x.shape[0] * group.size < 2**31 else None
 
     def _agreed(self, m: int, k: int, dtype: torch.dtype, method: str, group: Group, comm_sms: int | None = None,
                 act: str | None = None) -> Rows:
@@ -98,17 +97,10 @@ class AgGemm(Op):
     def candidates(self, agreed: Rows, group: Group) -> Sequence[Choice]:
         if agreed.method == "unfused" or not agreed.m * agreed.k:
             return [Choice("unfused")]
-        core, portable, found = _core(agreed.k, agreed.dtype), backend().gemm_configs(agreed.dtype, agreed.m), []
-        by_core = [("ws", core.configs(agreed.dtype, agreed.m, agreed.act is not None))] if core else []
-        for method, configs in (*by_core, ("portable", portable[:1] if core else portable)):
-            found += choices(method, *configs)
-            if len(configs) > 1:
-                found += _sent(method, configs[0], *_ways_to_send(-(-agreed.m // configs[0].block_m), agreed, group))
-        if agreed.comm_sms is not None:
-            found = [choice._replace(comm_sms=agreed.comm_sms) for choice in found]
-        else:
-            found.append(Choice("unfused"))
-        return [choice for choice in found if agreed.method in ("auto", choice.method)]
+        core, portable = _core(agreed.k, agreed.dtype), backend().gemm_configs(agreed.dtype, agreed.m)
+        tiled = core.configs(agreed.dtype, agreed.m, agreed.act is not None) if core else portable
+        to_send = _ways_to_send(-(-agreed.m // tiled[0].block_m), agreed, group)
+        return _ways(agreed.method, agreed.comm_sms, tuple(tiled) if core else (), tuple(portable), to_send)
 
     def rule(self, agreed: Rows, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:
         return products.rule(self, agreed, group, ways, (group.size - 1) * agreed.shard)
@@ -191,21 +183,31 @@ class AgGemm(Op):
         return (result, gathered) if gathers else result
 
 
-def _ways_to_send(tiles: int, agreed: Rows, group: Group) -> list[tuple[int, int]]:
+def _ways_to_send(tiles: int, agreed: Rows, group: Group) -> tuple[tuple[int, int], ...]:
     """(pieces, comm_sms) of Choices that send a shard of `tiles` tiles otherwise than is usual."""
     by_copies = agreed.comm_sms is None
     if possible.across_nodes(group):
-        return [(0, sms) for sms in _OVER_NODES] if by_copies else []
+        return tuple([(0, sms) for sms in _OVER_NODES]) if by_copies else ()
     usual, _ = gather.cut(tiles, agreed.shard, gather.PIECE_BYTES if by_copies else by_sms.PIECE_BYTES)
     found = [(pieces, 0) for pieces in (1, 2, gather.MAX_PIECES) if pieces != usual and pieces <= tiles]
     if by_copies and agreed.shard <= _MOST_BY_SMS:
         found += [(0, sms) for sms in (by_sms.FEW_SMS, by_sms.MOST_SMS)]
-    return found
+    return tuple(found)
 
 
 @cache
-def _sent(method: str, config: GemmConfig, *ways: tuple[int, int]) -> list[Choice]:
-    return [Choice(method, config, *way) for way in ways]
+def _ways(method: str, comm_sms: int | None, by_core: tuple, portable: tuple, to_send: tuple) -> tuple[Choice, ...]:
+    """Candidates with these tilings, of the core and the portable kernel, and ways to send by the first one that is preferred."""
+    found: list[Choice] = []
+    for kind, configs in (("ws", by_core), ("portable", portable[:1] if by_core else portable)):
+        found += choices(kind, *configs)
+        if len(configs) > 1:
+            found += [Choice(kind, configs[0], *way) for way in to_send]
+    if comm_sms is not None:
+        found = [choice._replace(comm_sms=comm_sms) for choice in found]
+    else:
+        found.append(Choice("unfused"))
+    return tuple([choice for choice in found if method in ("auto", choice.method)])
 
 
 def _why_uncaptured(agreed: Rows, group: Group) -> str:

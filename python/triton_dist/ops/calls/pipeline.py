@@ -122,7 +122,7 @@ class Calls:
             return None
         members, tensors = self.members(group), [places[place] for place in self._order]
         outputs, record, dtype = tensors[len(self.tensors):], record_of(self, group, members), None
-        agreed = self._of_other_rows(record, key, given)
+        agreed, signature = self._of_other_rows(record, key, given)
         if agreed is None:
             self._checked(members, ambient.refuse, self.name, tensors)
             if wants_grad(tensors) and all(out is None for out in outputs):
@@ -130,7 +130,8 @@ class Calls:
             dtype = ambient.autocast_dtype(backend().device()) if self.autocasts else None
             if dtype is not None:
                 tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
-        plan = self._planned(record, members, (_signature(tensors, outputs), *map(repr, asked)), tensors, asked, agreed)
+            signature = _signature(tensors, outputs), *map(repr, asked)
+        plan = self._planned(record, members, signature, tensors, asked, agreed)
         if state().watched is not None and not self.local:
             state().watched += [(each.agreed.op, each.agreed.family, each.choice, each.variants) for each in (plan, *plan.parts)]
         if ambient.is_marked():
@@ -138,17 +139,22 @@ class Calls:
         known = Known(plan, members, places[0].dtype, dtype)
         if key is not None and self.kept and not graphs.asked():
             written = [i for i, t in enumerate(given) if any([t is out for out in outputs])]
-            record.learn(state(), key, given, written, known, self.resized is not None)
+            record.learn(state(), key, given, written, known, signature if agreed is None and self.resized is not None else None)
         return known
 
-    def _of_other_rows(self, record: CallRecord, key: tuple | None, given: tuple) -> Agreed | None:
-        """What ranks agree on in a call that is like a known one but for the number of rows; None where it has to be checked."""
+    def _of_other_rows(self, record: CallRecord, key: tuple | None, given: tuple) -> tuple[Agreed | None, tuple]:
+        """(what ranks agree on, the signature) of a call that is like a known one but for the number of rows.
+
+        None in place of the first where it has to be checked.
+        """
         if key is None or self.resized is None or backend().is_capturing():
-            return None
+            return None, ()
         known = record.of_other_rows(key, given, state().world)
         if known is None:
-            return None
-        return self._checked(record.group, self.resized, known.plan.agreed, record.group, given[0], key[0])
+            return None, ()
+        agreed = self._checked(record.group, self.resized, known.plan.agreed, record.group, given[0], key[0])
+        (_, _, (_, *of_x), *others), *words = known.signature
+        return agreed, ((*_modes_of_torch(), (given[0].shape, *of_x), *others), *words)
 
     def _planned(self, record: CallRecord, group: Group, signature: tuple, tensors: list, asked: tuple,
                  agreed: Agreed | None) -> Plan:
@@ -203,14 +209,14 @@ class Calls:
                 choice, why = self._decided(record, group, agreed, tensors)
                 if self.kept:
                     log.decided(self.name, group, agreed, choice, why)
-            plan = self._plan(group, agreed, choice, tensors)
+            plan = self._plan(record, group, agreed, choice, tensors)
         except OutOfHeap as error:
             if graphs or not free:
                 raise
             choice, why = Choice(UNFUSED), "the symmetric heap has no room for another"
             log.fallback((self.name, "heap"), f"triton_dist.{self.name} runs by {UNFUSED!r}, which is slower: {error}")
             log.decided(self.name, group, agreed, choice, why)
-            plan = self._plan(group, agreed, choice, tensors)
+            plan = self._plan(record, group, agreed, choice, tensors)
         if plan.compiles:
             state().variants = plan.variants = []
             try:
@@ -225,17 +231,17 @@ class Calls:
         ways = self.candidates(agreed, group)
 
         def trial(choice: Choice) -> Trial:
-            return Trial(self, lambda: self._plan(group, agreed, choice, tensors), group, tensors)
+            return Trial(self, lambda: self._plan(record, group, agreed, choice, tensors), group, tensors)
         shape = (lambda total: self.shape(agreed, group, total)) if self.timed else None
         found = decide.decide(record, decide.Call(
             self, agreed, self.local_size(*tensors), shape, ways, self.rule(agreed, group, ways), trial))
         return found.choice, found.reason
 
-    def _plan(self, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence) -> Plan:
+    def _plan(self, record: CallRecord, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence) -> Plan:
         """The plan of a way, not compiled yet."""
         plan = Unfused(self, agreed) if choice.method == UNFUSED else self.plan(choice, agreed, group, *tensors)
         plan.agreed, plan.choice, plan.out_shape = agreed, choice, self.shape_of_out(agreed, group, *tensors)
-        if ranges.wanted():
+        if record.ranged:
             plan.run = ranges.around(plan.run, ranges.name_of(self.name, choice, plan.out_shape))
         return plan
 
@@ -271,7 +277,7 @@ def _signature(tensors: Sequence, outputs: Sequence) -> tuple:
 
     outputs: those that are written to. How they lie in memory that they share with others is part of it.
     """
-    parts = [backend().allow_tf32(), torch.is_grad_enabled()]
+    parts = [*_modes_of_torch()]
     for t in tensors:
         if t is None:
             parts.append(None)
@@ -282,6 +288,10 @@ def _signature(tensors: Sequence, outputs: Sequence) -> tuple:
     parts += [None if checks.overlapping(out, t) is None else t.data_ptr() - out.data_ptr()
               for out in outputs if out is not None for t in tensors]
     return tuple(parts)
+
+
+def _modes_of_torch() -> tuple[bool, bool]:
+    return backend().allow_tf32(), torch.is_grad_enabled()
 
 
 def wants_grad(tensors: Sequence) -> bool:

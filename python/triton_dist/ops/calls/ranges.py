@@ -9,7 +9,7 @@ from triton_dist.runtime.backend import backend
 
 
 def wanted() -> bool:
-    """TRITON_DIST_NVTX: whether calls that are planned from now on have ranges."""
+    """TRITON_DIST_NVTX: whether calls have ranges, of ops that are called for the first time on a group."""
     return os.environ.get("TRITON_DIST_NVTX", "") not in ("", "0")
 
 

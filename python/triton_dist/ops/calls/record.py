@@ -10,7 +10,7 @@ from typing import Any, Sequence
 import torch
 
 from triton_dist.compat.torch import TensorGuards, neg_view
-from triton_dist.ops.calls import checks
+from triton_dist.ops.calls import checks, ranges
 from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.calls.plans import Plan
 from triton_dist.runtime import ambient
@@ -53,10 +53,11 @@ class Known:
     kinds: types of what else it was given, where there is a number: 1 == 1.0 == True.
     same, alike: whether tensors are like its own; whether they are but for the number of rows of the first.
     autocast: the dtype that autocast asked for, where the op follows it.
+    signature: by which its plan is kept, where there is `alike`.
     """
 
     __slots__ = ("plan", "group", "_new_out", "same", "alike", "alignment", "count", "careful", "tf32", "wants_grad", "relations",
-                 "compared", "autocast", "device", "kinds")
+                 "compared", "autocast", "device", "kinds", "signature")
 
     def __init__(self, plan: Plan, group: Group, dtype: torch.dtype, autocast: torch.dtype | None):
         self.plan, self.group, self.autocast = plan, group, autocast
@@ -117,6 +118,7 @@ class CallRecord(Record):
     calls run}. sizes: family of calls -> {a size of this rank: those of all ranks}. first_uses: families that ranks have
     agreed on, and ways to run them that they have compiled. known: what a repeated call is looked up by -> Known; it is
     emptied once buffers move or a call is refused. tables: the measured times that its members share (tuning/tables.py).
+    ranged: whether calls have named ranges.
     """
 
     def __init__(self, group: Group):
@@ -127,6 +129,7 @@ class CallRecord(Record):
         self.first_uses: set = set()
         self.known: dict = {}
         self.tables: Any = None
+        self.ranged = ranges.wanted()
 
     def moved(self) -> None:
         self.known.clear()
@@ -163,19 +166,19 @@ class CallRecord(Record):
             return None
         return known
 
-    def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known, any_rows: bool) -> None:
+    def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known, signature: tuple | None) -> None:
         """Remembers a call by its tensors `given`, unless its plan is one that another call may not share.
 
-        any_rows: whether calls of the op can be told that differ in the number of rows of the first alone.
+        signature: of the call, where calls that differ from it in the number of rows of the first alone are to be known too.
         """
         if _TRUSTED and not backend().is_capturing() and known.plan.valid():
             known.learn(me, key[0], given, outputs)
             self._remember(key, known)
             self._remember(_by_shapes(key, given), known)
-            if any_rows and not outputs and known.autocast is None and given[0].ndim:
+            if signature is not None and not outputs and known.autocast is None and given[0].ndim:
                 by_class, rows = _by_class(key, given), given[0].shape[0]
                 if by_class not in self.known and all([t.shape[0] != rows for t in given[1:]]):     # a residual has as many
-                    known.alike = _guards_of(given, any_rows=True)
+                    known.alike, known.signature = _guards_of(given, any_rows=True), signature
                     self._remember(by_class, known)
 
     def _remember(self, key: tuple, known: Known) -> None:

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """gemm_rs: what ranks agree on, the ways to run it, what they move, and the call."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 import torch
@@ -67,7 +67,7 @@ class GemmRs(Op):
 
     def resized(self, agreed: Chunk, group: Group, x: torch.Tensor, asked: tuple) -> Chunk | None:
         m, rest = divmod(x.shape[0], group.size)
-        return replace(agreed, m=m) if 0 < m < 2**31 // group.size and not rest else None
+        return agreed.of_rows(m) if 0 < m < 2**31 // group.size and not rest else None
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype, method: str, group: Group) -> Chunk:
         found = Chunk(op=self.name, dtype=dtype, method=method, m=m, n=n, hop_dtype=hop_dtype)
