@@ -15,6 +15,7 @@ import torch
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.bench import command, dispatch_rows, problems, results, rows
 from triton_dist.bench.collective import measure as collective_measure, problem as collective_problem
+from triton_dist.bench.collective import outside
 from triton_dist.bench.collective.gemm_ar import GemmAr
 from triton_dist.bench.collective.norm import Norm
 from triton_dist.bench.late import Late, Lateness
@@ -93,6 +94,58 @@ def test_bench_of_the_norm(tmp_path, bench):
         (2, 40, 0, {"fp8_row", "fp8_tensor"}), (3, 24, 16, {"gemm", "gemm_ar_rmsnorm", "fp8_row", "fp8_tensor"})]
     assert "fp8_row us" in printed and all(us > 0 for row in rows for us in row["us_beside"].values())
     assert "all_reduce_rmsnorm on 2 x emulator" in printed and all(row["method"] == "one_shot" for row in rows)
+
+
+PEERS = """
+import torch
+import triton_dist
+from triton_dist import ops
+
+class Sum:
+    def __init__(self, m, n, dtype):
+        self.x = torch.empty(m, n, dtype=dtype, device=triton_dist.device())
+
+    def all_reduce(self):
+        return ops.all_reduce(self.x)
+
+class Fused(Sum):
+    def all_reduce_rmsnorm(self, residual, weight, eps):
+        return ops.all_reduce_rmsnorm(self.x, weight, residual=residual, eps=eps)
+
+class Wrong(Sum):
+    def all_reduce(self):
+        return self.x
+
+class Absent(Sum):
+    def __init__(self, *sizes):
+        raise ImportError("no such library")
+
+PEERS = dict(sum=Sum, fused=Fused, wrong=Wrong, absent=Absent)
+"""
+
+
+@pytest.mark.parametrize("words", [("all_reduce", "--sizes", "1K"), ("gemm_ar", "--shapes", "3,40,64"),
+                                   ("all_reduce_rmsnorm", "--shapes", "2,40", "3,24,16")], ids=lambda words: words[0])
+def test_peers_of_a_file_are_timed_and_checked(words, tmp_path, bench, monkeypatch):
+    (tmp_path / "peers.py").write_text(PEERS)
+    monkeypatch.setenv("RANK", "0")
+    found = run_ranks(lambda: command.main([*words, "--rounds", "1", "--iters", "1", "--peers", "nccl", "--peer-path",
+                                            str(tmp_path / "peers.py"), "--out", str(tmp_path / "out")]), 2, heap=False)
+    assert found == [1, 1], "a wrong result"
+    folder, = (tmp_path / "out").iterdir()
+    for row in json.loads((folder / f"{words[0]}.json").read_text()):
+        assert {name for name, us in row["us_peers"].items() if us} == {"nccl", "sum", "fused"}
+        assert "no such library" in row["skipped"]["peer:absent"] and "expected" in row["skipped"]["peer:wrong"]
+
+
+@pytest.mark.parametrize("text, said", [
+    (None, "found none"), ("PEERS = {}", "expected PEERS"), ("PEERS = dict(mine=int)", "expected PEERS"),
+    (PEERS + "PEERS['nccl'] = Sum", "no peers of, found nccl")])
+def test_files_without_peers_are_refused(text, said, tmp_path):
+    if text is not None:
+        (tmp_path / "peers.py").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        outside.loaded(tmp_path / "peers.py")
 
 
 def test_every_candidate_of_gemm_ar_is_checked(monkeypatch):

@@ -67,9 +67,9 @@ class Checker:
             error = check()
         except HangError:
             raise                           # the device is lost
-        except (RuntimeError, AssertionError, AttributeError, TypeError) as caught:
+        except Exception as caught:         # whatever another library raises
             reason = f"{type(caught).__name__}: {next(iter(str(caught).strip().splitlines()), '')}"
-            broken = not isinstance(caught, (InvalidArgument, NotImplementedError))
+            broken = not isinstance(caught, (InvalidArgument, NotImplementedError, ImportError))
             if broken:                      # said at once: after a device error the collective below may not return
                 where = f"rank {self.problem.group.rank}: {name} at {self.problem.shape}"
                 print(f"{where}: {reason}", file=sys.stderr, flush=True)

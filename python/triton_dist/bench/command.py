@@ -8,6 +8,7 @@
     triton-dist bench dispatch                                # what does an eager call cost the host?
     triton-dist bench all_reduce --sizes 1K:128M --graph      # collectives, by size instead of shape
     triton-dist bench gemm_ar --graph                         # the models' down projections for 1 to 2048 rows
+    triton-dist bench all_reduce --graph --peer-path peers.py # and other projects' all-reduces, which this file calls
     triton-dist bench my_module:my_op --shapes 512,1024,1     # an op of another package or a file here
     triton-dist bench all_reduce_rmsnorm --graph              # what follows a linear in a decoder, alone and in a chain
     triton-dist bench all_reduce_rmsnorm --graph --quant fp8_tensor,fp8_row,fp8_1x128     # and with fp8 outputs beside it
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from triton_dist.bench import dispatch_rows
-from triton_dist.bench.collective import norm_words, sizes
+from triton_dist.bench.collective import norm_words, outside, sizes
 from triton_dist.bench.model import words as model
 from triton_dist.bench.any_op import loaded
 from triton_dist.bench.shapes import OPS, parse
@@ -55,11 +56,14 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
         _graph(sub)
         peers = sizes.PEERS if op == "all_reduce" else sizes.PEERS[:1]
         _common(sub, sizes.METHODS, ("auto",), (*peers, "none"), f"of {', '.join(peers)}, or none")
+        if op in outside.COMMANDS:
+            _outside(sub)
     sub = commands.add_parser("gemm_ar", help="time gemm_ar beside a matmul with NCCL or torch's symmetric-memory ops")
     _shapes(sub)
     _graph(sub)
     _common(sub, ("auto", *REGISTRY["gemm_ar"].methods), ("auto", "unfused"), (*sizes.PEERS, "none"),
             f"all-reduce behind a matmul: of {', '.join(sizes.PEERS)}, or none")
+    _outside(sub)
     sub = commands.add_parser(norm_words.COMMAND, help="time all_reduce_rmsnorm beside an all-reduce, then torch's sum and norm")
     sub.add_argument("--shapes", nargs="+", default=[], metavar="M,N[,K]",
                      help="rows alone, or after a product that sums over K on each rank: a decoder's chain")
@@ -68,6 +72,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     _graph(sub)
     _common(sub, norm_words.METHODS, ("auto", "unfused"), (*norm_words.PEERS, "none"),
             f"all-reduce before torch's sum and norm: of {', '.join(norm_words.PEERS)}, or none")
+    _outside(sub)
     sub = commands.add_parser(model.COMMAND, help="time layers of a decoder, by our ops and by other libraries")
     sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     model.options(sub)
@@ -98,6 +103,11 @@ def _shapes(sub: argparse.ArgumentParser) -> None:
 
 def _graph(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--graph", action="store_true", help="time calls in a CUDA graph, which leaves the host out")
+
+
+def _outside(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--peer-path", type=Path, metavar="FILE",
+                     help="a Python file whose PEERS are timed too (triton_dist.bench.collective.outside says what it has)")
 
 
 def _common(sub: argparse.ArgumentParser, methods: tuple, default: tuple, peers: tuple, about_peers: str) -> None:

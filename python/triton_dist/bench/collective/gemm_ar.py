@@ -3,6 +3,7 @@
 """What is timed of gemm_ar: a shape, and the ways to compute it."""
 import torch
 
+from triton_dist.bench.collective import outside
 from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
@@ -68,6 +69,15 @@ class GemmAr:
             torch.matmul(self.x[s], self.weight[s].t(), out=product.view(self.out[s].shape))
             return op(product, "sum", group_name).view(self.out[s].shape)
         return Candidate(symmetric_memory)
+
+    def outside(self, make: type) -> Candidate:
+        """A matmul, then the all-reduce of another project (outside.py)."""
+        peer = make(self.shape.m, self.shape.n, self.dtype)
+
+        def call(s: int) -> torch.Tensor:
+            torch.matmul(self.x[s], self.weight[s].t(), out=peer.x)
+            return outside.summed(peer, self.out[s])
+        return Candidate(call)
 
     def _matmul(self, s: int) -> torch.Tensor:
         return torch.matmul(self.x[s], self.weight[s].t(), out=self.out[s])

@@ -9,7 +9,7 @@ import torch
 
 from triton_dist.bench import shapes
 from triton_dist.bench.any_op import AnyOp
-from triton_dist.bench.collective import norm_words, rows, sizes
+from triton_dist.bench.collective import norm_words, outside, rows, sizes
 from triton_dist.bench.collective.norm import Norm
 from triton_dist.bench.collective.gemm_ar import GemmAr
 from triton_dist.bench.collective.measure import Measurement, Settings, measure
@@ -24,7 +24,8 @@ def jobs(args: argparse.Namespace, group: Group) -> list:
     emulated, dtype = device().type != "cuda", getattr(torch, args.dtype)
     if args.graph and emulated:
         raise ValueError("--graph: the emulator has no graph capture")
-    settings = Settings(**asked(args, emulated), graph=args.graph)
+    theirs = outside.loaded(getattr(args, "peer_path", None))
+    settings = Settings(**asked(args, emulated) | {"peers": (*args.peers, *theirs)}, graph=args.graph, outside=theirs)
     if args.command == GemmAr.op:
         made = [(shape.name, partial(GemmAr, shape, dtype, group))
                 for shape in shapes.parse(args.shapes, args.command, group.size, emulated)]

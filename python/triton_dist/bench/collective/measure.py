@@ -29,6 +29,7 @@ class Settings:
     methods: tuple
     peers: tuple
     graph: bool
+    outside: dict = field(default_factory=dict)         # peers of other projects: {name: class}
 
 
 @dataclass
@@ -59,7 +60,9 @@ def measure(problem: Problem, settings: Settings) -> Measurement:
 
         def first(s: int, peer: str = peer, made: dict = made) -> Any:
             """Made where what it raises is dealt with."""
-            made.setdefault("candidate", problem.peer(peer, name))
+            if "candidate" not in made:
+                theirs = settings.outside.get(peer)
+                made["candidate"] = problem.peer(peer, name) if theirs is None else problem.outside(theirs)
             return made["candidate"].checked(s)
         if checker.admit(label, first):
             calls[label] = made["candidate"].timed

@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 import torch
 
+from triton_dist.bench.collective import outside
 from triton_dist.bench.collective.norm_words import COMMAND
 from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
@@ -99,6 +100,24 @@ class Norm:
             torch.add(reduce(s), self.residual[s], out=self.total[s])
             return self.out[s].copy_(torch.nn.functional.rms_norm(self.total[s], (self.shape.n,), self.weight, _EPS))
         return Candidate(call)
+
+    def outside(self, make: type) -> Candidate:
+        """A fused norm of another project (outside.py), or its all-reduce, then torch's sum and norm."""
+        peer = make(self.shape.m, self.shape.n, self.dtype)
+        fused = getattr(peer, "all_reduce_rmsnorm", None)
+
+        def timed(s: int) -> torch.Tensor:
+            if self.shape.k:
+                torch.matmul(self._a[s], self._b[s].t(), out=peer.x)
+            if fused is not None:
+                return fused(self.residual[s], self.weight, _EPS)[0].view(self.out[s].shape)
+            torch.add(outside.summed(peer, self.out[s]), self.residual[s], out=self.total[s])
+            return self.out[s].copy_(torch.nn.functional.rms_norm(self.total[s], (self.shape.n,), self.weight, _EPS))
+
+        def checked(s: int) -> torch.Tensor:
+            peer.x.copy_(self.x[s])
+            return timed(s)
+        return Candidate(checked, timed)
 
     def _with_product(self, s: int) -> torch.Tensor:
         return gemm_ar_rmsnorm(self._a[s], self._b[s], self.weight, residual=self.residual[s], eps=_EPS, group=self.group,

@@ -7,6 +7,7 @@ from typing import Any, Callable
 import torch
 
 from triton_dist import ops
+from triton_dist.bench.collective import outside
 from triton_dist.bench.collective.sizes import COMMANDS
 from triton_dist.compat import distributed as private
 from triton_dist.ops.all_reduce.unfused import all_reduce_unfused
@@ -77,6 +78,15 @@ class Problem:
         op = getattr(torch.ops.symm_mem, {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name])
         return Candidate(lambda s: op(x.copy_(self.x[0]), "sum", group_name).view(self.out[s].shape),
                          lambda s: op(x, "sum", group_name))
+
+    def outside(self, make: type) -> "Candidate":
+        """A peer of another project (outside.py)."""
+        peer = make(*outside.matrix(self.count), self.dtype)
+
+        def checked(s: int) -> torch.Tensor:
+            peer.x.copy_(self.x.view(peer.x.shape))
+            return outside.summed(peer, self.out[s])
+        return Candidate(checked, lambda s: outside.summed(peer, self.out[s]))
 
     def _library(self) -> "Candidate":
         if self.op == "all_reduce":
