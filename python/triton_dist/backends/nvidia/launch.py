@@ -89,9 +89,9 @@ class Parameters:
     A launch has one block of memory, which consists of words of eight bytes. It begins with the configuration. At `params` the
     addresses of the parameters begin, and at `cells` the parameters. Of a smaller parameter a kernel reads the low bytes.
     blank: the block without a grid and arguments.
-    positions: of the arguments that a call gives. pointers, integers: (position among the arguments, word) of each, and of those
-    that vary. descriptors: (position, word of the address of its tensor map, word and end of its shape and strides, its _Boxes,
-    whether it varies).
+    positions: of the arguments that a call gives. pointers, integers: (position among the arguments, word) of those that stay,
+    and of those that vary. descriptors: (position, word of the address of its tensor map, word and end of its shape and
+    strides, its _Boxes, whether it varies).
     Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
@@ -118,10 +118,9 @@ class Parameters:
             size += 1
         size += 2                                           # null scratch pointers come last
         self.params, self.cells = _CONFIG, _CONFIG + size
-        self.pointers, self.integers = ([(position, self.cells + index) for position, index in entries]
-                                        for entries in (pointers, integers))
-        self.varying_pointers, self.varying_integers = ([entry for entry in entries if entry[0] in positions]
-                                                        for entries in (self.pointers, self.integers))
+        (self.pointers, self.varying_pointers), (self.integers, self.varying_integers) = [
+            [[(position, self.cells + index) for position, index in entries if (position in positions) is varies]
+             for varies in (False, True)] for entries in (pointers, integers)]
         self.descriptors = [(position, self.params + index, self.cells + index + 1, self.cells + index + 1 + 2 * boxes.rank,
                              boxes, position in positions) for position, index, boxes in descriptors]
         self.launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)

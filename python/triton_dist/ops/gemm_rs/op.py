@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """gemm_rs: what ranks agree on, the ways to run it, what they move, and the call."""
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Sequence
 
 import torch
@@ -79,13 +80,8 @@ class GemmRs(Op):
         if agreed.method == "unfused" or not agreed.m * agreed.n:
             return [Choice("unfused")]
         core, portable = _core(agreed.n, agreed.dtype, group), backend().gemm_configs(agreed.dtype, agreed.m)
-        by_core = core.configs(agreed.dtype, agreed.m, agreed.n, agreed.hop_dtype) if core else []
-        found = [*choices("ws", *by_core)]
-        straight = self._straight(agreed, group)
-        if straight:
-            found += [Choice("scatter", config) for config in portable if config.block_m <= MOST_ROWS]
-        found += choices("portable", *portable[:1 if core or straight else None])
-        return [choice for choice in (*found, Choice("unfused")) if agreed.method in ("auto", choice.method)]
+        by_core = core.configs(agreed.dtype, agreed.m, agreed.n, agreed.hop_dtype) if core else ()
+        return _ways(agreed.method, tuple(by_core), tuple(portable), self._straight(agreed, group))
 
     def rule(self, agreed: Chunk, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:
         return products.rule(self, agreed, group, ways, (group.size - 1) * agreed.m * agreed.n * agreed.dtype.itemsize,
@@ -132,8 +128,7 @@ class GemmRs(Op):
         return x.shape[1]
 
     def shape(self, agreed: Chunk, group: Group, local: int) -> Shape:
-        names = [str(kind).removeprefix("torch.") for kind in dict.fromkeys((agreed.dtype, agreed.hop_dtype))]
-        return Shape(self.name, ", hops ".join(names), agreed.m * group.size, agreed.n, local)
+        return Shape(self.name, _names(agreed.dtype, agreed.hop_dtype), agreed.m * group.size, agreed.n, local)
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Chunk:
         return self._agreed(-(-m // group.size), n, dtype, dtype, "auto", group)
@@ -143,6 +138,21 @@ class GemmRs(Op):
 
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
         return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group))}
+
+
+@cache
+def _ways(method: str, by_core: tuple, portable: tuple, straight: bool) -> tuple[Choice, ...]:
+    """Candidates with these tilings, of the core and the portable kernel. straight: whether tiles may go to their owners."""
+    found = [*choices("ws", *by_core)]
+    if straight:
+        found += [Choice("scatter", config) for config in portable if config.block_m <= MOST_ROWS]
+    found += choices("portable", *portable[:1 if by_core or straight else None])
+    return tuple([choice for choice in (*found, Choice("unfused")) if method in ("auto", choice.method)])
+
+
+@cache
+def _names(*kinds: torch.dtype) -> str:
+    return ", hops ".join([str(kind).removeprefix("torch.") for kind in dict.fromkeys(kinds)])
 
 
 def _core(n: int, dtype: torch.dtype, group: Group) -> Any:
