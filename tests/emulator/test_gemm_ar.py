@@ -17,7 +17,8 @@ from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.backends.nvidia.backend import NvidiaBackend
 from triton_dist.layers import GemmAR
-from triton_dist.ops import explain, gemm_ar
+from triton_dist.ops import OPS, all_gather, all_reduce, explain, gemm_ar, gemm_rs
+from triton_dist.ops.calls.pipeline import Calls
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -59,6 +60,37 @@ def test_other_methods(world, method):
     calls = [GAR(m, n, k, method, bias=bias, residual=residual) for m, n, k, bias, residual in (
         (8, 33, 40, False, None), (16, 64, 64, True, "apart"), (68, 20, 24, False, "in place"), (4, 20, 24, True, None))]
     run_ranks(lambda: back_to_back(calls), world)
+
+
+def test_a_ring_plans_its_two_ops_with_itself_and_anew_where_their_buffers_have_moved(monkeypatch):
+    """They are not looked at as calls of their own, and each counts as one."""
+    seen, usual = [], Calls._looked_at
+
+    def noted(self, *args):
+        if resolve().rank == 0:
+            seen.append(self.name)
+        return usual(self, *args)
+    monkeypatch.setattr(Calls, "_looked_at", noted)
+
+    def script():
+        group = resolve()
+        x, w, large = (random_tensor(rows, 16, dtype=F32, seed=7 * group.rank + rows) for rows in (24, 40, 1 << 14))
+
+        def right(rows):
+            torch.testing.assert_close(gemm_ar(x[:rows], w, method="ring"), all_reduce(x[:rows] @ w.T), rtol=1e-4, atol=1e-4)
+        for rows in (24, 8, 24, 8):
+            right(rows)
+        plans = list(state().records[OPS["gemm_ar"]][None].plans.values())
+        gemm_rs(large, w[:4])
+        all_gather(large, method="push")
+        assert all(plan.moved() for plan in plans)
+        count = state().calls[group.key][0]
+        for rows in (8, 24):
+            right(rows)
+        assert state().calls[group.key][0] == count + 2 * (3 + 1)
+        assert [each.agreed.op for each in plans[0].with_parts()] == ["gemm_ar", "gemm_rs", "all_gather"]
+    run_ranks(script, 2)
+    assert seen.count("gemm_rs") == seen.count("all_gather") == 1 and seen.count("gemm_ar") == 4
 
 
 @pytest.mark.one

@@ -58,6 +58,7 @@ def calls(n: int, k: int) -> dict[str, tuple[Call, Call]]:
         "ag_gemm": (lambda m: ops.ag_gemm(rows[:m // world], column), lambda m: F.linear(gathered[:m], column)),
         "gemm_rs": (lambda m: ops.gemm_rs(x[:m // world * world], row), lambda m: F.linear(x[:m], row)),
         "gemm_ar": (lambda m: ops.gemm_ar(x[:m], row), lambda m: F.linear(x[:m], row)),
+        "gemm_ar_rmsnorm": (lambda m: ops.gemm_ar_rmsnorm(x[:m], row, norm), lambda m: F.linear(x[:m], row)),
         "all_reduce": (lambda m: ops.all_reduce(y[:m]), lambda m: group.all_reduce_tensor(z[:m])),
         "all_reduce_rmsnorm": (lambda m: ops.all_reduce_rmsnorm(y[:m], norm), normed),
     }

@@ -133,7 +133,7 @@ class Calls:
             signature = _signature(tensors, outputs), *map(repr, asked)
         plan = self._planned(record, members, signature, tensors, asked, agreed)
         if state().watched is not None and not self.local:
-            state().watched += [(each.agreed.op, each.agreed.family, each.choice, each.variants) for each in (plan, *plan.parts)]
+            state().watched += [(each.agreed.op, each.agreed.family, each.choice, each.variants) for each in plan.with_parts()]
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)

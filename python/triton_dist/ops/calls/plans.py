@@ -46,6 +46,10 @@ class Plan:
         """One call on the op's tensors, in its order."""
         raise NotImplementedError
 
+    def with_parts(self) -> list["Plan"]:
+        """Itself and all its parts, in the order of their calls."""
+        return [self, *[found for part in self.parts for found in part.with_parts()]]
+
     def valid(self) -> bool:
         """Whether calls can be run by it now."""
         return self.serves() and not self.moved()

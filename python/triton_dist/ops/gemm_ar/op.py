@@ -139,6 +139,10 @@ class GemmAr(Op):
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Product:
         return self._agreed(m, n, dtype, "auto", group)
 
+    def by_ring(self, m: int, n: int, dtype: torch.dtype, group: Group) -> Product:
+        """The same in a call with method="ring"."""
+        return self._agreed(m, n, dtype, "ring", group)
+
     def estimates(self, agreed: Product, group: Group, shape: Shape, ways: Sequence[Choice]) -> dict:
         machine = backend().machine_model()
         if machine is None or possible.across_nodes(group):
