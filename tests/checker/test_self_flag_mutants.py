@@ -119,7 +119,8 @@ def test_a_mutant_is_reported(name, tmp_path):
 @pytest.mark.parametrize("calls, world", [
     *((calls, 3) for calls in (one_hop, two_hops, norm_one_hop, norm_two_hops, quantised_one_hop, quantised_two_hops)),
     *((calls, 2) for calls in (one_hop, norm_one_hop)),                             # as mutants run
-    *(pytest.param(calls, 2, marks=pytest.mark.full) for calls in (two_hops, norm_two_hops, quantised_one_hop, quantised_two_hops))])
+    *(pytest.param(calls, 2, marks=pytest.mark.full)
+      for calls in (two_hops, norm_two_hops, quantised_one_hop, quantised_two_hops))])
 def test_the_kernels_themselves_are_clean(calls, world, schedules):
     report = check_kernel(calls, world, schedules, modes=MODES)
     assert report.clean and report.accesses, str(report)

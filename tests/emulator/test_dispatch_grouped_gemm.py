@@ -182,7 +182,8 @@ def test_epochs_wrap(start):
 
 
 def test_ranks_run_ahead():
-    run_ranks(lambda: overtaking([Product(20, back=False, whole=False), Product(9, 24, back=False, whole=False)], slow=1, repeat=2), 3)
+    products = [Product(20, back=False, whole=False), Product(9, 24, back=False, whole=False)]
+    run_ranks(lambda: overtaking(products, slow=1, repeat=2), 3)
 
 
 def test_two_groups_and_streams():

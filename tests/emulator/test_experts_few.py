@@ -38,7 +38,8 @@ class Few(EP):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_shapes_in_turn(layout, world):
     align = 4 if layout in ("indexed", "expert") else 1
-    calls = [Few(1, 16, 3, 1, layout, weights=False, residual=True), Few(3 if world < 8 else 1, 40, 4, 2, layout, align, bias=True)]
+    calls = [Few(1, 16, 3, 1, layout, weights=False, residual=True),
+             Few(3 if world < 8 else 1, 40, 4, 2, layout, align, bias=True)]
     run_ranks(lambda: back_to_back(calls, repeat=1), world, seed=world, num_sms=8 if world < 8 else 3)
 
 

@@ -43,7 +43,8 @@ def step(model, ids, labels):
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=True)
     optimizer.step()
     after = nn.functional.cross_entropy(model(ids), labels)
-    return [float(t.full_tensor() if isinstance(t, DTensor) else t.detach()) for t in (loss.detach(), norm.detach(), after.detach())]
+    found = loss.detach(), norm.detach(), after.detach()
+    return [float(t.full_tensor() if isinstance(t, DTensor) else t) for t in found]
 
 
 def ranks(compiled):
