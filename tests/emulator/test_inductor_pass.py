@@ -194,6 +194,7 @@ def norms(every: bool) -> None:
         written = HuggingFaceNorm(scale), Written(scale), torch_norm
         pairs = [(norm, call) for norm in written for call in (calls if dtype is torch.float32 else calls[-1:])]
         few = [*zip(written, calls), (torch_norm, calls[-1])] if dtype is torch.float32 else pairs[1:2]
+        few = few if world > 1 else few[-1:]
         for norm, (call, expected) in pairs if every else few:
             got, want, report = rewritten(call, x, weight, residual, norm)
             same(got, want, step)
@@ -244,54 +245,57 @@ def compile_whole() -> None:
 
 def main() -> None:
     triton_dist.initialize_distributed()
-    if sys.argv[1] == "kept":
-        kept("whole" in sys.argv)
-    elif sys.argv[1] == "norms":
-        norms("every" in sys.argv)
-    elif sys.argv[1] == "norm":
-        compile_whole()
-    else:
-        models(sys.argv[1] == "sequence", int(sys.argv[2]), "train" in sys.argv, "whole" in sys.argv[3:])
+    for scenario in sys.argv[1:]:
+        first, *words = scenario.split()
+        torch._dynamo.reset()
+        if first == "kept":
+            kept("whole" in words)
+        elif first == "norms":
+            norms("every" in words)
+        elif first == "norm":
+            compile_whole()
+        else:
+            models(first == "sequence", int(words[0]), "train" in words, "whole" in words)
     triton_dist.finalize_distributed()
 
 
-def run(*args, world: int = 2) -> None:
+def run(*scenarios, world: int = 2) -> None:
+    """The scenarios one after the other, in one start of the ranks."""
     from launched import launch_sh              # of the tests: ranks, which run this file too, have no need of it
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", OMP_NUM_THREADS="1",
                        TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")             # a graph from the disk meets no pass
-    done = launch_sh("--nproc_per_node", str(world), __file__, *args, environment=environment, seconds=240)
-    assert done.returncode == 0 and done.stdout.count("as expected") == world, done.stderr
+    done = launch_sh("--nproc_per_node", str(world), __file__, *scenarios, environment=environment, seconds=240)
+    assert done.returncode == 0 and done.stdout.count("as expected") == world * len(scenarios), done.stderr
 
 
-@pytest.mark.parametrize("layout, batch, phase", [
-    ("sequence", 1, "infer"), pytest.param("whole", 1, "infer", marks=pytest.mark.full)])
-def test_collectives_beside_products_become_our_ops_and_results_stay(layout, batch, phase):
-    run(layout, str(batch), phase)
+def test_graphs_of_two_ranks():
+    """Collectives beside products become our ops, and results stay. What cannot be replaced stays with a reason. A residual and a
+    norm after an all-reduce are fused with it where the op is faster, however the norm is written; else the report says why not.
+    """
+    run("sequence 1 infer", "kept", "norms")
+
+
+def test_of_one_rank_a_norm_after_an_all_reduce_stays():
+    run("norms", world=1)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("layout, batch, phase", [
-    ("whole", 1, "infer"), ("whole", 2, "train"), ("sequence", 1, "train"), ("sequence", 1, "infer"), ("sequence", 2, "train"),
-    ("sequence", 2, "infer")])
-def test_by_inductor_too(layout, batch, phase):
-    run(layout, str(batch), phase, "whole")
-
-
-@pytest.mark.parametrize("words", [[], pytest.param(["every"], marks=pytest.mark.full)], ids=["each", "every"])
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_residual_and_a_norm_after_an_all_reduce_are_fused_with_it(world, words):
-    """Where the op is faster, however the norm is written; else the report says why not."""
-    run("norms", *words, world=world)
+def test_every_norm_after_every_all_reduce(world):
+    run("norms every", world=world)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scenario", [
+    "whole 1 infer", "whole 1 infer whole", "whole 2 train whole", "sequence 1 train whole", "sequence 1 infer whole",
+    "sequence 2 train whole", "sequence 2 infer whole", "kept whole"])
+def test_other_models_and_by_inductor_too(scenario):
+    run(scenario)
 
 
 @pytest.mark.full
 def test_a_norm_after_an_all_reduce_by_inductor():
     run("norm")
-
-
-@pytest.mark.parametrize("whole", [[], pytest.param(["whole"], marks=pytest.mark.full)], ids=["graph", "by Inductor"])
-def test_what_cannot_be_replaced_stays_with_a_reason(whole):
-    run("kept", *whole)
 
 
 def test_another_pass_runs_first_or_is_refused():
