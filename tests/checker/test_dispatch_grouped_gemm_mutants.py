@@ -69,7 +69,7 @@ def check(kernel, edits, folder, schedules=12):
 
 
 def test_unchanged_it_is_clean(tmp_path):
-    report = check("exchange_rows_kernel", [], tmp_path, 2)
+    report = check("exchange_rows_kernel", [], tmp_path, 1)
     assert report.clean and report.accesses, str(report)
 
 
@@ -85,7 +85,7 @@ def by_core():
 
 
 def test_with_the_core_it_is_clean():
-    report = check_kernel(by_core, 2, 2, modes=MODES, num_sms=3)
+    report = check_kernel(by_core, 2, 1, modes=MODES, num_sms=3)
     assert report.clean and report.accesses, str(report)
 
 

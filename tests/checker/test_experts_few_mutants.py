@@ -99,7 +99,7 @@ def test_a_mutant_is_reported(module, kernel, calls, edit, tmp_path):
 def test_unchanged_they_are_clean(tmp_path):
     for module, kernel, calls in ((dispatch, "ep_dispatch_self_flagged", dispatches),
                                   (combine, "ep_combine_self_flagged", combines)):
-        report = check(module, kernel, calls, [], tmp_path, 2)
+        report = check(module, kernel, calls, [], tmp_path, 1)
         assert report.clean and report.accesses, str(report)
 
 
@@ -121,5 +121,5 @@ def test_all_layouts_are_clean_on_many_schedules(world, schedules):
 
 
 def test_all_layouts_are_clean():
-    report = check_kernel(lambda: overtaking(CALLS[:2], slow=0, repeat=1), 2, 2)
+    report = check_kernel(lambda: overtaking(CALLS[:2], slow=0, repeat=1), 2, 1, modes=["random"])
     assert report.clean and report.accesses, str(report)

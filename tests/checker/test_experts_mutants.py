@@ -81,7 +81,7 @@ def check(module, kernel, calls, edits, folder, schedules=12):
 def test_unchanged_they_are_clean(tmp_path):
     for module, kernel, calls in ((dispatch, "ep_dispatch_kernel", dispatches), (combine, "ep_combine_kernel",
                                                                                  combines)):
-        report = check(module, kernel, calls, [], tmp_path, 2)
+        report = check(module, kernel, calls, [], tmp_path, 1)
         assert report.clean, str(report)
 
 
@@ -112,5 +112,5 @@ def test_all_layouts_are_clean_on_many_schedules(world, schedules):
 
 
 def test_all_layouts_are_clean():
-    report = check_kernel(lambda: overtaking(CALLS[:3], slow=0, repeat=1), 2, 2)
+    report = check_kernel(lambda: overtaking(CALLS[:3], slow=0, repeat=1), 2, 1, modes=["random"])
     assert report.clean and report.accesses, str(report)

@@ -32,7 +32,7 @@ MUTANTS = {  # name: (old, new)
 
 def calls():
     """A slow rank, and shapes that change, so that each meets both halves, other grids, and larger and smaller calls after it."""
-    return overtaking([GARN(2, 700, 136), GARN(3, 600, 136), GARN(1, 1030, 40, bias=True)], slow=1, repeat=2)
+    return overtaking([GARN(2, 270, 72), GARN(3, 260, 72), GARN(1, 530, 40, bias=True)], slow=1, repeat=2)
 
 
 def check(edits, folder, schedules=12):
