@@ -16,7 +16,7 @@ MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
 ROWS = 'dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)'
 SENT = "(rank < WORLD) & ((rank != here) | (FIRST == 0)) & (t * ROUND < going))"
 FITTING = "(place < come) & (land < limit), out + land * row"
-BACK = 'dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
+BACK = 'dl.wait(arrived + r * flags_source + place // ROUND, 1, "sys", "acquire", epoch)'
 GIVEN = "                dl.notify_each(everyone + t, epoch, (rank < WORLD) & (rank != index) & (t * ROUND < giving))\n"
 
 DISPATCH = {  # name: (old, new)
@@ -42,11 +42,11 @@ COMBINE = {
     "it does not wait for rows": (BACK, "0"),
     "a relaxed wait": (BACK, BACK.replace("acquire", "relaxed")),
     "a wait of this device": (BACK, BACK.replace('"sys"', '"gpu"')),
-    "it waits for the first of its rounds": (BACK, BACK.replace("last - first + 1", "1")),
-    "it waits for the last of its rounds": (BACK, BACK.replace("+ first, last - first + 1", "+ last, 1")),
+    "it waits for the first round": (BACK, BACK.replace(" + place // ROUND", "")),
+    "it waits for half of the rounds": (BACK, BACK.replace("ROUND", "(2 * ROUND)")),
     "nothing is released": (GIVEN, ""),
     "rows lie where the first rank's do":
-    ("at = (index * slots + of(first_slot, peer) + place)", "at = (of(first_slot, peer) + place)"),
+    ("index * slots + of(first_slot, peer)", "of(first_slot, peer)"),
 }
 
 
@@ -54,8 +54,7 @@ COMBINE = {
 def rounds(monkeypatch):
     """A row a round of a dispatch, two rows a round of a combine."""
     monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 128))
-    monkeypatch.setattr(chunks, "SUMMED_SINGLE", chunks.Pieces(256, 128))
-    monkeypatch.setattr(chunks, "SINGLE", range(2049))
+    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(64, 256))
 
 
 def dispatches():

@@ -91,7 +91,7 @@ USERS = {DISPATCH: (f"{EP_OPS}.ep_dispatch.nodes", ["ep_dispatch_nodes_kernel"])
 def rounds(monkeypatch):
     """A row a round of a dispatch, two rows a round of a combine."""
     monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 128))
-    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(256, 128))
+    monkeypatch.setattr(chunks, "NODES", chunks.Pieces(256, 128))
 
 
 def dispatches():

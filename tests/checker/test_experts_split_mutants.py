@@ -23,7 +23,7 @@ EPOCH = "epoch = tl.load(control + pid)  # of the call that was sent"
 MATRIX = "dl.ll_load(inbox + cells, epoch, known)"
 ROWS = 'dl.wait(arrived + peer * flags_source + t, 1, "sys", "acquire", epoch)'
 SENT = "(rank < WORLD) & ((rank != here) | (FIRST == 0)) & (t * ROUND < going))"
-BACK = 'dl.wait(arrived + r * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
+BACK = 'dl.wait(arrived + r * flags_source + place // ROUND, 1, "sys", "acquire", epoch)'
 GIVEN = "(rank < WORLD) & (rank != index) & (t * ROUND < giving))"
 
 DISPATCH = {  # name: (old, new)

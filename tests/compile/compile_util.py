@@ -53,16 +53,16 @@ def compile_kernel(fn, signature: dict, constexprs: dict, target: str, *, bounde
     else:
         source_class = ASTSource
     if target in HIP:
-        options = amd_options({**constexprs, **options}, options)
+        options = amd_options(constexprs, options)
     if runtime:
         options["extern_libs"] = {**options.get("extern_libs", {}), "tdist": library(vendor(target), bounded)}
     source = source_class(fn, signature=dict(signature), constexprs=dict(constexprs), attrs=attrs)
     return triton.compile(source, target=gpu_target(target), options=options)
 
 
-def amd_options(kwargs: dict, options: dict) -> dict:
-    """`options` and those that the AMD backend adds for a kernel with these keyword arguments."""
-    return {**{name: value for name, value in machines.options(kwargs).items() if name not in kwargs}, **options}
+def amd_options(constexprs: dict, options: dict) -> dict:
+    """What the AMD backend makes of a launch's `options` for a kernel with these constexprs."""
+    return {name: value for name, value in machines.options({**constexprs, **options}).items() if name not in constexprs}
 
 
 def code(kernel) -> str:

@@ -42,7 +42,7 @@ def rounds(monkeypatch):
     """A row a round of a dispatch, two rows a round of a combine."""
     monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 128))
     monkeypatch.setattr(chunks, "ROUNDED", chunks.Pieces(1024, 1024))
-    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(256, 128))
+    monkeypatch.setattr(chunks, "NODES", chunks.Pieces(256, 128))
 
 
 @pytest.mark.one

@@ -86,7 +86,8 @@ def test_fp8_on_the_way_and_unequal_ranks():
 def test_two_micro_batches_under_way(mode, monkeypatch):
     """A dispatch of one and a combine of the other travel at once. A rank is slow, and whole calls are in between."""
     monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 256))
-    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(128, 256))
+    monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(64, 256))
+    monkeypatch.setattr(chunks, "PASSED", 64)
 
     def script():
         group, found = resolve(), []

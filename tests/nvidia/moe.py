@@ -295,14 +295,14 @@ def few_sweep(bench: Bench) -> None:
 
 def sweep(bench: Bench) -> None:
     """The exchange by other pieces, warps and parts, 128 and 4096 tokens. The fastest belong into ops/ep/chunks.py."""
-    names = ("MOVED", "ROUNDED", "SUMMED", "SUMMED_SINGLE", "WARPS", "PARTS")
+    names = ("MOVED", "ROUNDED", "SUMMED", "PASSED")
     kept = [getattr(chunks, name) for name in names]
     space = [(32, 64, 4, 2), (32, 128, 4, 2), (32, 32, 4, 2), (16, 64, 4, 2), (16, 16, 4, 2), (8, 128, 4, 2), (8, 64, 4, 2),
              (16, 64, 4, 1), (32, 128, 8, 1)] if bench.gpu else [(1, 4, 4, 2)]
     for tile, a_round, warps, parts in space:
         reset()
-        for name, value in zip(names, [chunks.Pieces(tile << 10, a_round << 10)] * 4 + [warps, parts]):
-            setattr(chunks, name, value)
+        for name in names:
+            setattr(chunks, name, chunks.Pieces(tile << 10, a_round << 10, warps=warps, parts=parts))
         exchange(bench, (128, 4096) if bench.gpu else (4, ), f"{tile}, {a_round} KiB, {warps} warps, {parts} parts: ")
     reset()
     for name, value in zip(names, kept):

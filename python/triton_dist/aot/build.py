@@ -103,7 +103,7 @@ def _options(kernel: Any, variant: Variant, target: Target) -> dict:
         from triton_dist.backends.amd import machines
 
         given = {**variant.constexprs, **options}
-        options.update({name: value for name, value in machines.options(given).items() if name not in given})
+        options = {name: value for name, value in machines.options(given).items() if name not in variant.constexprs}
     else:
         from triton_dist.backends.nvidia.options import options as of_variables
 

@@ -94,8 +94,9 @@ ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=Fal
                       **_EXPERTS)
 ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, SOURCES=True, LINES=256, num_warps=8, **_EXPERTS)
 ep_dispatch_expand = _sample(expand_kernel, "ep_dispatch_expand", MASKED=False, PARTS=4, num_warps=4, **_EXPERTS)
-ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False,
-                     SINGLE=False, **_HALVES, **_EXPERTS)
+ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, SEND=True,
+                     TAKE=True, TOKENS=32, K=8, CHOICES=8, E_LOC=32, WORLD=2, RANKS=2, PITCH=128, COLS=1024, ROUND=1, PARTS=4,
+                     num_warps=2, maxnreg=128, num_stages=1)
 _OF_ROWS = {name: value for name, value in _EXPERTS.items() if name not in ("SCALES", "SCALES_PAD", "META", "E_PAD")}
 dispatch_grouped_gemm = _sample(exchange_rows_kernel, "dispatch_grouped_gemm", TOKENS=32, FAR=True, num_warps=8, **_OF_ROWS)
 dispatch_grouped_gemm_own_rows = _sample(own_rows_kernel, "dispatch_grouped_gemm_own_rows", TOKENS=32, PER_CHUNK=4, BLOCK_M=128,

@@ -45,5 +45,9 @@ def gemm_configs(dtype: Any, m: int) -> list[GemmConfig]:
 
 
 def options(kwargs: dict) -> dict:
-    """Launch options of a kernel with these constexprs: a GEMM's also say which matrix instruction to take."""
-    return {**GEMM_OPTIONS, **kwargs} if {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= kwargs.keys() else kwargs
+    """Launch options of a kernel with these constexprs: a GEMM's also say which matrix instruction to take.
+
+    A limit of registers is one for NVIDIA, which Triton refuses here.
+    """
+    found = {**GEMM_OPTIONS, **kwargs} if {"BLOCK_M", "BLOCK_N", "BLOCK_K"} <= kwargs.keys() else kwargs
+    return {name: value for name, value in found.items() if name != "maxnreg"}

@@ -14,9 +14,8 @@ from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, worksp
 KIND = "tokens to experts"  # of the workspace
 MOST_EACH = 1024  # tokens of a chunk that a program can hold
 MOST_CHOICES = 16  # experts of a token
-WARPS = 4  # of a program
-PARTS = 2  # programs that send the rows of a chunk, and as many that take them
-MOST_CHUNKS = MAX_PROGRAMS // (2 * PARTS)  # however many programs the device has room for
+MOST_PARTS = 4  # of all Pieces
+MOST_CHUNKS = MAX_PROGRAMS // (2 * MOST_PARTS)  # however many programs the device has room for
 _PACKET = 8  # bytes
 _ALIGNED = 16
 
@@ -26,21 +25,32 @@ class Pieces:
     """In what pieces programs move rows, in bytes: `tile` at a time, with up to `row` of each row, and `round` with one flag.
 
     narrow: in place of `tile` where more than two rows fit it. Many rows take registers, and four programs should fit an SM.
+    warps: of a program. parts: programs that send the rows of a chunk, and as many that take them. registers: of a thread, at
+    most; None: as many as the compiler likes.
     """
     tile: int
     round: int
     row: int = 16 * KIB
     narrow: int | None = None
+    warps: int = 4
+    parts: int = 2
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict:
+        """Of a launch."""
+        return dict(num_warps=self.warps, **({} if self.registers is None else {"maxnreg": self.registers}))
 
 
 # The fastest of those measured on 2 x H200 (tests/nvidia/moe.py --parts sweep)
 MOVED = Pieces(32 * KIB, 64 * KIB, narrow=16 * KIB)
 ROUNDED = Pieces(16 * KIB, 32 * KIB, row=4 * KIB)  # rows that become fp8 on the way
-SUMMED = Pieces(16 * KIB, 16 * KIB)  # rows of a combine, counted in fp32
-# A combine moves rows with this many columns one at a time, so that four programs fit an SM. With two rows of 2048 columns at a
-# time only two programs fit, and all sums began after the sends. 8192 tokens of 8 choices, 2048 columns, by expert took 160 us
-# instead of 208, and 171 with 8 rows a flag.
-SINGLE, SUMMED_SINGLE = range(1025, 2049), Pieces(8 * KIB, 32 * KIB)
+# Rows of a combine, counted in fp32, one at a time. All 8 programs of a chunk fit an SM: those that sum would else begin when the
+# others have sent everything. With the limit the compiler takes as many registers as without one, but loads more rows before it
+# waits for the first.
+SUMMED = Pieces(4 * KIB, 16 * KIB, warps=2, parts=4, registers=128)
+PASSED = 8 * KIB  # of a row that is the only one that a rank has of a token, in place of SUMMED's tile
+NODES = Pieces(16 * KIB, 16 * KIB)  # rows of a combine over nodes, counted in fp32
 EXPANDED = Pieces(16 * KIB, 16 * KIB)  # rows of this rank, to the places of their choices
 
 
@@ -94,7 +104,7 @@ def tile_of(chunks: Chunks, row: int, itemsize: int, pieces: Pieces, multiple: i
     a_round = max(rows, min(pieces.round // (width * itemsize), most))
     a_round = 1 << (a_round.bit_length() - 1)
     rounds = -(-chunks.each // a_round)
-    return Tile(rows, cols, a_round, rounds, min(PARTS, rounds))
+    return Tile(rows, cols, a_round, rounds, min(pieces.parts, rounds))
 
 
 def whole_calls(group: Group) -> CountedWorkspace:

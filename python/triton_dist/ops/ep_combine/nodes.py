@@ -23,7 +23,7 @@ class OverNodes(OnWorkspace):
         y, topk_ids, _, positions = tensors[:4]
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, topk_ids.shape[0], agreed.chunks
         self.limit = y.shape[0] if positions is None else positions.shape[0]
-        self.tile = tile_of(self.chunks, agreed.row, 4, chunks.SUMMED)
+        self.tile = tile_of(self.chunks, agreed.row, 4, chunks.NODES)
         self.room = Room(group, self.chunks, self.tile, agreed.dtype, agreed.row, 0, box=HEAD.value + self.chunks.each)
         super().__init__(self.room.space)
 
@@ -34,7 +34,7 @@ class OverNodes(OnWorkspace):
         each = group.ranks_per_node
         shared = dict(NODES=len(group.nodes), EACH=each, PLACES=power_of_two(each), PITCH=room.pitch,
                       TOKENS=power_of_two(self.chunks.each), ROWS=self.tile.rows, COLS=self.tile.cols, ROUND=self.tile.round,
-                      PARTS=self.tile.parts, num_warps=chunks.WARPS, num_stages=1, enable_fp_fusion=False)
+                      PARTS=self.tile.parts, num_warps=chunks.NODES.warps, num_stages=1, enable_fp_fusion=False)
         sizes = self.tokens, self.chunks.each, self.tile.rounds, agreed.row
         rows_out, *boxes = room.far
         self.give = backend().prepare(

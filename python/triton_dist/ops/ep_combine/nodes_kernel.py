@@ -8,7 +8,7 @@ import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
 from triton_dist.ops.ep.device import matrix_of, of, owners, sent_to, slots_of, words_of
 from triton_dist.ops.ep.nodes_device import HEAD, arrived_from_node
-from triton_dist.ops.ep_combine.kernels import choices_of, part_of
+from triton_dist.ops.ep_combine.kernels import own_choices, own_part
 from triton_dist.ops.internode.kernels import send
 from triton_dist.runtime.jit import jit
 
@@ -72,7 +72,6 @@ def ep_combine_nodes_kernel(y, ids, told, positions, weights, packets, packets_h
                 send(boxes_came + (node * chunks + chunk).to(tl.int64) * box, words, HEAD + go, came + node * signals_node, epoch,
                      dl.team_world_rank(team, goal * EACH + place))
         giving, landing, _ = matrix_of(words_of(told, chunks, WORLD, RANKS, PITCH), chunk)
-        choice = tl.arange(0, CHOICES)
         rank_of_lane = tl.minimum(rank, WORLD - 1)
         everyone = dl.symm_at(arrived + (rank_of_lane // EACH * EACH + place) * flags_source,
                               dl.team_world_rank(team, node * EACH + rank_of_lane % EACH))
@@ -84,17 +83,14 @@ def ep_combine_nodes_kernel(y, ids, told, positions, weights, packets, packets_h
                     dl.trace_start("push", t * WORLD + hop, source)
                     outbox = dl.symm_at(rows_in, dl.team_world_rank(team, node * EACH + source % EACH))
                     slot = (source // EACH * EACH + place) * slots + chunk * most
-                    for first in range(t * ROUND, tl.minimum((t + 1) * ROUND, give), ROWS):
-                        at = first + line
+                    for at in range(t * ROUND, tl.minimum((t + 1) * ROUND, give)):
                         land = of(landing, source) + at
-                        there = (at < give) & (land < limit)
-                        spots, by = choices_of(positions, weights, land, there, choice, K, PLACED, WEIGHTED)
-                        goal_rows = outbox + (slot + at).to(tl.int64)[:, None] * row
+                        spots, by, count = own_choices(positions, weights, land, land < limit, K, PLACED, WEIGHTED)
+                        goal = outbox + (slot + at).to(tl.int64) * row
                         for column in range(0, row, COLS):
                             cols = column + tl.arange(0, COLS)
-                            values = part_of(y, spots, by, land, there, cols, row, K, PLACED, WEIGHTED)
-                            tl.store(goal_rows + cols[None, :], values.to(data.dtype.element_ty),
-                                     mask=(at < give)[:, None] & (cols < row)[None, :])
+                            values = own_part(y, spots, by, count, land, land < limit, cols, row, K, PLACED, WEIGHTED)
+                            tl.store(goal + cols, values.to(data.dtype.element_ty), mask=cols < row)
                     dl.trace_stop("push", t * WORLD + hop)
             dl.notify_each(everyone + t, epoch, (rank < WORLD) & (t * ROUND < giving))
     else:

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """ep_combine: what ranks agree on, its plan of one kernel, and the call by tensors. What users call is in ep/calls.py."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 import torch
@@ -165,11 +165,11 @@ class Push(OnWorkspace):
         y, topk_ids, _, positions = tensors[:4]
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, topk_ids.shape[0], agreed.chunks
         self.limit = y.shape[0] if positions is None else positions.shape[0]
-        self.single = agreed.row in chunks.SINGLE
-        pieces = chunks.SUMMED_SINGLE if self.single else chunks.SUMMED
-        if positions is None:  # a token then has one row; rounds stay the same on all ranks
-            pieces = replace(pieces, tile=chunks.SUMMED.tile)
-        self.tile = tile_of(self.chunks, agreed.row, 4, pieces)
+        self.tile = tile_of(self.chunks, agreed.row, 4, chunks.SUMMED)
+        self.cols = self.tile.cols
+        if positions is None:  # rows of more than two ranks are added one after the other, which takes more registers
+            most = chunks.PASSED // agreed.dtype.itemsize // (1 if group.size <= 2 else 2)
+            self.cols = min(power_of_two(agreed.row), most)
         self.room = Room(group, self.chunks, self.tile, agreed.dtype, agreed.row, 0, space)
         super().__init__(self.room.space)
 
@@ -183,14 +183,12 @@ class Push(OnWorkspace):
                                              RANKS=room.ranks,
                                              PITCH=room.pitch,
                                              TOKENS=power_of_two(self.chunks.each),
-                                             ROWS=self.tile.rows,
-                                             COLS=self.tile.cols,
+                                             COLS=self.cols,
                                              ROUND=self.tile.round,
                                              PARTS=self.tile.parts,
-                                             SINGLE=self.single,
                                              SEND=self.halves["send"],
                                              TAKE=self.halves["take"],
-                                             num_warps=chunks.WARPS,
+                                             **chunks.SUMMED.options,
                                              num_stages=1,
                                              enable_fp_fusion=False),  # else not the bits of the unfused sums
                                         varying=len(args))

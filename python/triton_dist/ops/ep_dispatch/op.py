@@ -249,8 +249,8 @@ class Push(OnWorkspace):
         self.sent, each = (torch.int8, 1) if agreed.quant else carrier_of(agreed.dtype)
         self.carrier, self.row = carrier_of(agreed.dtype)[0], each * agreed.row
         self.local = agreed.experts // group.size
-        pieces, multiple = (chunks.ROUNDED, 128) if agreed.quant else (chunks.MOVED, 1)
-        self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, pieces, multiple)
+        self.pieces, multiple = (chunks.ROUNDED, 128) if agreed.quant else (chunks.MOVED, 1)
+        self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, self.pieces, multiple)
         self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
         box = HEAD.value + self.chunks.each * self.meta if over_nodes else 0
         self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space, box)
@@ -273,7 +273,7 @@ class Push(OnWorkspace):
                        SCALES=agreed.scales,
                        SCALES_PAD=power_of_two(max(1, agreed.scales)),
                        META=self.meta,
-                       num_warps=chunks.WARPS)
+                       num_warps=self.pieces.warps)
         rest = (*room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
                 self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts, chunked)
         self.options = dict(of_rows,
