@@ -135,6 +135,8 @@ def test_peers_of_a_file_are_timed_and_checked(words, tmp_path, bench, monkeypat
     folder, = (tmp_path / "out").iterdir()
     for row in json.loads((folder / f"{words[0]}.json").read_text()):
         assert {name for name, us in row["us_peers"].items() if us} == {"nccl", "sum", "fused"}
+        assert set(row["ratios"]) == {"nccl", "sum", "fused", "best_peer", "best_outside"}
+        assert row["ratios"]["best_peer"] == row["ratios"]["nccl"]
         assert "no such library" in row["skipped"]["peer:absent"] and "expected" in row["skipped"]["peer:wrong"]
 
 

@@ -37,7 +37,8 @@ def size_row(op, nbytes, world, us=2.0, busbw=400.0, ratio=2.5, spread=0.05, **c
     peers = sizes.PEERS if op == "all_reduce" else ("nccl",)
     return {"op": op, "bytes": nbytes, "dtype": "bfloat16", "world": world, "device": "NVIDIA H100 80GB HBM3", "graph": True,
             "rounds": 9, "date": "2026-01-31", "commit": "abc", "us": us, "ci95": around(us), "busbw": busbw,
-            "ratios": {"nccl": found, "best_peer": found}, "us_peers": dict.fromkeys(peers, 5.0), "ours": {"auto": {}}, **changes}
+            "ratios": dict.fromkeys(("nccl", "best_peer", "best_outside"), found), "us_peers": dict.fromkeys(peers, 5.0),
+            "ours": {"auto": {}}, **changes}
 
 
 def collectives(changed=lambda row: [row]):
@@ -196,14 +197,16 @@ def test_the_table_of_the_collectives_is_that_of_the_issue():
         "all_reduce": [("1K:8K", "us", "each", 4.0, (4,)), ("1K:64K", "us", "each", 5.0, (4,)),
                        ("1K:64K", "us", "each", 3.0, (2,)), ("1K:64K", *best, 2.0, (4, 2)),
                        ("128K:1M", *best, 1.3, (4, 2)), ("2M:128M", *best, 1.0, (4, 2)),
-                       ("2M:128M", "vs best_peer", "geomean", 1.03, (4, 2))],
+                       ("2M:128M", "vs best_peer", "geomean", 1.03, (4, 2)),
+                       ("8K:256K", "vs best_outside", "each", 1.05, (2,)), ("512K:16M", "vs best_outside", "each", 1.02, (2,))],
         "all_gather": by_nccl, "reduce_scatter": by_nccl,
         "all_to_all": [("64K:256M", *nccl, 1.0, (4, 2)), ("64M:256M", "busbw", "each", 340.0, (4, 2))]}
 
 
 def test_the_bars_of_gemm_ar_are_those_of_the_issue(tmp_path):
     found = [(b.problems, b.figure, b.over, b.bound, b.worlds) for b in bars.BARS if b.op == "gemm_ar"]
-    assert found == [("serving", "vs best_peer", "geomean", 1.3, (4, 2)), ("serving", "vs best_peer", "each", 1.0, (4, 2))]
+    assert found == [("serving", "vs best_peer", "geomean", 1.3, (4, 2)), ("serving", "vs best_peer", "each", 1.0, (4, 2)),
+                     ("serving", "vs best_outside", "each", 1.0, (2,))]
     shapes = parse(["serving"], "gemm_ar", 4, False)
     assert {shape.m for shape in shapes} == {1, 16, 64, 256, 1024, 2048} and len(shapes) == 24
 
@@ -214,7 +217,8 @@ def test_the_bars_of_gemm_ar_are_those_of_the_issue(tmp_path):
     assert {key: verdict for key, verdict in verdicts(bars.judge(folder)).items() if verdict != "met"} == {
         (4, "gemm_ar", "serving", "vs best_peer", "geomean"): "SHORT", (4, "gemm_ar", "serving", "vs best_peer", "each"): "SHORT",
         (2, "gemm_ar", "serving", "vs best_peer", "geomean"): "not measured",
-        (2, "gemm_ar", "serving", "vs best_peer", "each"): "not measured"}
+        (2, "gemm_ar", "serving", "vs best_peer", "each"): "not measured",
+        (2, "gemm_ar", "serving", "vs best_outside", "each"): "not measured"}
     printed = bars.text(bars.judge(folder))
     assert "triton-dist bench gemm_ar --nproc_per_node 2 --graph --shapes 8B@1 --out" in printed
 
@@ -283,7 +287,7 @@ def test_best_of_peers_needs_every_peer_tried_and_nccl_timed(peers, ratios, tmp_
         return [new if old["op"] == "all_reduce" else old]
     found = verdicts(bars.judge(written(tmp_path, everything(), collectives(changed))))
     assert {(op, figure) for (_, op, _, figure, _), verdict in found.items() if verdict == "not measured"} == {
-        ("all_reduce", "vs best_peer")}
+        ("all_reduce", "vs best_peer"), *({("all_reduce", "vs best_outside")} if ratios == {} else ())}
 
 
 def test_without_files_of_collectives_their_bars_are_not_measured_and_the_commands_are_printed(tmp_path, capsys):

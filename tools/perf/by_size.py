@@ -16,6 +16,8 @@ class PeerBar(Bar):
     def counts(self, row: dict) -> bool:
         """Of torch's ops some may not exist for a size; NCCL always does."""
         peers = _PEERS.get(self.figure, ())
+        if self.figure == "vs best_outside":
+            return row["graph"] and "best_outside" in row["ratios"]
         return row["graph"] and set(peers) <= set(row["us_peers"]) and (not peers or "nccl" in row["ratios"])
 
 
@@ -28,7 +30,7 @@ class GemmArBar(OverShapes, PeerBar):
 
 @dataclass(frozen=True)
 class SizeBar(PeerBar):
-    """A bar over a range of sizes (sizes.py). figure: "us", "busbw", "vs best_peer" or "vs nccl"."""
+    """A bar over a range of sizes (sizes.py). figure: "us", "busbw", "vs best_peer", "vs best_outside" or "vs nccl"."""
 
     plural = "sizes"
     option = "--graph --sizes"
@@ -55,6 +57,8 @@ BARS = (
     SizeBar("all_reduce", "128K:1M", "vs best_peer", "each", 1.3),
     SizeBar("all_reduce", "2M:128M", "vs best_peer", "each", 1.0),
     SizeBar("all_reduce", "2M:128M", "vs best_peer", "geomean", 1.03),
+    SizeBar("all_reduce", "8K:256K", "vs best_outside", "each", 1.05, worlds=(2,)),
+    SizeBar("all_reduce", "512K:16M", "vs best_outside", "each", 1.02, worlds=(2,)),
     SizeBar("all_gather", "1K:256K", "vs nccl", "each", 2.0),
     SizeBar("all_gather", "512K:2M", "vs nccl", "each", 1.4),
     SizeBar("all_gather", "4M:128M", "vs nccl", "each", 1.05),
@@ -65,4 +69,5 @@ BARS = (
     SizeBar("all_to_all", "64M:256M", "busbw", "each", 340.0),
     GemmArBar("gemm_ar", "serving", "vs best_peer", "geomean", 1.3),
     GemmArBar("gemm_ar", "serving", "vs best_peer", "each", 1.0),
+    GemmArBar("gemm_ar", "serving", "vs best_outside", "each", 1.0, worlds=(2,)),
 )

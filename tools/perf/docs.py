@@ -38,7 +38,7 @@ This page is for developers of triton_dist. It lists the goals that the project 
   *SHORT*: no part of its interval reaches it. *not measured*: some of its shapes have no result. *at*: the worst
   shape.
 - *us*: microseconds per call. *busbw*: GB/s. *vs*: the other's time divided by ours. *seq*: in sequence. *best_peer*:
-  the fastest method that is not ours.
+  the fastest method that is not ours. *best_outside*: the fastest kernel of another project (sglang's and FlashInfer's).
 - Shapes are the models' MLPs: small has 1 to 512 rows, medium 2048 and 4096, large 8192 and 16384, serving 1 to 2048.
   Sizes are timed in CUDA graphs, and shapes in eager calls. For *dispatch* the host's time is measured.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tools.perf import models, speedup
 from tools.perf.table import markdown
+from triton_dist.bench.collective.rows import closest
 from triton_dist.bench.collective.sizes import text
 
 _HEAD = """# Performance
@@ -73,14 +74,17 @@ def _shape(row: dict) -> list[str]:
     model = row["shape"].partition("@")[0] if "@" in row["shape"] else f"{row['n']} x {row['k']}"
     if "us" in row:
         others = [us for us in row["us_peers"].values() if us is not None]
-        return [model, str(row["m"]), f"{min(others):.1f}", f"**{row['us']:.1f}**", _ratio(row, "best_peer")]
+        return [model, str(row["m"]), f"{min(others):.1f}", f"**{row['us']:.1f}**", _times(closest(row))]
     torch = row["ms_peers"].get("torch")
     return [model, str(row["m"]), f"{row['ms_seq']:.3f}", "-" if torch is None else f"{torch:.3f}", f"**{row['ms']:.3f}**",
             _ratio(row, "seq"), f"{row['efficiency']:.2f}"]
 
 
 def _ratio(row: dict, rival: str) -> str:
-    found = row["ratios"].get(rival)
+    return _times(row["ratios"].get(rival))
+
+
+def _times(found: dict | None) -> str:
     return "-" if found is None else f"{found['ratio']:.2f}"
 
 

@@ -10,11 +10,17 @@ from triton_dist.bench.rows import NoResult, figures, short
 from triton_dist.bench.table import aligned
 
 _SIZES = "size: of the larger of input and output; bandwidths in GB/s as in nccl-tests. "
+BEST = ("best_peer", "best_outside")         # the fastest of NCCL and torch, and of other projects
 _SHAPES = "gemm: the matmul alone; peers: the matmul, then their all-reduce. "
 _LEGEND = ("time: microseconds a call, median over rounds, of the slowest rank. vs best: the best peer's time over ours, per "
            "round, with its 95 % interval.")
 
 _RATES = ("algbw", "busbw")
+
+
+def closest(row: dict) -> dict | None:
+    """Our figures against the fastest of all peers."""
+    return min((row["ratios"][name] for name in BEST if name in row["ratios"]), key=lambda found: found["ratio"], default=None)
 
 
 def how(row: dict) -> str:
@@ -32,8 +38,10 @@ def build(facts: dict, problem: Any, found: Measurement, settings: Settings) -> 
     if not methods:
         raise NoResult("; ".join(f"{name}: {found.skipped.get(name, 'not timed')}" for name in settings.methods))
     rivals = {peer: found.us[f"peer:{peer}"] for peer in peers}
-    if rivals:
-        rivals["best_peer"] = stats.smallest(*rivals.values())
+    for best, mine in ((BEST[0], [name for name in peers if name not in settings.outside]),
+                       (BEST[1], [name for name in peers if name in settings.outside])):
+        if mine:
+            rivals[best] = stats.smallest(*(rivals[name] for name in mine))
     ours = {name: _ours(name, problem, found, rivals) for name in methods}
     return {
         **facts,
@@ -77,7 +85,7 @@ def text(rows: list) -> str:
     """The table as plain text."""
     row = rows[0]
     note = " (emulated: times say nothing about a GPU)" if row["device"] == "emulator" else ""
-    best = [row["ratios"]["best_peer"]["ratio"] for row in rows if "best_peer" in row["ratios"]]
+    best = [against["ratio"] for against in map(closest, rows) if against is not None]
     mean = f"vs best, geometric mean {stats.geomean(best):.3f}. " if best else ""
     return "\n".join([f"{row['op']} on {row['world']} x {row['device']}{note}, {row['rounds']} rounds, calls {how(row)}",
                       *aligned(cells(rows)), f"{mean}{_SIZES if 'bytes' in row else _SHAPES}{_LEGEND}"])
@@ -91,7 +99,7 @@ def _problem(row: dict) -> dict:
 
 
 def _line(row: dict, others: list, beside: list, peers: list) -> list[str]:
-    best = row["ratios"].get("best_peer")
+    best = closest(row)
     return [*_problem(row).values(), row["dtype"], row["method"], _us(row["us"]),
             *[f"{row[rate]:.2f}" for rate in _RATES if rate in row],
             *[_us(row["ours"].get(name, {}).get("us")) for name in others],
