@@ -10,7 +10,7 @@ from torch import nn
 
 import triton_dist
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
-from triton_dist.layers import EPMoE, TopKRouter, TPMoE
+from triton_dist.layers import EPMoE, TopKRouter, TPMoE, moe as moe_layers
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import assert_matches, random_tensor
@@ -96,6 +96,28 @@ def test_the_layer_is_what_a_loop_gives(world):
         assert "max_tokens=5" in repr(moe)
 
     run_ranks(script, world)
+
+
+@pytest.mark.parametrize("dtype, rounded_once", [(F32, True), (torch.float64, False)])
+def test_the_combine_adds_what_the_shared_experts_gave_if_it_has_the_dtype(dtype, rounded_once, monkeypatch):
+    given, combine = [], moe_layers.grouped_gemm_combine
+
+    def seen(*args, residual=None):
+        given.append(residual)
+        return combine(*args, residual=residual)
+    monkeypatch.setattr(moe_layers, "grouped_gemm_combine", seen)
+
+    def script():
+        router, gate_up, down, moe = layer(lambda x: 3 * x.to(dtype))
+        x = random_tensor(3, H, dtype=F32, seed=resolve().rank)
+        with torch.no_grad():
+            out = moe(x)
+        triton_dist.synchronize()
+        assert out.dtype == dtype
+        assert_matches(out.float(), by_loop(x, router, gate_up, down) + 3 * x.double(), k=H + INNER, roundings=8)
+
+    run_ranks(script, 2)
+    assert [residual is not None for residual in given] == [rounded_once] * 2
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -89,10 +89,10 @@ class EPMoE(Experts):
                                             num_experts=experts,
                                             max_tokens=self.max_tokens,
                                             group=self.group)
-        out = grouped_gemm_combine(h, self.down, came)
-        if self.shared is not None:
-            out = out + self.shared(flat)
-        return out.view(x.shape)
+        shared = None if self.shared is None else self.shared(flat)
+        joined = shared is None or shared.dtype == h.dtype  # the combine adds it, which saves an addition by a kernel of its own
+        out = grouped_gemm_combine(h, self.down, came, residual=shared if joined else None)
+        return (out if joined else out + shared).view(x.shape)
 
     def extra_repr(self) -> str:
         return f"gate_up={list(self.weight.shape)}, down={list(self.down.shape)}, max_tokens={self.max_tokens}"
