@@ -108,6 +108,23 @@ def gemm_ar_rmsnorm_float64(x: torch.Tensor, weight: torch.Tensor, norm_weight: 
     return all_reduce_rmsnorm_float64(x.double() @ weight.double().t(), norm_weight, group, **added)
 
 
+def rmsnorm_gemm_float64(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tensor | None = None, *,
+                         bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, eps: float = 1e-6,
+                         norm_weight_bias: float = 0.0, act: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(what rmsnorm_gemm gives; x + residual), in float64."""
+    total = x.double() if residual is None else x.double() + residual.double()
+    y = total
+    if norm_weight is not None:
+        y = y * (y.square().mean(-1, keepdim=True) + eps).rsqrt() * (norm_weight.double() + norm_weight_bias)
+    product = y @ weight.double().t()
+    if bias is not None:
+        product = product + bias.double()
+    if act is not None:
+        gate, up = product.chunk(2, -1)
+        product = torch.nn.functional.silu(gate) * up
+    return product, total
+
+
 def milliseconds(call: Callable, group: Group, iterations: int, warmup: int = 1) -> float:
     """Mean wall time of back-to-back calls, the largest over the ranks of the group."""
     for _ in range(warmup):

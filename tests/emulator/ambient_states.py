@@ -126,6 +126,14 @@ def _product_and_norm(seed: int, rank: int, world: int, extra: int) -> Case:
     return make(seed, rank, world, extra)
 
 
+def _normed_product(method: str) -> Callable:
+    def make(seed: int, rank: int, world: int, extra: int) -> Case:
+        x, weight = drawn(seed, rank, ROWS + extra, COLUMNS), drawn(seed + 500, rank, 8, COLUMNS)
+        return Case(lambda x: ops.rmsnorm_gemm(x, weight, method=method), x, x.double() @ weight.double().t(),
+                    gemm=True)
+    return make
+
+
 _PRODUCTS = {
     "ag_gemm": lambda xs, weights, rank, world: xs.flatten(0, 1) @ weights[rank].t(),
     "gemm_rs": lambda xs, weights, rank, world: (xs @ weights.mT).sum(0).chunk(world)[rank],
@@ -155,6 +163,8 @@ CASES: dict[str, Callable] = {
     "gemm_ar": _gemm(ops.gemm_ar, _PRODUCTS["gemm_ar"]),
     "gemm_ar ring": _gemm(ops.gemm_ar, _PRODUCTS["gemm_ar"], method="ring"),
     "gemm_ar_rmsnorm": _product_and_norm,
+    "rmsnorm_gemm": _normed_product("portable"),
+    "rmsnorm_gemm unfused": _normed_product("unfused"),
     "grouped_gemm": _grouped("auto"),
     "grouped_gemm unfused": _grouped("unfused"),
     "create_symm_tensor": _symmetric,

@@ -12,7 +12,8 @@ import triton_dist
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.runtime.jit import gluon_jit, jit
 from triton_dist.runtime.launch_metadata import describe
-from triton_dist.ops import ag_gemm, all_gather, all_reduce, all_reduce_rmsnorm, gemm_ar, gemm_ar_rmsnorm, gemm_rs, reduce_scatter
+from triton_dist.ops import (ag_gemm, all_gather, all_reduce, all_reduce_rmsnorm, gemm_ar, gemm_ar_rmsnorm, gemm_rs,
+                             reduce_scatter, rmsnorm_gemm)
 
 M, N, K = 32, 48, 64
 
@@ -44,6 +45,8 @@ def operands(world: int, rows: int, columns: int = N):
     (lambda: gemm_ar(*operands(2, M), method="packets"), "gemm_ar_kernel", 2.0 * M * N * K, 2 * (M * K + N * K + 2 * 2 * M * N)),
     (lambda: gemm_ar_rmsnorm(*operands(2, M), torch.ones(N, dtype=torch.bfloat16), method="packets"), "gemm_ar_rmsnorm_kernel",
      2.0 * M * N * K, 2 * (M * K + N * K + (2 * 2 + 3) * M * N)),
+    (lambda: rmsnorm_gemm(*operands(2, M), torch.ones(K, dtype=torch.bfloat16), act="silu_mul", method="portable"),
+     "few_rows_kernel", 2.0 * M * N * K, 2 * (M * K + N * K + M * N // 2)),
 ])
 def test_products_tell_their_work(told, call, kernel, flops, nbytes):
     run_ranks(call, 2)

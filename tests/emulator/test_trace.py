@@ -104,7 +104,8 @@ OTHERS = [*[(name, "packets", {"mma", "push", "wait", "store"}) for name in ("ge
           *[(name, "push", {"push", "wait", "store"}) for name in ("all_to_all_vdev_2d", "all_to_all_vdev_2d_offset")],
           ("all_to_all_vdev", "push", {"push", "wait", "store"}),
           ("all_reduce_rmsnorm", "one_shot", {"push", "wait", "store"}),
-          ("all_reduce_rmsnorm", "two_shot", {"push", "wait", "store"}), ("grouped_gemm", "portable", {"mma", "store"})]
+          ("all_reduce_rmsnorm", "two_shot", {"push", "wait", "store"}),
+          *[(name, "portable", {"mma", "store"}) for name in ("grouped_gemm", "rmsnorm_gemm")]]
 
 
 @pytest.mark.parametrize("op, method, events", OTHERS, ids=lambda value: value if isinstance(value, str) else "")

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What "auto" takes, beside what each method took: microseconds a call in a graph, on 2 x H200, bf16, weights from memory."""
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from triton_dist.ops.gemm_ar_rmsnorm.op import GEMM_AR_RMSNORM
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.capabilities import GemmConfig
 
+norm_gemm = import_module("triton_dist.ops.rmsnorm_gemm.op")       # triton_dist.ops.rmsnorm_gemm is the function
 BYTES = 2                                       # of an element
 # (M, N, K of a rank): {method: us}
 AR = {
@@ -105,12 +107,32 @@ AG = {
     (1024, 28672, 8192): {"ws": 741.73, "unfused": 800.6},
     (2048, 28672, 8192): {"ws": 1441.23, "unfused": 1463.99},
 }
+# rmsnorm_gemm: (M, rows of the weight, K): microseconds with a norm, and for weights of gate and up with silu_mul; "unfused" by a
+# norm kernel, cuBLAS and a kernel of silu.
+NORM_GEMM = {
+    (1, 3072, 4096): {"portable": 10.4, "unfused": 12.8},
+    (1, 14336, 4096): {"portable": 30.7, "unfused": 34.5},
+    (1, 5120, 8192): {"portable": 25.0, "unfused": 29.1},
+    (1, 28672, 8192): {"portable": 111.0, "unfused": 122.9},
+    (16, 3072, 4096): {"portable": 10.6, "unfused": 13.1},
+    (16, 14336, 4096): {"portable": 32.4, "unfused": 35.0},
+    (16, 5120, 8192): {"portable": 25.4, "unfused": 28.8},
+    (16, 28672, 8192): {"portable": 112.6, "unfused": 114.5},
+    (32, 3072, 4096): {"portable": 11.2, "unfused": 13.4},
+    (32, 14336, 4096): {"portable": 33.3, "unfused": 35.6},
+    (32, 5120, 8192): {"portable": 26.3, "unfused": 29.6},
+    (32, 28672, 8192): {"portable": 114.9, "unfused": 117.5},
+    (64, 3072, 4096): {"portable": 15.6, "unfused": 12.6},
+    (64, 14336, 4096): {"portable": 34.6, "unfused": 38.3},
+    (64, 5120, 8192): {"portable": 29.8, "unfused": 32.3},
+    (64, 28672, 8192): {"portable": 120.3, "unfused": 125.3},
+}
 
 
 @pytest.fixture
 def h200(monkeypatch):
     device = SimpleNamespace(machine_model=lambda: nvidia.H200, core=lambda name: SimpleNamespace(preferred=True))
-    for module in (possible, products):
+    for module in (possible, products, norm_gemm):
         monkeypatch.setattr(module, "backend", lambda: device)
     monkeypatch.setattr(possible, "no_kernel", lambda group: None)
     monkeypatch.setattr(norm_packets, "backend", lambda: SimpleNamespace(warp_size=32, num_sms=lambda: 132))
@@ -134,6 +156,22 @@ def test_gemm_ar_rmsnorm_takes_the_fastest_way(shape, h200):
     cut = Tiling(GemmConfig(64, 128, 64, 8, num_warps=8, num_stages=4), 2, False)
     taken, why = GEMM_AR_RMSNORM._chosen("auto", h200, m, n, torch.bfloat16, cut)
     assert slower(taken, AR_NORM[shape]) == 1, (taken, why)
+
+
+@pytest.mark.parametrize("shape", NORM_GEMM)
+def test_rmsnorm_gemm_takes_the_fastest_way(shape, h200):
+    m, n, k = shape
+    act = "silu_mul" if n > 2 * k else None
+    taken, why = norm_gemm.RMSNORM_GEMM._chosen("auto", m, n, k, torch.bfloat16, act, True, False)
+    assert slower(taken, NORM_GEMM[shape]) == 1, (taken, why)
+
+
+@pytest.mark.parametrize("m, n, k, dtype, act, norm", [
+    (1, 2048, 4096, torch.bfloat16, None, True), (65, 28672, 8192, torch.bfloat16, "silu_mul", True),
+    (1, 28672, 8192, torch.float32, "silu_mul", True), (1, 5120, 8192, torch.bfloat16, None, False),
+    (1, 5120, 1024, torch.bfloat16, None, True)])
+def test_rmsnorm_gemm_leaves_to_torch_what_was_not_measured_or_not_faster(m, n, k, dtype, act, norm, h200):
+    assert norm_gemm.RMSNORM_GEMM._chosen("auto", m, n, k, dtype, act, norm, False)[0] == "unfused"
 
 
 @pytest.mark.parametrize("op, shape", [("gemm_rs", shape) for shape in RS] + [("ag_gemm", shape) for shape in AG])

@@ -214,7 +214,7 @@ def test_every_module_says_what_it_is_for():
 
 # -- the device language -----------------------------------------------------------------------------------------------
 RETURN_NOTHING = {"barrier_all", "breakpoint_if", "fence", "gdc_launch_dependents", "gdc_wait", "ll_store", "ll_store_pair",
-                  "notify", "notify_each", "notify_warp", "print_if", "sf_store", "trace_start", "trace_stop"}
+                  "notify", "notify_each", "notify_warp", "prefetch", "print_if", "sf_store", "trace_start", "trace_stop"}
 
 
 def test_device_functions_say_what_they_take_and_return():

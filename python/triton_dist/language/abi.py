@@ -51,6 +51,8 @@ _row("tdist_symm_delta", ("int32",), "int64", True,
 _row("tdist_barrier_pad", (), "int64", True, "local address of the heap's world-barrier pad (int32 epoch, then flags)")
 _row("tdist_gdc_wait", (), "int32", False, "waits for all kernels ahead on the stream; nothing where launches do not overlap")
 _row("tdist_gdc_launch_dependents", (), "int32", False, "lets the next kernel on the stream be launched; likewise")
+_row("tdist_prefetch", ("int64", "int32"), "int32", False,
+     "(address, pred): asks for memory at a global address to be brought into the L2 cache; nothing where no instruction does")
 _row("tdist_ll_store", ("int64", "int32", "int32", "int32"), "int32", False,
      "(address, data, flag, pred): one 8-byte relaxed system-scope store of {data, flag}")
 _row("tdist_ll_load", ("int64", "int32", "int32"), "int32", False,

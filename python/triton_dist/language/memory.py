@@ -60,6 +60,11 @@ def fence(semantic="acq_rel", scope="sys"):
     return f"tdist_fence_{semantic}_{scope}", ()
 
 
+@primitive
+def _prefetch(ptr, mask):
+    return "tdist_prefetch", (ptr, 1 if mask is None else mask)
+
+
 def _check_data(function: str, value, bits: int) -> None:
     dtype = getattr(value, "dtype", None)
     if dtype is not None and not (dtype.is_int() and dtype.primitive_bitwidth <= bits):
@@ -191,3 +196,17 @@ def ll_load_pair(ptr, flag, mask=None):
         The data, int64 of the shape of `ptr`.
     """
     return _ll_load_pair(ptr, flag, mask)
+
+
+@helper
+def prefetch(ptr, mask=None):
+    """Asks for global memory to be brought into the L2 cache. It returns at once, reads nothing and orders nothing.
+
+    Data that no kernel writes, such as weights, may be asked for before `gdc_wait`. Some GPUs do
+    nothing.
+
+    Args:
+        ptr: tensor of pointers into this device's memory, one for each line of 128 bytes. Each must be valid.
+        mask: bool of the same shape. Elements where it is false ask for nothing. Default: all do.
+    """
+    _prefetch(ptr, mask)

@@ -134,7 +134,8 @@ class TPAttention(nn.Module):
         return self.qkv.parts[1] // self.head_size
 
     def forward(self, x: torch.Tensor, angles: tuple | None = None, cache: KVCache | None = None,
-                residual: torch.Tensor | None = None, norm: nn.Module | None = None) -> Any:
+                residual: torch.Tensor | None = None, norm: nn.Module | None = None,
+                input_norm: nn.Module | None = None) -> Any:
         """x [..., H] -> [..., H].
 
         Args:
@@ -145,9 +146,10 @@ class TPAttention(nn.Module):
                 torch.compile and CUDA graphs.
             residual: of x's shape, added to the result, or None. Where `out` is a GemmAR.
             norm: the RMS norm that follows in a decoder, or None: likewise. With it the result is (norm(y), y), as of GemmAR.
+            input_norm: the RMS norm of x that comes first, where `qkv` is a ColumnLinear, or None.
         """
         more = GemmAR.takes(self.out, residual, norm)
-        y = self.qkv(x)
+        y = self.qkv(x, **ColumnLinear.takes(self.qkv, input_norm))
         dim = self.qkv.sequence_dim
         y = y.unsqueeze(1 - dim) if y.ndim == 2 else y
         y = y if dim else y.transpose(0, 1)                                     # [B, S, ...]

@@ -18,7 +18,8 @@ from triton_dist.layers._held import Held
 from triton_dist.layers._shards import Shards
 from triton_dist.layers.norm import weight_and_eps
 from triton_dist.layers.replicated import replicated
-from triton_dist.ops import ag_gemm, gemm_ar, gemm_ar_rmsnorm, gemm_rs
+from triton_dist.ops import ag_gemm, gemm_ar, gemm_ar_rmsnorm, gemm_rs, rmsnorm_gemm
+from triton_dist.ops.rmsnorm_gemm.op import joins
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
@@ -127,9 +128,53 @@ class ColumnLinear(_ColumnParallel):
     Arguments as for AGGemm. Nothing is sent; the gradient of x is summed over ranks.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K], the same on all ranks -> [..., N_local]."""
-        return nn.functional.linear(replicated(x, self.group), self.weight, self.bias)
+    def forward(self, x: torch.Tensor, act: str | None = None, norm: nn.Module | None = None) -> torch.Tensor:
+        """x [..., K], the same on all ranks -> [..., N_local], or [..., N_local / 2] with `act`.
+
+        act: None, or "silu_mul": silu(the first of its two `parts`) * the other one.
+        norm: an RMS norm of x that comes first, as GemmAR takes one behind it, or None.
+        For few rows, where no gradient is wanted, both are joined with the product: see triton_dist.ops.rmsnorm_gemm.
+        """
+        if (act is not None or norm is not None) and self.joins(x, act, norm):
+            weight, eps = None, None
+            if norm is not None:
+                weight, _, eps = weight_and_eps(norm)
+            y = rmsnorm_gemm(x.reshape(-1, x.shape[-1]), self.weight, weight, bias=self.bias, eps=eps, act=act,
+                             norm_weight_bias=getattr(norm, "weight_bias", 0.0))
+            return y.view(*x.shape[:-1], y.shape[-1])
+        y = nn.functional.linear(replicated(x if norm is None else _normed(x, norm), self.group), self.weight, self.bias)
+        if act is None:
+            return y
+        gate, up = y.chunk(2, -1)
+        return nn.functional.silu(gate) * up
+
+    @staticmethod
+    def takes(column: nn.Module, norm: nn.Module | None) -> dict:
+        """What `column`, the first linear of a block, is given of what comes before the block: arguments of `forward`, or {}.
+
+        Raises InvalidArgument where there is a norm, and `column` is no ColumnLinear.
+        """
+        if norm is None:
+            return {}
+        if not isinstance(column, ColumnLinear):
+            raise InvalidArgument(f"input_norm: expected a block that begins with a ColumnLinear, found {type(column).__name__}; "
+                                  "leave it out, and norm what the block takes")
+        return {"norm": norm}
+
+    def joins(self, x: torch.Tensor, act: str | None, norm: nn.Module | None = None) -> bool:
+        """Whether rmsnorm_gemm has kernels for this call, which has no gradient."""
+        tensors = (x, self.weight, self.bias, None if norm is None else norm.weight)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+            return False
+        return x.ndim > 0 and joins(x.numel() // max(1, x.shape[-1]), self.weight, act, norm is not None)
+
+
+def _normed(x: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+    """norm(x), also of an AllReduceRMSNorm, which stands for the norm alone here."""
+    weight, _, eps = weight_and_eps(norm)
+    if more := getattr(norm, "weight_bias", 0.0):
+        weight = weight + more
+    return nn.functional.rms_norm(x, weight.shape, weight, eps)
 
 
 class _RowParallel(_Linear):

@@ -18,9 +18,9 @@ class TPMLP(nn.Module):
         down: GemmRS behind an AGGemm, GemmAR behind a ColumnLinear.
         activation: elementwise.
 
-    Silu of a gate after an AGGemm is part of its product where no gradient is wanted: ag_gemm with act="silu_mul". Where one is
-    wanted, the product is kept instead of being computed twice. The same holds for an `up` that has forward hooks, or is another
-    module, such as one that adds an adapter.
+    Silu of a gate is part of the product where no gradient is wanted: ag_gemm with act="silu_mul", or rmsnorm_gemm for few rows
+    behind a ColumnLinear. Where a gradient is wanted, the product is kept instead of being computed twice. The same holds for an
+    `up` that has forward hooks, or is another module, such as one that adds an adapter.
     """
 
     def __init__(self, up: AGGemm | ColumnLinear, down: GemmRS | GemmAR, activation: Callable = nn.functional.silu):
@@ -48,18 +48,20 @@ class TPMLP(nn.Module):
         return cls(columns.from_full(up, group, parts=parts, sequence_dim=sequence_dim),
                    rows.from_full(down, group, sequence_dim=sequence_dim), activation)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: nn.Module | None = None) -> Any:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None, norm: nn.Module | None = None,
+                input_norm: nn.Module | None = None) -> Any:
         """x [..., H] -> [..., H].
 
         Args:
             x: what `up` takes.
             residual: [..., H], added to the result, or None. Where `down` is a GemmAR.
             norm: the RMS norm that follows in a decoder, or None: likewise. With it the result is (norm(y), y), as of GemmAR.
+            input_norm: the RMS norm of x that comes first, where `up` is a ColumnLinear, or None.
         """
-        more = GemmAR.takes(self.down, residual, norm)
+        more, first = GemmAR.takes(self.down, residual, norm), ColumnLinear.takes(self.up, input_norm)
         if self._joins(x):
-            return self.down(self.up(x, act="silu_mul"), **more)
-        y = self.up(x)
+            return self.down(self.up(x, act="silu_mul", **first), **more)
+        y = self.up(x, **first)
         if self.up.parts is None:
             return self.down(self.activation(y), **more)
         gate, up = y.split(self.up.parts, -1)
@@ -68,7 +70,9 @@ class TPMLP(nn.Module):
     def _joins(self, x: torch.Tensor) -> bool:
         """Whether gate and up are joined by the product itself."""
         up, act = self.up, self.activation
-        if not is_plain(up, AGGemm) or up.parts is None or len(up.parts) != 2 or up.parts[0] != up.parts[1]:
+        if not is_plain(up, AGGemm) and not (is_plain(up, ColumnLinear) and up.joins(x, "silu_mul")):
+            return False
+        if up.parts is None or len(up.parts) != 2 or up.parts[0] != up.parts[1]:
             return False
         if act is not nn.functional.silu and not (isinstance(act, nn.Module) and is_plain(act, nn.SiLU)):
             return False

@@ -21,6 +21,7 @@ from triton_dist.ops.ep_combine.op import ep_combine_rows
 from triton_dist.ops.ep.calls import EPDispatched, EPHandle, ep_combine, ep_dispatch
 from triton_dist.ops.ep.split_calls import EPSent, ep_combine_send, ep_dispatch_send
 from triton_dist.ops.grouped_gemm.op import grouped_gemm
+from triton_dist.ops.rmsnorm_gemm.op import rmsnorm_gemm
 from triton_dist.ops.dispatch_grouped_gemm.op import dispatch_grouped_gemm_rows
 from triton_dist.ops.ep.products import dispatch_grouped_gemm, grouped_gemm_combine
 from triton_dist.ops.explain import explain
@@ -38,5 +39,5 @@ __all__ = [
     "all_reduce_rmsnorm", "all_reduce_rmsnorm_quant", "all_to_all_single", "all_to_all_vdev", "all_to_all_vdev_2d",
     "all_to_all_vdev_2d_offset", "dispatch_grouped_gemm", "dispatch_grouped_gemm_rows", "ep_combine", "ep_combine_rows",
     "ep_combine_send", "ep_dispatch", "ep_dispatch_rows", "ep_dispatch_send", "explain", "gemm_ar", "gemm_ar_rmsnorm", "gemm_rs",
-    "grouped_gemm", "grouped_gemm_combine", "reduce_scatter", "reduce_scatter_2d",
+    "grouped_gemm", "grouped_gemm_combine", "reduce_scatter", "reduce_scatter_2d", "rmsnorm_gemm",
 ]

@@ -81,6 +81,10 @@ class Capabilities(ABC):
         """Tiling of a product of `m` rows where reading the weights takes the time. One tile has all the rows."""
         return self.gemm_config(dtype, m)._replace(block_m=max(16, 1 << (m - 1).bit_length()))
 
+    def weights_config(self, dtype: Any, m: int, n: int) -> GemmConfig:
+        """Tiling of a product of `m` rows with a weight of `n` rows, read by pointers: tiles have up to 64 of the former."""
+        return self.few_rows_config(dtype, min(m, 64))
+
     def copies_boxes(self) -> bool:
         """Whether loads by tensor descriptor go to shared memory without passing through registers."""
         return False

@@ -21,7 +21,7 @@ TRACED = {"ag_gemm": "mn", "gemm_rs": "mk", "gemm_ar": "k", "gemm_ar_rmsnorm": "
           "all_reduce": "", "all_gather": "m", "reduce_scatter": "m",
           "all_reduce_rmsnorm": "", "all_reduce_layernorm": "", "all_reduce_rmsnorm_quant": "",
           "all_to_all_single": "m", "all_to_all_vdev": "m", "all_to_all_vdev_2d": "m", "all_to_all_vdev_2d_offset": "m",
-          "ep_dispatch": "", "ep_combine": "", "grouped_gemm": ""}
+          "ep_dispatch": "", "ep_combine": "", "grouped_gemm": "", "rmsnorm_gemm": ""}
 
 
 @dataclass(frozen=True)

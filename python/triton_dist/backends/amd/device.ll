@@ -129,6 +129,11 @@ define internal i32 @tdist_site() alwaysinline nounwind {
   ret i32 %site
 }
 
+; No instruction of the older targets brings a line into L2 alone.
+define i32 @tdist_prefetch(i64 %address, i32 %pred) alwaysinline nounwind {
+  ret i32 0
+}
+
 ; Launches of one stream never overlap.
 define i32 @tdist_gdc_wait() alwaysinline nounwind {
   ret i32 0

@@ -108,3 +108,12 @@ class NvidiaBackend(GpuBackend):
         wide = 2 * usual.block_k if usual.block_m < 64 else usual.block_k
         stage = (usual.block_m + usual.block_n) * wide * dtype.itemsize
         return usual._replace(block_k=wide, num_warps=8, num_stages=_FEW_ROWS_BYTES // stage)
+
+    def weights_config(self, dtype: Any, m: int, n: int) -> GemmConfig:
+        usual = super().few_rows_config(dtype, min(m, 64))
+        if self._capability not in ((9, 0), (10, 0)) or dtype.itemsize != 2:
+            return usual
+        # Of more tiles than SMs two run on an SM. 64 rows take half of the time of a load of weights, which 128 rows share.
+        if usual.block_m == 64 and n >= 96 * self.num_sms():
+            return usual._replace(block_n=128, block_k=128, num_warps=8, num_stages=3)
+        return usual._replace(block_n=64, block_k=128, num_warps=4, num_stages=6 if n <= 64 * self.num_sms() else 4)

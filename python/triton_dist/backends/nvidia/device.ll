@@ -87,6 +87,17 @@ done:
   ret i32 0
 }
 
+define i32 @tdist_prefetch(i64 %address, i32 %pred) alwaysinline nounwind {
+entry:
+  %on = icmp ne i32 %pred, 0
+  br i1 %on, label %fetch, label %done
+fetch:
+  call void asm sideeffect "prefetch.global.L2 [$0];", "l"(i64 %address)
+  br label %done
+done:
+  ret i32 0
+}
+
 define i32 @tdist_gdc_launch_dependents() alwaysinline convergent nounwind {
 entry:
   %overlap = call i1 @tdist_launches_overlap()

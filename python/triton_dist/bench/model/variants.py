@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "ours, fused norm": Variant(ways.OursNorm, ours=True),
         "ours, fused norm, compiled": Variant(ways.OursNorm, {}, ours=True),
         "ours, fused product and norm": Variant(ways.OursProductNorm, ours=True),
+        "ours, fused product, norm and gate": Variant(ways.OursGated, ours=True),
     },
     "train": _TRAIN,
 }

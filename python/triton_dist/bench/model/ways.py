@@ -112,6 +112,13 @@ class OursProductNorm(OursWhole):
         return ops.gemm_ar_rmsnorm(x, weight, norm, residual=residual, eps=EPS)
 
 
+class OursGated(OursProductNorm):
+    """gemm_ar_rmsnorm, and rmsnorm_gemm that joins gate and up."""
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return ops.rmsnorm_gemm(x, weight, act="silu_mul")
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:

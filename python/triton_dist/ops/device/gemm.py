@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Device pieces of the portable GEMM: which tile a program takes, the main loop over K, and an epilogue."""
+"""Device pieces of the portable GEMMs: which tile a program takes, main loops over K, and an epilogue."""
 import triton
 import triton.language as tl
 
@@ -31,6 +31,29 @@ def matmul_tile(a, stride_a, rows, b, stride_b, cols, k, BLOCK_K: tl.constexpr, 
         acc = tl.dot(x, w, acc, input_precision=PRECISION)
         a_ptrs += BLOCK_K
         b_ptrs += BLOCK_K
+    return acc
+
+
+@triton.jit
+def few_rows_tile(x_row, inside, w_line, first, end, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr):
+    """fp32 [len(w_line), len(x_row)]: rows of a weight at w_line times rows of x at x_row, elements `first` to `end` of them.
+
+    Weights are the first operand, of whose rows an MMA takes many: nothing of them passes through registers on its way. Of x
+    only rows `inside` are read: they would be read by all programs.
+    """
+    inner = tl.arange(0, BLOCK_K)
+    x_ptrs, w_ptrs = x_row[:, None] + first + inner[None, :], w_line[:, None] + first + inner[None, :]
+    acc = tl.zeros((w_line.shape[0], x_row.shape[0]), tl.float32)
+    for start in range(first, end, BLOCK_K):
+        if EVEN_K:
+            a = tl.load(x_ptrs, mask=inside[:, None], other=0.0)
+            w = tl.load(w_ptrs)
+        else:
+            a = tl.load(x_ptrs, mask=inside[:, None] & (inner[None, :] < end - start), other=0.0)
+            w = tl.load(w_ptrs, mask=inner[None, :] < end - start, other=0.0)
+        acc = tl.dot(w, a.T, acc, input_precision=PRECISION)
+        x_ptrs += BLOCK_K
+        w_ptrs += BLOCK_K
     return acc
 
 

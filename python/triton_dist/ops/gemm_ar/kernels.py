@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 import triton_dist.language as dl
+from triton_dist.ops.device.gemm import few_rows_tile
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn, load_words, packed, store_words, sum_and_add
 from triton_dist.runtime.jit import jit
 from triton_dist.runtime.launch_metadata import product
@@ -122,31 +123,19 @@ def piece_of_product(x, weight, row, column, piece, m, n, k, stride_x, stride_w,
                      BLOCK_K: tl.constexpr):
     """fp32 [BLOCK_M, BLOCK_N]: the part `piece` of SPLIT of the sums of the tile of x @ weight^T that begins at row, column.
 
-    BOXES: x and weight are tensor descriptors, else pointers. Weights are the first operand, of whose rows an MMA takes many:
-    nothing of them passes through registers on its way. Of x only rows that exist are read: they would be read by all programs.
+    BOXES: x and weight are tensor descriptors, else pointers. As few_rows_tile says.
     """
     depth = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLIT) * BLOCK_K
     first = piece * depth
     end = tl.minimum(k, first + depth)
-    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if BOXES:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for start in range(first, end, BLOCK_K):
             acc = tl.dot(weight.load([column, start]), x.load([row, start]).T, acc, input_precision=PRECISION)
     else:
-        offs_k = tl.arange(0, BLOCK_K)
         rows, columns = row + tl.arange(0, BLOCK_M), tl.minimum(column + tl.arange(0, BLOCK_N), n - 1)
-        x_ptrs = x + rows.to(tl.int64)[:, None] * stride_x + first + offs_k[None, :]
-        w_ptrs = weight + columns.to(tl.int64)[:, None] * stride_w + first + offs_k[None, :]
-        for start in range(first, end, BLOCK_K):
-            if EVEN_K:
-                a = tl.load(x_ptrs, mask=rows[:, None] < m, other=0.0)
-                w = tl.load(w_ptrs)
-            else:
-                a = tl.load(x_ptrs, mask=(rows[:, None] < m) & (offs_k[None, :] < end - start), other=0.0)
-                w = tl.load(w_ptrs, mask=offs_k[None, :] < end - start, other=0.0)
-            acc = tl.dot(w, a.T, acc, input_precision=PRECISION)
-            x_ptrs += BLOCK_K
-            w_ptrs += BLOCK_K
+        acc = few_rows_tile(x + rows.to(tl.int64) * stride_x, rows < m, weight + columns.to(tl.int64) * stride_w, first, end,
+                            EVEN_K, PRECISION, BLOCK_K)
     return acc.T
 
 

@@ -190,6 +190,11 @@ def lanes(*args: Any) -> tuple:
 _PACKET = info(I64)
 
 
+def prefetch(address: Any, pred: Any) -> Any:
+    shape, _ = lanes(address, pred)
+    return filled(_ZERO, shape) if shape else _ZERO
+
+
 def _ll_store(packets: int) -> Callable:
     def ll_store(address: Any, data: Any, flag: Any, pred: Any) -> Any:
         shape, (at, words, high, on) = lanes(address, data, flag, pred)
@@ -233,7 +238,8 @@ def _ll_load(packets: int) -> Callable:
 TWINS.update({"tdist_true": true, "tdist_drain": drain, "tdist_gdc_wait": gdc_wait,
               "tdist_gdc_launch_dependents": gdc_launch_dependents,
               "tdist_zero_after": zero_after, "tdist_rank": rank, "tdist_num_ranks": num_ranks,
-              "tdist_symm_delta": symm_delta, "tdist_barrier_pad": barrier_pad, "tdist_ll_store": _ll_store(1),
+              "tdist_symm_delta": symm_delta, "tdist_barrier_pad": barrier_pad, "tdist_prefetch": prefetch,
+              "tdist_ll_store": _ll_store(1),
               "tdist_ll_load": _ll_load(1), "tdist_ll_store_pair": _ll_store(2), "tdist_ll_load_pair": _ll_load(2)})
 primitives.LISTENERS["tdist_zero_after"] = lambda token: scheduler.active().observer.consumed(token)
 for _scope in SCOPES:
