@@ -51,22 +51,22 @@ def test_ragged_shapes_back_to_back(world):
 def test_the_core(world, mode):
     """Ragged columns, so that a tile loads rows of up for those that gate lacks; some last waves are narrow tiles."""
     calls = [gluon_core.AG([130, 64, 72][i % 3], [80, 48, 16][i % 3], steps * BLOCK_K - 8 * (i % 2), [BF16, F16][i % 2],
-                           bias=i % 2 == 0, act=ACT, comm_sms=[None, None, 1][i % 3]) for i, steps in enumerate((1, 3, 5, 8))]
+                           bias=i % 2 == 0, act=ACT, comm_sms=[None, None, 1][i % 3]) for i, steps in enumerate((1, 3, 5, 8) if world < 8 else (1, 3))]
     run_ranks(gluon_core.back_to_back, world, [*calls, gluon_core.AG(64, 48, 24)], mode=mode, seed=world, num_sms=2 + world % 4)
 
 
 @pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize("method", BOTH)
-def test_same_bits_in_every_schedule_and_in_repeated_calls(method):
+@pytest.mark.parametrize("mode", ["random", "late", "skew"])
+def test_same_bits_in_every_schedule_and_in_repeated_calls(method, mode):
     call = AG(40, 80, 96, dtype=BF16, act=ACT)
     call.method = method
 
     def script():
         return [call(1, resolve())() for _ in range(2)]
     first = run_ranks(script, 4, seed=0, mode="eager")
-    for mode in ("random", "late", "skew"):
-        for found, (expected, again) in zip(run_ranks(script, 4, seed=7, mode=mode), first):
-            assert torch.equal(expected, again) and all(torch.equal(each, expected) for each in found)
+    for found, (expected, again) in zip(run_ranks(script, 4, seed=7, mode=mode), first):
+        assert torch.equal(expected, again) and all(torch.equal(each, expected) for each in found)
 
 
 @pytest.mark.usefixtures("small_core")

@@ -27,7 +27,7 @@ SHAPES = [(1, 64), (9, 41), (3, 700), (2, 1), (17, 200), (4, 256)]
     (8, "two_shot", "fp8_1x128"), (2, "unfused", "fp8_row"), (3, "auto", "fp8_tensor")])
 def test_ragged_shapes_back_to_back(world, method, quant):
     """Fewer rows than ranks, rows of no whole words, groups that a row does not fill, rows of more words than threads."""
-    shapes = SHAPES if world < 8 else SHAPES[:4]
+    shapes = SHAPES if world < 4 else SHAPES[:4]
     run_ranks(lambda: back_to_back([QARN(*shape, method, quant) for shape in shapes]), world, seed=world)
 
 
@@ -53,13 +53,13 @@ def test_dtypes_places_and_alignment(quant, dtype):
 def test_shapes_and_ops_in_turn_and_a_slow_rank(mode):
     calls = [QARN(9, 130, "two_shot", "fp8_row", residual="in place"), AR(700, "one_shot"), QARN(1, 64, "one_shot", "fp8_1x128"),
              ARN(2, 70, "two_shot"), QARN(3, 256, "one_shot", "fp8_tensor")]
-    run_ranks(lambda: overtaking(calls, slow=1, repeat=3), 3, mode=mode)
+    run_ranks(lambda: overtaking(calls, slow=1, repeat=2), 3, mode=mode)
 
 
 @pytest.mark.parametrize("method, quant", [("one_shot", "fp8_row"), ("two_shot", "fp8_1x128")])
 def test_more_rows_than_programs_more_words_than_threads_and_two_streams(method, quant):
     calls = [QARN(11, 260, method, quant, bias=True, residual="in place"), QARN(2, 9000, method, quant, F32)]
-    run_ranks(lambda: back_to_back(calls, repeat=2), 2, num_sms=2)
+    run_ranks(lambda: back_to_back(calls), 2, num_sms=2)
     run_ranks(lambda: side_stream(calls[:1]), 3, seed=5)
 
 
@@ -67,9 +67,9 @@ def test_more_rows_than_programs_more_words_than_threads_and_two_streams(method,
 @pytest.mark.parametrize("method", OURS)
 def test_every_rank_and_every_schedule_has_the_same_bits(method, quant):
     def script():
-        return back_to_back([QARN(7, 1001, method, quant, BF16, bias=True, residual="apart")])[0]
-    first = run_ranks(script, 4, mode="eager")
-    for found in (first, run_ranks(script, 4, mode="skew", seed=7)):
+        return back_to_back([QARN(4, 1001, method, quant, BF16, bias=True, residual="apart")])[0]
+    first = run_ranks(script, 3, mode="eager")
+    for found in (first, run_ranks(script, 3, mode="skew", seed=7)):
         assert all(torch.equal(both, first[0]) for both in found)
 
 

@@ -35,7 +35,7 @@ def size_of(name):
     return 1 if "dual" in name or "jvp" in name or "forward-mode" in name else WORLD
 
 
-OFTEN = ("inference_mode", "side stream", "inference_mode, autocast, default device")             # the rest under --full
+OFTEN = ("side stream", "inference_mode, autocast, default device")             # the rest under --full
 
 
 @pytest.mark.parametrize("name", [

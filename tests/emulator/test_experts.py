@@ -138,7 +138,8 @@ def test_fp8_of_rows_with_nan_infinity_and_zeros(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", ONE)
-def test_both_methods_and_all_schedules_give_the_same_bits(layout):
+@pytest.mark.parametrize("mode", ["late", "random"])
+def test_both_methods_and_all_schedules_give_the_same_bits(layout, mode):
     def script(method):
         came = ep_dispatch(x := random_tensor(6, 128, dtype=BF16, seed=resolve().rank),
                            anywhere(resolve().rank, 1, 6, 4, 6).int(),
@@ -158,9 +159,8 @@ def test_both_methods_and_all_schedules_give_the_same_bits(layout):
         return [out, came.topk_ids, came.topk_weights, flat[spots], came.scales.view(-1, 1)[spots]]
 
     first = run_ranks(script, 3, "unfused", num_sms=4)
-    for mode, seed in (("late", 1), ("random", 2)):
-        again = run_ranks(script, 3, "push", mode=mode, seed=seed, num_sms=4)
-        assert all(torch.equal(a, b) for one, other in zip(first, again) for a, b in zip(one, other))
+    again = run_ranks(script, 3, "push", mode=mode, seed=2, num_sms=4)
+    assert all(torch.equal(a, b) for one, other in zip(first, again) for a, b in zip(one, other))
 
 
 @pytest.mark.parametrize("world, k", [(2, 9), (3, 5), (1, 3)])

@@ -45,7 +45,7 @@ def given(rank, world, tokens=12):
             random_tensor(LOCAL, HIDDEN, INNER, dtype=BF16, seed=rank + 30))
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.full)])
 def test_ops_in_turn_and_the_layer_have_the_bits_of_copied_rows(world, copies):
     def script():
         group = resolve()

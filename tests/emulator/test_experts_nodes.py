@@ -157,7 +157,8 @@ def test_a_row_crosses_once_to_each_node(scales):
 
 @pytest.mark.one
 @pytest.mark.parametrize("layout", FEW)
-def test_dispatches_have_the_bits_of_the_unfused_ones_and_their_handles_serve_both(layout):
+@pytest.mark.parametrize("mode", ["late", "random"])
+def test_dispatches_have_the_bits_of_the_unfused_ones_and_their_handles_serve_both(layout, mode):
     """In all schedules. A combine sums over places, then over nodes, each sum rounded once."""
     def script(method, other):
         rank = resolve().rank
@@ -181,9 +182,8 @@ def test_dispatches_have_the_bits_of_the_unfused_ones_and_their_handles_serve_bo
         return [back[0], came.handle.told, came.topk_ids, came.topk_weights, flat[spots], came.scales.view(-1, 1)[spots]]
 
     first = run_ranks(script, 4, "unfused", "unfused", nodes=2, num_sms=2)
-    for mode, seed in (("late", 1), ("random", 2)):
-        again = run_ranks(script, 4, "two_level", "unfused", nodes=2, mode=mode, seed=seed, num_sms=2)
-        assert all(torch.equal(a, b) for one, other in zip(first, again) for a, b in zip(one, other))
+    again = run_ranks(script, 4, "two_level", "unfused", nodes=2, mode=mode, seed=2, num_sms=2)
+    assert all(torch.equal(a, b) for one, other in zip(first, again) for a, b in zip(one, other))
 
 
 def test_gradients_over_nodes():

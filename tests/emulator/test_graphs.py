@@ -69,7 +69,8 @@ def test_replays_pass_the_wrap_and_zero(name, start):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_ranks_without_tiles_or_terms(name):
+@pytest.mark.parametrize("mode", ["late", "skew", "random"])
+def test_ranks_without_tiles_or_terms(name, mode):
     def script():
         group, some = resolve(), lambda rank: 24 * (rank == 1)
         shape = (20, some, 40) if name == "ag_gemm" else (20, 24, some)
@@ -81,8 +82,7 @@ def test_ranks_without_tiles_or_terms(name):
                 dawdle()
             made.replay()
         finish(calls)
-    for mode in ("late", "skew", "random"):
-        run_ranks(script, 3, mode=mode)
+    run_ranks(script, 3, mode=mode)
 
 
 def test_two_groups_and_a_replay_on_another_stream():
@@ -221,14 +221,14 @@ def test_pieces_programs_and_shapes_change_between_calls(mode):
             run_ranks(lambda: overtaking(calls, slow=slow), 3, mode=mode, seed=slow)
 
 
-def test_the_core_and_tiles_split_for_the_sms_that_are_left():
+@pytest.mark.parametrize("mode", ["late", "random", "skew"])
+def test_the_core_and_tiles_split_for_the_sms_that_are_left(mode):
     """6 tiles on 8 SMs of which 4 push: the last two are split."""
     class Core(AG):
         method = "ws"
     with small_tiles(), small_pieces():
         calls = [Core(136, 24, 64, comm_sms=4), Core(40, 40, 48, bias=True, comm_sms=2), Core(136, 24, 64)]
-        for mode in ("late", "random", "skew"):
-            run_ranks(lambda: back_to_back(calls, repeat=2), 2, mode=mode)
+        run_ranks(lambda: back_to_back(calls, repeat=2), 2, mode=mode)
 
 
 def test_as_many_sms_as_the_device_has():

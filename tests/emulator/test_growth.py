@@ -137,7 +137,7 @@ def test_reset_frees_what_calls_on_a_group_have_left_and_heals_a_poisoned_worksp
             assert all(record.group.key != key for record in state().all_records()) and key not in state().teams
         assert torch.equal(ag_gemm(x, torch.eye(32), group=group), torch.ones(16, 32))
         assert all_reduce(x).sum() == 4 * x.numel()
-    run_ranks(ranks, 4, groups=[[0, 1], [2, 3]])
+    run_ranks(ranks, 4, groups=[[0, 1], [2, 3]], num_sms=2)
 
 
 def test_groups_of_torch_that_are_destroyed_are_forgotten():

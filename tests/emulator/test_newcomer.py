@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launched import launch_sh
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text() + (ROOT / "docs" / "first_steps.md").read_text()
@@ -141,10 +142,10 @@ def test_the_doctor_is_where_the_readme_says(machine):
     assert done.returncode == 0 and "what is missing" in done.stdout, done.stdout + done.stderr
 
 
-def test_layers_and_ops_as_shown(machine):
+def test_layers_and_ops_as_shown(tmp_path):
     """The fragment under "A layer", between what it leaves to the reader."""
     fragment, = [block for block in blocks("python") if "AGGemm.from_full" in block]
-    (machine.clone / "layers.py").write_text(f'''
+    (tmp_path / "layers.py").write_text(f'''
 import torch, triton_dist
 from types import SimpleNamespace
 triton_dist.initialize_distributed()
@@ -159,7 +160,7 @@ assert torch.allclose(y, mlp.down(act(mlp.up(rows)))[rank * 4:rank * 4 + 4], ato
 print(f"rank {{rank}} agrees")
 triton_dist.finalize_distributed()
 ''')
-    done = machine.run("bash launch.sh layers.py")
+    done = launch_sh(str(tmp_path / "layers.py"), environment=dict(os.environ, TRITON_DIST_BACKEND="emulator"))
     assert done.returncode == 0 and all(f"rank {rank} agrees" in done.stdout for rank in range(4)), done.stderr
 
 

@@ -112,7 +112,7 @@ OTHERS = [*[(name, "packets", {"mma", "push", "wait", "store"}) for name in ("ge
 def test_other_ops_are_traced(op, method, events, tmp_path, capsys):
     """Each program's spans of one event follow each other, and both ranks do all of it. Sums of all_reduce take no turn of the
     emulator, so no span of them is left."""
-    say = [op, "--nproc_per_node", "2", "--method", method, "--shape", "64", "64", "64", "--out", str(tmp_path / "t")]
+    say = [op, "--nproc_per_node", "2", "--method", method, "--shape", "32", "32", "32", "--out", str(tmp_path / "t")]
     assert command.main(say) == 0, capsys.readouterr().err
     found = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
     spans = [event for event in found if event["ph"] == "X"]
