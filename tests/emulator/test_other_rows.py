@@ -7,6 +7,7 @@ import torch
 from triton_dist import ops
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.ops import OPS
+from triton_dist.ops.calls.pipeline import Calls
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -145,3 +146,48 @@ def test_what_is_refused_is_refused_after_a_good_call_as_before_it(op):
         assert found.dtype == (torch.bfloat16 if op != "reduce_scatter" else F32)
         assert state().over == ""
     run_ranks(script, 2)
+
+
+def unfused():
+    """{op: (a call on x that writes to `out`, the columns of x and of out, rows of out for a row of x, what it gives)}."""
+    column, row, norm, world = tensor(N, K, seed=1), tensor(N, K, seed=2), torch.rand(N) + 0.5, resolve().size
+
+    def normed(x):
+        return torch.nn.functional.rms_norm(summed(x), (N,), norm, 1e-6)
+    return {
+        "ag_gemm": (lambda x, out: ops.ag_gemm(x, column, out=out, method="unfused"), K, N, world,
+                    lambda x: gathered(x) @ column.T),
+        "gemm_rs": (lambda x, out: ops.gemm_rs(x, row, out=out, method="unfused"), K, N, 1 / world,
+                    lambda x: own(summed(x @ row.T))),
+        "gemm_ar": (lambda x, out: ops.gemm_ar(x, row, out=out, method="unfused"), K, N, 1, lambda x: summed(x @ row.T)),
+        "all_reduce_rmsnorm": (lambda x, out: ops.all_reduce_rmsnorm(x, norm, out=out, method="unfused")[0], N, N, 1, normed),
+    }
+
+
+COLLECTIVES = {"ag_gemm": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "all_reduce", "all_reduce_rmsnorm": "all_reduce"}
+
+
+@pytest.mark.parametrize("op", COLLECTIVES)
+def test_an_unfused_call_has_the_plan_of_its_collective(op, monkeypatch):
+    """Which is not looked at as a call of its own, and counts as one."""
+    seen, usual = set(), Calls._looked_at
+
+    def noted(self, *args):
+        seen.add(self.name)
+        return usual(self, *args)
+    monkeypatch.setattr(Calls, "_looked_at", noted)
+
+    def script():
+        call, columns, wide, share, expected = unfused()[op]
+        x, group = tensor(ROWS, columns), resolve()
+        for rows in (ROWS, 4, 6, 6):
+            count, room = state().calls.get(group.key, [0])[0], int(rows * share) * wide
+            torch.testing.assert_close(call(x[:rows], None), expected(x[:rows]), rtol=1e-4, atol=1e-4)
+            assert state().calls[group.key][0] == count + 2
+            for out in (torch.empty(room), torch.empty(room + 1)[1:]):              # the second one is not aligned
+                found = call(x[:rows], out.view(-1, wide).fill_(float("nan")))
+                torch.testing.assert_close(found, expected(x[:rows]), rtol=1e-4, atol=1e-4)
+        plan = next(iter(state().records[OPS[op]][None].plans.values()))
+        assert [each.agreed.op for each in plan.with_parts()] == [op, COLLECTIVES[op]]
+    run_ranks(script, 2)
+    assert seen == {op}

@@ -120,6 +120,13 @@ class Op(Calls):
         """One call by torch and the group's own collectives, which runs anywhere. Outputs are there."""
         raise NotImplementedError
 
+    def collective_of_unfused(self, agreed: Agreed, group: Group, *tensors: torch.Tensor | None) -> Plan | None:
+        """The plan of the collective in `unfused`, by `part` of its op, for tensors like these. None: it is not known.
+
+        Where there is one, `unfused` is given as `collective` what runs it: a function (x, out=None) that gives out.
+        """
+        return None
+
     def out_shape(self, world: int, *inputs: torch.Tensor | None) -> tuple:
         """Shape of the first output for these inputs and a group of this size: by default x's. Sizes may be symbolic."""
         return tuple(inputs[0].shape)

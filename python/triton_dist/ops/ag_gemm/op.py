@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """ag_gemm: what ranks agree on, the ways to run it, what they move, and the call."""
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Sequence
+from functools import cache, partial
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -11,9 +11,10 @@ from triton_dist.ops import products, registry
 from triton_dist.ops.ag_gemm import by_sms, gather
 from triton_dist.ops.ag_gemm.fused import Fused
 from triton_dist.ops.ag_gemm.unfused import ag_gemm_unfused
-from triton_dist.ops.all_gather.op import all_gather
+from triton_dist.ops.all_gather.op import ALL_GATHER, all_gather
 from triton_dist.ops.autograd import gemms as gradients
 from triton_dist.ops.calls import acts, checks, possible
+from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient, Operator
 from triton_dist.ops.tuning import model
@@ -120,8 +121,13 @@ class AgGemm(Op):
             return choice._replace(in_graphs=True) if copies else None
         return choice._replace(in_graphs=True, pieces=0, comm_sms=by_sms.usual_sms(agreed.shard))
 
+    def collective_of_unfused(self, agreed: Rows, group: Group, x: torch.Tensor, *_: torch.Tensor | None) -> Plan | None:
+        if not agreed.m * agreed.k:
+            return None
+        return ALL_GATHER.part(group, ALL_GATHER.at(agreed.m * group.size, agreed.k, 1, agreed.dtype, group), x, None)
+
     def unfused(self, agreed: Rows, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                out: torch.Tensor, return_gathered: bool = False) -> torch.Tensor | None:
+                out: torch.Tensor, return_gathered: bool = False, collective: Callable | None = None) -> torch.Tensor | None:
         """A collective, then a matmul. Gives the gathered x where it is asked for."""
         if not agreed.m * agreed.k:                     # no rows, or sums of no terms
             if bias is None:
@@ -131,8 +137,10 @@ class AgGemm(Op):
                 out.copy_(each.expand_as(out))
             return x.new_empty((agreed.m * group.size, agreed.k)) if return_gathered else None
 
+        run = collective or partial(all_gather, group=group)
+
         def gathered(rows: torch.Tensor) -> torch.Tensor:
-            everyone = all_gather(rows, group=group)
+            everyone = run(rows)
             backend().before_torch()
             return everyone
         return ag_gemm_unfused(x, weight, gathered, bias, out, agreed.act is not None)[1]

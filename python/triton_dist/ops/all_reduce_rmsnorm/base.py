@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What the ops share that norm an all-reduced tensor: what ranks agree on, the ways to run it, and the fused plan."""
+import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -112,10 +113,12 @@ class NormedAllReduce(Op):
     def candidates(self, agreed: Norm, group: Group) -> Sequence[Choice]:
         return [Choice("unfused" if group.size == 1 or not agreed.m else agreed.method)]
 
-    def reduce(self, group: Group) -> Any:
+    def reduce(self, group: Group, collective: Callable | None = None) -> Any:
         """What makes `total` the sum over ranks of `x` for the unfused way: a function of (x, total)."""
+        run = collective or functools.partial(all_reduce, group=group)
+
         def reduce(part: torch.Tensor, total: torch.Tensor) -> None:
-            all_reduce(part, group=group, out=total)
+            run(part, out=total)
             backend().before_torch()
         return reduce
 

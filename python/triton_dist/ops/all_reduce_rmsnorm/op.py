@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """all_reduce_rmsnorm: what ranks agree on, its fused plan, and the call."""
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
+from triton_dist.ops.all_reduce.op import ALL_REDUCE
 from triton_dist.ops.all_reduce_rmsnorm.base import FusedNorm, Norm, NormedAllReduce
 from triton_dist.ops.all_reduce_rmsnorm.unfused import all_reduce_rmsnorm_unfused
 from triton_dist.ops.autograd import norm
@@ -37,11 +38,18 @@ class AllReduceRmsnorm(NormedAllReduce):
     def plan(self, choice: Choice, agreed: Norm, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Fused(agreed, group)
 
+    def collective_of_unfused(self, agreed: Norm, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                              residual: torch.Tensor | None, out: torch.Tensor | None, *_: torch.Tensor | None) -> Plan | None:
+        if not agreed.m:
+            return None
+        return ALL_REDUCE.part(group, ALL_REDUCE.at(agreed.m, agreed.n, 1, agreed.dtype, group), x, out)
+
     def unfused(self, agreed: Norm, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                residual: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor) -> None:
+                residual: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor,
+                collective: Callable | None = None) -> None:
         """all_reduce, then torch."""
         if agreed.m:
-            all_reduce_rmsnorm_unfused(x, weight, self.reduce(group), out, residual_out, agreed.eps, bias, residual,
+            all_reduce_rmsnorm_unfused(x, weight, self.reduce(group, collective), out, residual_out, agreed.eps, bias, residual,
                                        agreed.weight_bias)
 
 

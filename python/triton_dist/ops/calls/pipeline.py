@@ -239,7 +239,8 @@ class Calls:
 
     def _plan(self, record: CallRecord, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence) -> Plan:
         """The plan of a way, not compiled yet."""
-        plan = Unfused(self, agreed) if choice.method == UNFUSED else self.plan(choice, agreed, group, *tensors)
+        unfused = choice.method == UNFUSED
+        plan = Unfused(self, agreed, group, *tensors) if unfused else self.plan(choice, agreed, group, *tensors)
         plan.agreed, plan.choice, plan.out_shape = agreed, choice, self.shape_of_out(agreed, group, *tensors)
         if record.ranged:
             plan.run = ranges.around(plan.run, ranges.name_of(self.name, choice, plan.out_shape))

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Plans: how calls of one kind run. A plan is made once, and knows all that does not change from call to call."""
+import functools
 from typing import Any, Callable, Sequence
 
 import torch
@@ -81,41 +82,6 @@ class Retired(Plan):
         return self
 
 
-class Unfused(Plan):
-    """The op's unfused way, which runs anywhere.
-
-    Made inside graph capture, which may be why it was chosen, it holds there only.
-    """
-
-    def __init__(self, op: Any, agreed: Any):
-        self.op, self.agreed = op, agreed
-        self.captured = True if backend().is_capturing() else None if op.unfused_in_graphs else False
-
-    def run(self, group: Group, *tensors: Any) -> Any:
-        backend().before_torch()
-        return self.op.unfused(self.agreed, group, *tensors)
-
-
-class Wrapped(Plan):
-    """A plan for calls in a state of torch that its own code should not see, or under autocast in `dtype`."""
-
-    def __init__(self, plan: Plan, dtype: torch.dtype | None):
-        self._plan, self._dtype = plan, dtype
-        self.out_shape, self.agreed, self.captured = plan.out_shape, plan.agreed, plan.captured
-
-    def serves(self) -> bool:
-        return self._plan.serves()
-
-    def moved(self) -> bool:
-        return self._plan.moved()
-
-    def run(self, group: Group, *tensors: Any) -> Any:
-        with ambient.plain():
-            if self._dtype is not None:
-                tensors = tuple(ambient.cast(t, self._dtype) for t in tensors)
-            return self._plan.run(group, *tensors)
-
-
 class OfParts(Plan):
     """Its calls are calls of other ops, one after the other. Those are planned with it, and looked at no more when it runs."""
 
@@ -137,6 +103,56 @@ class OfParts(Plan):
         else:
             self._count[0] += 1
         return part.run(group, *tensors)
+
+
+class Unfused(OfParts):
+    """The op's unfused way, which runs anywhere. Its part is the collective in it, where the op names one.
+
+    Made inside graph capture, which may be why it was chosen, it holds there only.
+    """
+
+    def __init__(self, op: Any, agreed: Any, group: Group, *tensors: torch.Tensor | None):
+        collective = op.collective_of_unfused(agreed, group, *tensors)
+        super().__init__(group, *() if collective is None else (collective,))
+        self.op, self.agreed = op, agreed
+        if backend().is_capturing() or not op.unfused_in_graphs:
+            self.captured = backend().is_capturing()
+
+    def run(self, group: Group, *tensors: Any) -> Any:
+        backend().before_torch()
+        if self.parts:
+            return self.op.unfused(self.agreed, group, *tensors, collective=functools.partial(self._collective, group))
+        return self.op.unfused(self.agreed, group, *tensors)
+
+    def _collective(self, group: Group, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        part, = self.parts
+        try:
+            out = x.new_empty(part.out_shape) if out is None else out
+        except BaseException as error:
+            withdraw(group, self.agreed.op, error)
+            raise
+        self.run_part(part, group, x, out)
+        return out
+
+
+class Wrapped(Plan):
+    """A plan for calls in a state of torch that its own code should not see, or under autocast in `dtype`."""
+
+    def __init__(self, plan: Plan, dtype: torch.dtype | None):
+        self._plan, self._dtype = plan, dtype
+        self.out_shape, self.agreed, self.captured = plan.out_shape, plan.agreed, plan.captured
+
+    def serves(self) -> bool:
+        return self._plan.serves()
+
+    def moved(self) -> bool:
+        return self._plan.moved()
+
+    def run(self, group: Group, *tensors: Any) -> Any:
+        with ambient.plain():
+            if self._dtype is not None:
+                tensors = tuple(ambient.cast(t, self._dtype) for t in tensors)
+            return self._plan.run(group, *tensors)
 
 
 class OnWorkspace(Plan):

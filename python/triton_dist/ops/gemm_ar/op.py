@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: MIT
 """gemm_ar: what ranks agree on, the ways to run it, what they move, and the call."""
 from dataclasses import dataclass
-from typing import Any, Sequence
+from functools import partial
+from typing import Any, Callable, Sequence
 
 import torch
 
 from triton_dist.ops import products, registry
 from triton_dist.ops.all_gather.op import ALL_GATHER
-from triton_dist.ops.all_reduce.op import all_reduce
+from triton_dist.ops.all_reduce.op import ALL_REDUCE, all_reduce
 from triton_dist.ops.autograd import gemms as gradients
 from triton_dist.ops.calls import checks, possible
 from triton_dist.ops.calls.agree import withdraw
@@ -112,14 +113,23 @@ class GemmAr(Op):
     def plan(self, choice: Choice, agreed: Product, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Ring(agreed, group, *tensors) if choice.method == "ring" else Packets(agreed.tiling, group, *tensors)
 
+    def collective_of_unfused(self, agreed: Product, group: Group, x: torch.Tensor, weight: torch.Tensor,
+                              bias: torch.Tensor | None, residual: torch.Tensor | None, out: torch.Tensor | None) -> Plan | None:
+        if not agreed.m * agreed.n:
+            return None
+        total = backend().maker((agreed.m, agreed.n), agreed.dtype)() if out is None or residual is not None else out
+        return ALL_REDUCE.part(group, ALL_REDUCE.at(agreed.m, agreed.n, 1, agreed.dtype, group), total, total)
+
     def unfused(self, agreed: Product, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                residual: torch.Tensor | None, out: torch.Tensor) -> None:
+                residual: torch.Tensor | None, out: torch.Tensor, collective: Callable | None = None) -> None:
         """A matmul, then all_reduce."""
         if not agreed.m * agreed.n:
             return
 
+        run = collective or partial(all_reduce, group=group)
+
         def reduce(total: torch.Tensor) -> None:
-            all_reduce(total, group=group, out=total)
+            run(total, out=total)
             backend().before_torch()
         gemm_ar_unfused(x, weight, reduce, out, bias, residual)
 

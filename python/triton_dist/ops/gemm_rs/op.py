@@ -2,19 +2,20 @@
 # SPDX-License-Identifier: MIT
 """gemm_rs: what ranks agree on, the ways to run it, what they move, and the call."""
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Sequence
+from functools import cache, partial
+from typing import Any, Callable, Sequence
 
 import torch
 
 from triton_dist.ops import products, registry
 from triton_dist.ops.autograd import gemms as gradients
 from triton_dist.ops.calls import checks, possible
+from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.gemm_rs.fused import Fused
 from triton_dist.ops.gemm_rs.scatter_kernel import MOST_ROWS
 from triton_dist.ops.gemm_rs.unfused import gemm_rs_unfused
 from triton_dist.ops.op import Agreed, Op
-from triton_dist.ops.reduce_scatter.op import reduce_scatter
+from triton_dist.ops.reduce_scatter.op import REDUCE_SCATTER, reduce_scatter
 from triton_dist.ops.registry import Gradient
 from triton_dist.ops.tuning import model
 from triton_dist.ops.tuning.table import Choice, Shape, choices
@@ -90,14 +91,24 @@ class GemmRs(Op):
     def plan(self, choice: Choice, agreed: Chunk, group: Group, *tensors: torch.Tensor | None) -> Fused:
         return Fused(choice, agreed, group, *tensors)
 
+    def collective_of_unfused(self, agreed: Chunk, group: Group, x: torch.Tensor, weight: torch.Tensor,
+                              bias: torch.Tensor | None, out: torch.Tensor | None) -> Plan | None:
+        if not agreed.m * agreed.n:
+            return None
+        hop, m = agreed.hop_dtype, agreed.m * group.size
+        return REDUCE_SCATTER.part(group, REDUCE_SCATTER.at(m, agreed.n, 1, hop, group),
+                                   backend().maker((m, agreed.n), hop)(), None if out is None or out.dtype != hop else out)
+
     def unfused(self, agreed: Chunk, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                out: torch.Tensor) -> None:
+                out: torch.Tensor, collective: Callable | None = None) -> None:
         """A matmul, then a collective."""
         if not agreed.m * agreed.n:
             return
 
+        run = collective or partial(reduce_scatter, group=group)
+
         def scatter(terms: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-            rows = reduce_scatter(terms, group=group, out=rows)
+            rows = run(terms, out=rows)
             backend().before_torch()
             return rows
         gemm_rs_unfused(x, weight, scatter, bias, out, agreed.hop_dtype, group.size)
