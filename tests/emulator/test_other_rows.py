@@ -14,7 +14,8 @@ from triton_dist.runtime.state import state
 from triton_dist.testing import random_tensor
 
 N, K, ROWS = 32, 16, 8
-OPS_OF_ROWS = ["ag_gemm", "gemm_rs", "gemm_ar", "all_reduce", "reduce_scatter", "all_gather"]
+OPS_OF_ROWS = ["ag_gemm", "gemm_rs", "gemm_ar", "all_reduce", "reduce_scatter", "all_gather", "all_reduce_rmsnorm",
+               "gemm_ar_rmsnorm"]
 QUICK = ["ag_gemm", "gemm_rs", "all_reduce"]
 F32 = torch.float32
 
@@ -37,8 +38,13 @@ def own(t):
 
 def calls():
     """{op: (a call on x, the columns of x, what it gives by torch)}."""
-    column, row = tensor(N, K, seed=1), tensor(N, K, seed=2)
+    column, row, norm = tensor(N, K, seed=1), tensor(N, K, seed=2), torch.linspace(0.5, 1.5, N)
+
+    def normed(t):
+        return torch.nn.functional.rms_norm(summed(t), (N,), norm, 1e-6)
     return {
+        "all_reduce_rmsnorm": (lambda x: ops.all_reduce_rmsnorm(x, norm)[0], N, normed),
+        "gemm_ar_rmsnorm": (lambda x: ops.gemm_ar_rmsnorm(x, row, norm)[0], K, lambda x: normed(x @ row.T)),
         "ag_gemm": (lambda x: ops.ag_gemm(x, column), K, lambda x: gathered(x) @ column.T),
         "gemm_rs": (lambda x: ops.gemm_rs(x, row), K, lambda x: own(summed(x @ row.T))),
         "gemm_ar": (lambda x: ops.gemm_ar(x, row), K, lambda x: summed(x @ row.T)),
@@ -150,10 +156,8 @@ def test_what_is_refused_is_refused_after_a_good_call_as_before_it(op):
 
 def unfused():
     """{op: (a call on x that writes to `out`, the columns of x and of out, rows of out for a row of x, what it gives)}."""
-    column, row, norm, world = tensor(N, K, seed=1), tensor(N, K, seed=2), torch.rand(N) + 0.5, resolve().size
-
-    def normed(x):
-        return torch.nn.functional.rms_norm(summed(x), (N,), norm, 1e-6)
+    column, row, norm, world = tensor(N, K, seed=1), tensor(N, K, seed=2), torch.linspace(0.5, 1.5, N), resolve().size
+    normed = calls()["all_reduce_rmsnorm"][2]
     return {
         "ag_gemm": (lambda x, out: ops.ag_gemm(x, column, out=out, method="unfused"), K, N, world,
                     lambda x: gathered(x) @ column.T),

@@ -35,6 +35,10 @@ class AllReduceRmsnorm(NormedAllReduce):
         self.check_outputs(residual, residual_out, {"out": out}, x=x, weight=weight, bias=bias)
         return self.agreed_of(x, method, eps, group, weight_bias)
 
+    def resized(self, agreed: Norm, group: Group, x: torch.Tensor, asked: tuple) -> Norm | None:
+        eps, weight_bias, method = asked
+        return self.agreed_of(x, method, eps, group, weight_bias) if x.ndim > 1 and 0 < x.numel() < 2**31 else None
+
     def plan(self, choice: Choice, agreed: Norm, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Fused(agreed, group)
 

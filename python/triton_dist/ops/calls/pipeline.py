@@ -139,7 +139,8 @@ class Calls:
         known = Known(plan, members, places[0].dtype, dtype)
         if key is not None and self.kept and not graphs.asked():
             written = [i for i, t in enumerate(given) if any([t is out for out in outputs])]
-            record.learn(state(), key, given, written, known, signature if agreed is None and self.resized is not None else None)
+            of_class = signature if self.resized is not None and (agreed is None or not record.known) else None
+            record.learn(state(), key, given, written, known, of_class)
         return known
 
     def _of_other_rows(self, record: CallRecord, key: tuple | None, given: tuple) -> tuple[Agreed | None, tuple]:

@@ -91,7 +91,7 @@ class OfParts(Plan):
         self._count, self._compared = me.calls.setdefault(group.key, [0]), backend().compares_calls or me.debug
 
     def serves(self) -> bool:
-        return all([part.serves() for part in self.parts])
+        return super().serves() and all([part.serves() for part in self.parts])
 
     def moved(self) -> bool:
         return any([part.moved() for part in self.parts])

@@ -169,7 +169,8 @@ class CallRecord(Record):
     def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known, signature: tuple | None) -> None:
         """Remembers a call by its tensors `given`, unless its plan is one that another call may not share.
 
-        signature: of the call, where calls that differ from it in the number of rows of the first alone are to be known too.
+        signature: of the call, where calls that differ from it in the number of rows of the first alone are to be known too; None
+            where they are, or cannot be.
         """
         if _TRUSTED and not backend().is_capturing() and known.plan.valid():
             known.learn(me, key[0], given, outputs)

@@ -76,6 +76,10 @@ class GemmArRmsnorm(Op):
         checks.no_grad(**read, residual=residual)
         return self._agreed(m, n, x.dtype, eps, norm_weight_bias, method, group)
 
+    def resized(self, agreed: NormedProduct, group: Group, x: torch.Tensor, asked: tuple) -> NormedProduct | None:
+        m = x.shape[0]
+        return self._agreed(m, agreed.n, agreed.dtype, *asked, group) if 0 < m * agreed.n < 2**31 else None
+
     def _agreed(self, m: int, n: int, dtype: torch.dtype, eps: float | None, weight_bias: float, method: Any,
                 group: Group) -> NormedProduct:
         cut = tiling(m, n, dtype, group.size) if m * n and (method == "packets" or m <= AUTO_ROWS) else None
