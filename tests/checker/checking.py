@@ -26,3 +26,19 @@ def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: A
     changed = load(kernel, edited(source_of(getattr(user, kernel).__module__), edits), folder)
     with mock.patch.object(user, kernel, getattr(changed, kernel)):
         return check_kernel(calls, world, schedules, modes=MODES, **options)
+
+
+def checks_of(mutants: dict[str, tuple], check: Callable) -> tuple:
+    """(The kernel itself is clean, each of `mutants`, (old, new) by name, is not): two tests for a module to have.
+
+    check: from edits, a folder and, for the first one, a number of schedules to a report.
+    """
+    @SCHEDULES
+    def unchanged_it_is_clean(schedules, tmp_path):
+        report = check([], tmp_path, schedules)
+        assert report.clean and report.accesses, str(report)
+
+    @pytest.mark.parametrize("name", mutants)
+    def a_mutant_is_reported(name, tmp_path):
+        assert not check([mutants[name]], tmp_path).clean, f"survived: {name}"
+    return unchanged_it_is_clean, a_mutant_is_reported

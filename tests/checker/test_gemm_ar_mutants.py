@@ -5,8 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from unittest import mock
 
-import pytest
-from checking import SCHEDULES, check_edited
+from checking import check_edited, checks_of
 from scenarios import GAR, overtaking
 
 op = import_module("triton_dist.ops.gemm_ar.op")            # triton_dist.ops.gemm_ar is the function
@@ -37,12 +36,4 @@ def check(edits, folder, schedules=12):
         return check_edited(packets, "gemm_ar_kernel", edits, calls, folder, schedules)
 
 
-@SCHEDULES
-def test_unchanged_it_is_clean(schedules, tmp_path):
-    report = check([], tmp_path, schedules)
-    assert report.clean, str(report)
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_reported(name, tmp_path):
-    assert not check([MUTANTS[name]], tmp_path).clean
+test_unchanged_it_is_clean, test_a_mutant_is_reported = checks_of(MUTANTS, check)

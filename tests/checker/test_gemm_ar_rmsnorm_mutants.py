@@ -5,8 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from unittest import mock
 
-import pytest
-from checking import SCHEDULES, check_edited
+from checking import check_edited, checks_of
 from normed_products import GARN
 from scenarios import overtaking
 
@@ -42,12 +41,4 @@ def check(edits, folder, schedules=12):
         return check_edited(packets, "gemm_ar_rmsnorm_kernel", edits, calls, folder, schedules)
 
 
-@SCHEDULES
-def test_unchanged_it_is_clean(schedules, tmp_path):
-    report = check([], tmp_path, schedules)
-    assert report.clean, str(report)
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_reported(name, tmp_path):
-    assert not check([MUTANTS[name]], tmp_path).clean
+test_unchanged_it_is_clean, test_a_mutant_is_reported = checks_of(MUTANTS, check)

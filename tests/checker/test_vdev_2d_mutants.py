@@ -4,7 +4,7 @@
 from importlib import import_module
 
 import pytest
-from checking import SCHEDULES, check_edited
+from checking import check_edited, checks_of
 from chunks import Chunks2d, Offsets2d
 from scenarios import overtaking
 
@@ -51,12 +51,4 @@ def rounds(monkeypatch):
     monkeypatch.setattr(op, "TILE_BYTES", 128)
 
 
-@SCHEDULES
-def test_unchanged_it_is_clean(schedules, tmp_path):
-    report = check([], tmp_path, schedules)
-    assert report.clean and report.accesses, str(report)
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_reported(name, tmp_path):
-    assert not check([MUTANTS[name]], tmp_path).clean
+test_unchanged_it_is_clean, test_a_mutant_is_reported = checks_of(MUTANTS, check)

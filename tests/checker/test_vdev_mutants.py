@@ -3,8 +3,7 @@
 """What keeps all_to_all_vdev right is needed: with one statement deleted or weakened, the checker reports it."""
 from importlib import import_module
 
-import pytest
-from checking import SCHEDULES, check_edited
+from checking import check_edited, checks_of
 from scenarios import V, overtaking
 
 op = import_module("triton_dist.ops.all_to_all_vdev.op")        # triton_dist.ops.all_to_all_vdev is the function
@@ -39,12 +38,4 @@ def check(edits, folder, schedules=12):
     return check_edited(op, "all_to_all_vdev_kernel", edits, calls, folder, schedules, num_sms=1)
 
 
-@SCHEDULES
-def test_unchanged_it_is_clean(schedules, tmp_path):
-    report = check([], tmp_path, schedules)
-    assert report.clean, str(report)
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_reported(name, tmp_path):
-    assert not check([MUTANTS[name]], tmp_path).clean
+test_unchanged_it_is_clean, test_a_mutant_is_reported = checks_of(MUTANTS, check)

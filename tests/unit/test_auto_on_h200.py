@@ -146,7 +146,7 @@ def slower(taken: str, times: dict) -> float:
 @pytest.mark.parametrize("shape", AR)
 def test_gemm_ar_takes_the_fastest_way_or_nearly(shape, h200):
     m, n, _ = shape
-    taken, why = GEMM_AR._chosen("auto", h200, m, n, torch.bfloat16)
+    taken, why = GEMM_AR.choose("auto", h200, m, n, torch.bfloat16)
     assert slower(taken, AR[shape]) <= (1.07 if taken == "unfused" else 1.02), (taken, why)
 
 
@@ -154,7 +154,7 @@ def test_gemm_ar_takes_the_fastest_way_or_nearly(shape, h200):
 def test_gemm_ar_rmsnorm_takes_the_fastest_way(shape, h200):
     m, n, _ = shape
     cut = Tiling(GemmConfig(64, 128, 64, 8, num_warps=8, num_stages=4), 2, False)
-    taken, why = GEMM_AR_RMSNORM._chosen("auto", h200, m, n, torch.bfloat16, cut)
+    taken, why = GEMM_AR_RMSNORM.choose("auto", h200, m, n, torch.bfloat16, cut)
     assert slower(taken, AR_NORM[shape]) == 1, (taken, why)
 
 

@@ -86,11 +86,11 @@ class GemmAr(Op):
         return self._agreed(m, agreed.n, agreed.dtype, asked[0], group) if 0 < m * agreed.n < 2**31 else None
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, method: Any, group: Group) -> Product:
-        chosen, why = self._chosen(method, group, m, n, dtype)
+        chosen, why = self.choose(method, group, m, n, dtype)
         cut = tiling(m, n, dtype, group.size) if chosen == "packets" and m * n else None
         return Product(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, tiling=cut)
 
-    def _chosen(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tuple[str, str]:
+    def choose(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype) -> tuple[str, str]:
         """(the method of a call that has no plan yet, why, for an "auto")."""
         nbytes, reason = m * n * dtype.itemsize, possible.no_kernel(group)
         chosen, why = self.possible(method, None if method == "ring" else reason)

@@ -83,11 +83,11 @@ class GemmArRmsnorm(Op):
     def _agreed(self, m: int, n: int, dtype: torch.dtype, eps: float | None, weight_bias: float, method: Any,
                 group: Group) -> NormedProduct:
         cut = tiling(m, n, dtype, group.size) if m * n and (method == "packets" or m <= AUTO_ROWS) else None
-        chosen, why = self._chosen(method, group, m, n, dtype, cut)
+        chosen, why = self.choose(method, group, m, n, dtype, cut)
         return NormedProduct(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, eps=eps_of(eps, dtype),
                              weight_bias=float(weight_bias), tiling=cut if chosen == "packets" else None)
 
-    def _chosen(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype, cut: Tiling | None) -> tuple[str, str]:
+    def choose(self, method: Any, group: Group, m: int, n: int, dtype: torch.dtype, cut: Tiling | None) -> tuple[str, str]:
         """(the method of a call that has no plan yet, why, for an "auto"). cut: gemm_ar's tiling, where packets may be taken."""
         reason = possible.no_kernel(group)
         chosen, why = self.possible(method, None if method == "ring" else reason)
@@ -102,7 +102,7 @@ class GemmArRmsnorm(Op):
             return chosen, why
         if m <= AUTO_ROWS and each <= MOST_EACH and not cut.two_shot:
             return "packets", f"{m} rows are no more than {AUTO_ROWS}, and their terms are few enough for one hop"
-        if GEMM_AR._chosen("auto", group, m, n, dtype)[0] == "ring":
+        if GEMM_AR.choose("auto", group, m, n, dtype)[0] == "ring":
             return "ring", "gemm_ar hides its reduce-scatter behind the product at this size"
         return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
 
