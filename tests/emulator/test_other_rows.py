@@ -94,6 +94,35 @@ def test_only_what_is_new_is_checked(op, checked):
     run_ranks(script, 2)
 
 
+@pytest.mark.parametrize("op", ["gemm_ar", pytest.param("gemm_ar_rmsnorm", marks=pytest.mark.full), "all_reduce_rmsnorm"])
+def test_a_residual_has_as_many_rows_as_x(op, checked):
+    def script():
+        columns, wide = (N, N) if op == "all_reduce_rmsnorm" else (K, N)
+        x, residual = tensor(64, columns), random_tensor(64, wide, dtype=F32, seed=5)
+        row, norm = tensor(N, K, seed=2), torch.linspace(0.5, 1.5, N)
+        calls_of = {"gemm_ar": lambda x, r: ops.gemm_ar(x, row, residual=r),
+                    "gemm_ar_rmsnorm": lambda x, r: ops.gemm_ar_rmsnorm(x, row, norm, residual=r)[1],
+                    "all_reduce_rmsnorm": lambda x, r: ops.all_reduce_rmsnorm(x, norm, residual=r)[1]}
+
+        def ran(x, residual, checks):
+            if resolve().rank == 0:
+                del checked[:]
+            product = x if op == "all_reduce_rmsnorm" else x @ row.T
+            torch.testing.assert_close(calls_of[op](x, residual), summed(product) + residual, rtol=1e-4, atol=1e-4)
+            if resolve().rank == 0:
+                assert (op in checked) == checks, tuple(x.shape)
+        ran(x[:ROWS], residual[:ROWS], True)
+        for rows in (4, 16, 2):
+            ran(x[:rows], residual[:rows], False)
+        ran(x[:6], residual.repeat(1, 2)[:6, :wide], True)              # other strides
+        for rows in (3, 7):
+            with pytest.raises(InvalidArgument, match="residual: expected"):
+                calls_of[op](x[:6], residual[:rows])
+        ran(x[:10], residual[:10], resolve().rank < 2)                  # a refused call is a reason for doubt
+        ran(x[:12], residual[:12], False)
+    run_ranks(script, 2)
+
+
 @pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "all_reduce"])
 def test_what_was_not_checked_has_the_plan_of_a_call_that_is_looked_at_in_full(op):
     def script():

@@ -86,8 +86,8 @@ class Op(Calls):
         raise NotImplementedError
 
     # A function (agreed, group, x, what else `known` was given): what `check` gives for a call like one that it accepted with
-    # `agreed`, where only the number of rows of x, the first tensor, is new. It refuses what `check` would. Where it gives None,
-    # and in an op without it, `check` sees the call.
+    # `agreed`, where only the number of rows is new: of x, the first tensor, and with `residual_has_rows` of the residual. It
+    # refuses what `check` would. Where it gives None, and in an op without it, `check` sees the call.
     resized: Callable | None = None
 
     def candidates(self, agreed: Agreed, group: Group) -> Sequence[Choice]:

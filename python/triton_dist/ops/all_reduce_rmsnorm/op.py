@@ -25,6 +25,7 @@ class AllReduceRmsnorm(NormedAllReduce):
     schema = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, float? eps, str group, str method, "
               "float weight_bias=0.0) -> (Tensor, Tensor)")
     gradient = Gradient(norm.keep, norm.backward)
+    residual_has_rows = True
 
     def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
               residual: torch.Tensor | None, out: torch.Tensor | None, residual_out: torch.Tensor | None, eps: Any,

@@ -43,6 +43,7 @@ class Calls:
     local = False                   # whether each rank calls for itself, and nothing is sent
     kept = True                     # whether plans are kept for later calls
     resized: Callable | None
+    residual_has_rows = False       # whether the fourth input, where there is one, has as many rows as x in each call
     _order: tuple                   # places of its tensors among those of `known`
 
     def places(self) -> tuple:
@@ -122,7 +123,8 @@ class Calls:
             return None
         members, tensors = self.members(group), [places[place] for place in self._order]
         outputs, record, dtype = tensors[len(self.tensors):], record_of(self, group, members), None
-        agreed, signature = self._of_other_rows(record, key, given)
+        varying = [i for i, t in enumerate(given) if i == 0 or self.residual_has_rows and t is places[4]]
+        agreed, signature = self._of_other_rows(record, key, given, varying, tensors)
         if agreed is None:
             self._checked(members, ambient.refuse, self.name, tensors)
             if wants_grad(tensors) and all(out is None for out in outputs):
@@ -140,22 +142,26 @@ class Calls:
         if key is not None and self.kept and not graphs.asked():
             written = [i for i, t in enumerate(given) if any([t is out for out in outputs])]
             of_class = signature if self.resized is not None and (agreed is None or not record.known) else None
-            record.learn(state(), key, given, written, known, of_class)
+            record.learn(state(), key, given, written, known, varying, of_class)
         return known
 
-    def _of_other_rows(self, record: CallRecord, key: tuple | None, given: tuple) -> tuple[Agreed | None, tuple]:
+    def _of_other_rows(self, record: CallRecord, key: tuple | None, given: tuple, varying: list,
+                       tensors: list) -> tuple[Agreed | None, tuple]:
         """(what ranks agree on, the signature) of a call that is like a known one but for the number of rows.
 
-        None in place of the first where it has to be checked.
+        None in place of the first where it has to be checked. varying: indices of tensors of so many rows in `given`.
         """
         if key is None or self.resized is None or backend().is_capturing():
             return None, ()
-        known = record.of_other_rows(key, given, state().world)
+        known = record.of_other_rows(key, given, varying, state().world)
         if known is None:
             return None, ()
         agreed = self._checked(record.group, self.resized, known.plan.agreed, record.group, given[0], key[0])
-        (_, _, (_, *of_x), *others), *words = known.signature
-        return agreed, ((*_modes_of_torch(), (given[0].shape, *of_x), *others), *words)
+        (_, _, *parts), *words = known.signature
+        for place, t in enumerate(tensors):
+            if any([t is given[i] for i in varying]):
+                parts[place] = (t.shape, *parts[place][1:])
+        return agreed, ((*_modes_of_torch(), *parts), *words)
 
     def _planned(self, record: CallRecord, group: Group, signature: tuple, tensors: list, asked: tuple,
                  agreed: Agreed | None) -> Plan:

@@ -22,11 +22,11 @@ MOST = 4096                     # of each kind that a record holds; then it forg
 _ALIGNMENT = 15                 # plans may rest on the last four bits of an address
 
 
-def _guards_of(tensors: Sequence, any_rows: bool = False) -> Any:
-    """A function that tells whether tensors are like these. any_rows: whether the first may have another number of rows."""
+def _guards_of(tensors: Sequence, any_rows: Sequence = ()) -> Any:
+    """A function that tells whether tensors are like these. any_rows: which of them may have another number of rows."""
     sizes: list = [list(t.shape) for t in tensors]
-    if any_rows:
-        sizes[0][0] = None
+    for index in any_rows:
+        sizes[index][0] = None
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=[list(t.stride()) for t in tensors]).check
 
 
@@ -35,7 +35,7 @@ def _trusted() -> bool:
     try:
         like, *other = (torch.empty(*size, dtype=dtype, device="cpu") for size, dtype in (
             ((2, 3), torch.float), ((3, 3), torch.float), ((3, 2), torch.float), ((2, 3), torch.half)))
-        same, alike = _guards_of([like]), _guards_of([like], any_rows=True)
+        same, alike = _guards_of([like]), _guards_of([like], any_rows=[0])
         others = [other[1], other[2], other[1].t(), neg_view(like), like.detach().requires_grad_()]
         return (same(torch.empty_like(like)) and alike(other[0]) and alike(like) and not same(other[0])
                 and not any(guard(t) for guard in (same, alike) for t in others))
@@ -51,7 +51,7 @@ class Known:
 
     careful: whether more must be asked than what tensors and their addresses tell.
     kinds: types of what else it was given, where there is a number: 1 == 1.0 == True.
-    same, alike: whether tensors are like its own; whether they are but for the number of rows of the first.
+    same, alike: whether tensors are like its own; whether they are but for the number of rows of some.
     autocast: the dtype that autocast asked for, where the op follows it.
     signature: by which its plan is kept, where there is `alike`.
     """
@@ -154,32 +154,35 @@ class CallRecord(Record):
         self._remember(key, known)
         return known
 
-    def of_other_rows(self, key: tuple, given: tuple, world: Group) -> Known | None:
-        """A call that was made in this very state with tensors like `given`, but for the number of rows of the first."""
+    def of_other_rows(self, key: tuple, given: tuple, varying: Sequence, world: Group) -> Known | None:
+        """A call that was made in this very state with tensors like `given`, but for the number of rows of those at `varying`."""
         try:
-            known = self.known.get(_by_class(key, given))
+            known = self.known.get(_by_class(key, given, varying))
         except TypeError:                           # it was given what is no key
             return None
-        if (known is None or not known.alike(*given) or not known.fits([t.data_ptr() for t in given])
+        if (known is None or not known.alike(*given) or any([given[i].shape[0] != given[0].shape[0] for i in varying[1:]])
+                or not known.fits([t.data_ptr() for t in given])
                 or known.kinds is not None and known.kinds != tuple(map(type, key[0]))
                 or not known.allowed(world)):
             return None
         return known
 
-    def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known, signature: tuple | None) -> None:
+    def learn(self, me: RankState, key: tuple, given: tuple, outputs: list, known: Known, varying: Sequence,
+              signature: tuple | None) -> None:
         """Remembers a call by its tensors `given`, unless its plan is one that another call may not share.
 
-        signature: of the call, where calls that differ from it in the number of rows of the first alone are to be known too; None
-            where they are, or cannot be.
+        signature: of the call, where calls that differ from it in the number of rows alone, of tensors at `varying`, are to be
+            known too; None where they are, or cannot be.
         """
         if _TRUSTED and not backend().is_capturing() and known.plan.valid():
             known.learn(me, key[0], given, outputs)
             self._remember(key, known)
             self._remember(_by_shapes(key, given), known)
             if signature is not None and not outputs and known.autocast is None and given[0].ndim:
-                by_class, rows = _by_class(key, given), given[0].shape[0]
-                if by_class not in self.known and all([t.shape[0] != rows for t in given[1:]]):     # a residual has as many
-                    known.alike, known.signature = _guards_of(given, any_rows=True), signature
+                by_class, rows = _by_class(key, given, varying), given[0].shape[0]
+                same = [i for i, t in enumerate(given) if t.ndim and t.shape[0] == rows]
+                if by_class not in self.known and same == [*varying]:           # others that have as many may have to, or not
+                    known.alike, known.signature = _guards_of(given, varying), signature
                     self._remember(by_class, known)
 
     def _remember(self, key: tuple, known: Known) -> None:
@@ -193,10 +196,10 @@ def _by_shapes(key: tuple, given: tuple) -> tuple:
     return key[0], *[0 if isinstance(part, int) else part for part in key[1:]], *[t.shape for t in given]
 
 
-def _by_class(key: tuple, given: tuple) -> tuple:
-    """The same without the number of rows of the first tensor."""
-    return key[0], *[0 if isinstance(part, int) else part for part in key[1:]], "rows", given[0].shape[1:], *[
-        t.shape for t in given[1:]]
+def _by_class(key: tuple, given: tuple, varying: Sequence) -> tuple:
+    """The same without the number of rows of the tensors at `varying`."""
+    return key[0], *[0 if isinstance(part, int) else part for part in key[1:]], "rows", *[
+        t.shape[1:] if i in varying else t.shape for i, t in enumerate(given)]
 
 
 def record_of(what: Any, asked: Any, group: Group) -> CallRecord:

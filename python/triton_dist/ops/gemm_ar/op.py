@@ -58,7 +58,7 @@ class GemmAr(Op):
     methods = ("packets", "ring", "unfused")
     schema = "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str group, str method) -> Tensor"
     gradient = Gradient(gradients.keep_gemm_ar, gradients.gemm_ar_backward)
-    autocasts = True
+    autocasts = residual_has_rows = True
     local_axis = "k"
 
     def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,

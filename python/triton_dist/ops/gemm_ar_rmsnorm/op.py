@@ -47,7 +47,7 @@ class GemmArRmsnorm(Op):
     schema = ("(Tensor x, Tensor weight, Tensor norm_weight, Tensor? bias, Tensor? residual, float? eps, str group, str method, "
               "float norm_weight_bias=0.0) -> (Tensor, Tensor)")
     gradient = Gradient(gemm_ar_norm.keep, gemm_ar_norm.backward)
-    autocasts = True
+    autocasts = residual_has_rows = True
     local_axis = "k"
 
     def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
