@@ -23,8 +23,8 @@ _CALLS = "_triton_dist_calls"           # attribute of modules: the _Calls of th
 def replicate_parameters(model: nn.Module, mesh: DeviceMesh, parts: Collection[nn.Module] = ()) -> nn.Module:
     """Makes DTensors of those parameters that are none yet, whole on every rank of `mesh`, in place. Collective.
 
-    After parallelize_module, so that any optimizer and `clip_grad_norm_` take all parameters together, and before fully_shard over
-    another dimension of the mesh. Modules compute as before: while `forward` of one of them runs, a parameter reads as the
+    After parallelize_module, so that any optimizer and `clip_grad_norm_` take all parameters together, and before fully_shard
+    over another dimension of the mesh. Modules compute as before: while `forward` of one of them runs, a parameter reads as the
     plain tensor that the DTensor holds.
 
     Args:
