@@ -20,6 +20,7 @@ import json
 import statistics
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -298,11 +299,13 @@ def sweep(bench: Bench) -> None:
     names = ("MOVED", "ROUNDED", "SUMMED", "PASSED")
     kept = [getattr(chunks, name) for name in names]
     space = [(32, 64, 4, 2), (32, 128, 4, 2), (32, 32, 4, 2), (16, 64, 4, 2), (16, 16, 4, 2), (8, 128, 4, 2), (8, 64, 4, 2),
-             (16, 64, 4, 1), (32, 128, 8, 1)] if bench.gpu else [(1, 4, 4, 2)]
+             (16, 64, 4, 1), (32, 128, 8, 1), (4, 16, 2, 4), (8, 16, 4, 2)] if bench.gpu else [(1, 4, 4, 2)]
     for tile, a_round, warps, parts in space:
         reset()
-        for name in names:
-            setattr(chunks, name, chunks.Pieces(tile << 10, a_round << 10, warps=warps, parts=parts))
+        pieces = chunks.Pieces(tile << 10, a_round << 10, warps=warps, parts=parts)
+        all_fit = replace(pieces, registers=min(255, 65536 // (2 * parts * 32 * warps)))        # all programs of a chunk an SM
+        for name, value in zip(names, (pieces, pieces, all_fit, tile << 9)):
+            setattr(chunks, name, value)
         exchange(bench, (128, 4096) if bench.gpu else (4, ), f"{tile}, {a_round} KiB, {warps} warps, {parts} parts: ")
     reset()
     for name, value in zip(names, kept):
