@@ -34,12 +34,15 @@ def operands(m, n, k, dtype=BF16, norm=True, bias=False, residual=None, seed=0):
     return given
 
 
-def compare(given, out, total, act=None, norm_weight_bias=0.0, eps=EPS, roundings=None):
+def compare(given, out, total, act=None, norm_weight_bias=0.0, eps=EPS):
     """out and total of a call with these arguments against float64."""
     expected, added = rmsnorm_gemm_float64(**given, act=act, norm_weight_bias=norm_weight_bias, eps=eps)
     if total is not None:
         assert_matches(total, added, k=1)
-    assert_matches(out, expected, k=given["x"].shape[1], roundings=roundings or (4 if act is None else 8))
+    k, gated = given["x"].shape[1], act is not None
+    # An error of gate counts as often as up is large, which is up to four times its usual size, and the other way round. So fp32
+    # sums one after the other, as GPUs make them, pass the bound for sums alone by up to a third.
+    assert_matches(out, expected, k=16 * k if gated else k, roundings=8 if gated else 4)
 
 
 def checked(m, n, k, method="portable", act=None, norm_weight_bias=0.0, **options):

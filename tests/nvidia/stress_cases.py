@@ -14,11 +14,11 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
 from triton_dist.ops.all_reduce_rmsnorm_quant.unfused import quantized
 from triton_dist.testing import (ag_gemm_float64, all_reduce_rmsnorm_float64, assert_matches, gemm_ar_float64,
-                                 gemm_ar_rmsnorm_float64, gemm_rs_float64, poisoned, random_tensor)
+                                 gemm_ar_rmsnorm_float64, gemm_rs_float64, poisoned, random_tensor, rmsnorm_gemm_float64)
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 OPS = ("ag_gemm", "gemm_rs", "gemm_ar", "gemm_ar_rmsnorm", "all_reduce", "all_gather", "reduce_scatter", "all_to_all_single",
-       "all_to_all_vdev", "all_reduce_rmsnorm", "ep_dispatch")
+       "all_to_all_vdev", "all_reduce_rmsnorm", "ep_dispatch", "rmsnorm_gemm")
 MOST_BY_SMS = 1 << 22           # elements of x with which ag_gemm is captured on up to 8 ranks where graphs hold no copies
 SMALL = 50_000_000              # elements, or products of a GEMM, that a tool which watches memory gets through
 
@@ -28,8 +28,8 @@ class Case:
     """One kind of call.
 
     shape: ag_gemm x [m, k], weight [n, k] as (m, n, k); gemm_rs and gemm_ar by ring the same for x [m * size, k]; gemm_ar else,
-    and gemm_ar_rmsnorm, for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits or experts: x as
-    (rows, columns).
+    gemm_ar_rmsnorm and rmsnorm_gemm for x [m, k]. Collectives (elements of a row,). all_reduce_rmsnorm, and what has splits or
+    experts: x as (rows, columns).
     odd: tensors begin one element behind a multiple of 16 bytes. in_place: out is x, or the residual. idle: the last rank has no
     tiles (n = 0), or no terms (k = 0). cut: what arrives does not fit. quant: the norm is quantised so, too.
     """
@@ -120,6 +120,9 @@ def gpu_cases() -> list[Case]:
         Case("gemm_ar_rmsnorm", (8, 4096, 512), BF16, "packets", bias=True),
         Case("gemm_ar_rmsnorm", (50, 1000, 200), F16, "packets", bias=True, residual=True),
         Case("gemm_ar_rmsnorm", (5, 1029, 72), F32, "packets", bias=True, idle=True),
+        Case("rmsnorm_gemm", (1, 14336, 4096), BF16, "portable"),
+        Case("rmsnorm_gemm", (33, 5120, 1000), F16, "portable", bias=True, residual=True),
+        Case("rmsnorm_gemm", (5, 1030, 129), F32, "portable", residual=True, odd=True),
         *collectives(10_007, 1 << 19, 1 << 21),
         Case("all_to_all_single", (300, 129), BF16, "split sizes"),
         Case("all_to_all_vdev", (1, 1), BF16, "push"),
@@ -162,6 +165,8 @@ def emulator_cases() -> list[Case]:
         Case("gemm_ar", (9, 40, 24), BF16, "unfused", bias=True, residual=True),
         Case("gemm_ar_rmsnorm", (5, 600, 40), BF16, "packets", residual=True, in_place=True),
         Case("gemm_ar_rmsnorm", (2, 33, 24), F32, "packets", bias=True, idle=True),
+        Case("rmsnorm_gemm", (5, 66, 40), BF16, "portable", residual=True),
+        Case("rmsnorm_gemm", (20, 34, 129), F32, "portable", bias=True, odd=True),
         *collectives(101, 700, 5000),
         Case("all_to_all_single", (30, 7), BF16, "split sizes"),
         Case("all_to_all_vdev", (1, 1), BF16, "push"),
@@ -189,6 +194,8 @@ class Call(NamedTuple):
 
 def make(case: Case, group: Group, seed: int) -> Call:
     """The call of a case on one group."""
+    if case.op == "rmsnorm_gemm":
+        return norm_and_gemm(case, seed + group.rank)
     if case.op == "gemm_ar_rmsnorm":
         return gemm_and_norm(case, group, seed)
     if case.op.startswith(("ag_", "gemm_")):
@@ -250,6 +257,29 @@ def gemm_and_norm(case: Case, group: Group, seed: int) -> Call:
         assert_matches(out, normed, k=k * group.size, roundings=2 * group.size + 4)
     empty = poisoned(m, n, dtype=case.dtype)
     return Call((empty, residual if case.in_place else empty), run, check)
+
+
+def norm_and_gemm(case: Case, seed: int) -> Call:
+    """With silu_mul; a rank's own, of which other ranks know nothing."""
+    m, n, k = case.shape
+
+    def of(*shape: int, salt: int) -> torch.Tensor:
+        return placed(random_tensor(*shape, dtype=case.dtype, seed=seed + salt), case.odd)
+    given = dict(x=of(m, k, salt=0), weight=of(n, k, salt=100) / k**0.5, norm_weight=of(k, salt=400),
+                 bias=of(n, salt=200) if case.bias else None, residual=of(m, k, salt=300) if case.residual else None)
+    starts = (poisoned(m, n // 2, dtype=case.dtype), *([poisoned(m, k, dtype=case.dtype)] if case.residual else []))
+
+    def run(out: torch.Tensor, *total: torch.Tensor) -> tuple:
+        ops.rmsnorm_gemm(**given, act="silu_mul", out=out, residual_out=total[0] if total else None, method=case.method)
+        return out, *total
+
+    def check(out: torch.Tensor, *total: torch.Tensor) -> None:
+        expected, added = rmsnorm_gemm_float64(**given, act="silu_mul")
+        # An error of gate counts as often as up is large, which is up to four times its usual size, and the other way round.
+        assert_matches(out, expected, k=16 * k, roundings=8)
+        if total:
+            assert_matches(total[0], added, k=1)
+    return Call(starts, run, check)
 
 
 def rmsnorm(case: Case, group: Group, seed: int) -> Call:
