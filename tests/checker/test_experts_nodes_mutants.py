@@ -19,7 +19,7 @@ from triton_dist.runtime.groups import resolve
 from triton_dist.testing import random_tensor
 
 EP_OPS = "triton_dist.ops"
-DEVICE, PUT = f"{EP_OPS}.ep.nodes_device", f"{EP_OPS}.ep_dispatch.kernels"
+DEVICE, PUT = f"{EP_OPS}.internode.kernels", f"{EP_OPS}.ep_dispatch.kernels"
 DISPATCH, COMBINE = f"{EP_OPS}.ep_dispatch.nodes_kernel", f"{EP_OPS}.ep_combine.nodes_kernel"
 BOX = "dl.consume_token(boxes_came, token)"
 ROWS = 'dl.wait(arrived + p * flags_source + first, last - first + 1, "sys", "acquire", epoch)'
@@ -27,22 +27,21 @@ TOLD = "        dl.ll_store(to_peers, each << 16 | going, epoch, (near < EACH) &
 FORWARDED = "            dl.ll_store(to_peers, each << 16 | going, epoch, (near < EACH) & (part == 0))\n            put_chunk"
 ROUNDS = "            dl.notify_each(everyone + t, epoch, (rank < WORLD) & (t * ROUND < giving))\n"
 NOTIFIED = "        dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != here) | (FIRST == 0)) & (t * ROUND < going))\n"
-SIGNAL = 'dl.wait(signal, 1, "sys", "acquire", word_of(epoch))'
-NET_WAIT = "    shmem.signal_wait_until(dl.consume_token(signal, token), EQUAL, word_of(epoch))\n"
+SIGNAL = 'dl.wait(signal, 1, "sys", "acquire", word_of(epoch), cmp=CMP)'
+NET_WAIT = "    shmem.signal_wait_until(dl.consume_token(signal, token), _NE, word_of(epoch - 1))\n"
 HALF = " + (epoch & 1).to(tl.int64) * half"
 
 # name: (module, old, new)
 OF_DISPATCH = {
     "it does not wait for other nodes": (DEVICE, [(SIGNAL, "0"), (NET_WAIT, "")]),
-    "it waits for the last call of other nodes": (DEVICE, [(SIGNAL, SIGNAL.replace("epoch", "epoch - 1")),
-                                                           (NET_WAIT, NET_WAIT.replace("word_of(epoch)", "word_of(epoch - 1)"))]),
+    "it waits for the last call of other nodes": (DEVICE, [(SIGNAL, SIGNAL.replace("epoch", "epoch - 1")), (NET_WAIT, "")]),
     "rows are forwarded before they come": (PUT, [("for u in range(known, needed)", "for u in range(known, 0)")]),
     "a round too few is waited for": (PUT, [("// ROUND + 1\n", "// ROUND\n")]),
     "scales are forwarded before they come": (PUT, [("scales = dl.consume_token(scales, arrived_from_node(signals + rounds + u, "
-                                                     "epoch))", "pass")]),
+                                                     'epoch, "eq"))', "pass")]),
     "rounds are not told": (PUT, [(NOTIFIED, "")]),
     "all rounds have one flag": (PUT, [(NOTIFIED, NOTIFIED.replace("everyone + t", "everyone"))]),
-    "boxes are read before they come": (DISPATCH, [("token = arrived_from_node(told, epoch)", "token = 0")]),
+    "boxes are read before they come": (DISPATCH, [('token = arrived_from_node(told, epoch, "eq")', "token = 0")]),
     "a box is read without the token": (DISPATCH, [(BOX, "boxes_came")]),
     "own node is not told": (DISPATCH, [(TOLD, "        to_nodes")]),
     "numbers are not forwarded": (DISPATCH, [(FORWARDED, "            put_chunk")]),
@@ -57,7 +56,7 @@ OF_DISPATCH = {
 }
 OF_COMBINE = {
     "it does not wait for other nodes": (DEVICE, [(SIGNAL, "0"), (NET_WAIT, "")]),
-    "boxes are read before they come": (COMBINE, [("token = arrived_from_node(came + origin * signals_node, epoch)",
+    "boxes are read before they come": (COMBINE, [('token = arrived_from_node(came + origin * signals_node, epoch, "eq")',
                                                    "token = 0")]),
     "a box is read without the token": (COMBINE, [(BOX, "boxes_came")]),
     "it does not wait for rows of its node": (COMBINE, [(ROWS, "0")]),

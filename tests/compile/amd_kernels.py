@@ -114,7 +114,7 @@ KERNELS = {
     "gemm_ar two-shot packets": functools.partial(test_gemm_ar_code.compiled, world=8, split=2, two_shot=True),
     "gemm_ar_rmsnorm packets": functools.partial(test_gemm_ar_rmsnorm_code.compiled, world=8, split=2),
     "rmsnorm_gemm product": functools.partial(test_rmsnorm_gemm_code.compiled, columns=128, depth=64),
-    "rmsnorm_gemm norm": test_rmsnorm_gemm_code.compiled_norm,
+    "rmsnorm_gemm norm": functools.partial(test_rmsnorm_gemm_code.compiled_norm),
     "all_to_all_vdev": functools.partial(test_vdev_code.compiled, world=8),
     "all_to_all_vdev_2d": functools.partial(test_vdev_2d_code.compiled, world=8),
     "all_to_all_vdev_2d_offset": functools.partial(test_vdev_2d_code.compiled, world=8, by_rank=False),

@@ -81,7 +81,7 @@ def test_every_kernel_is_here(monkeypatch):
         listed.add(found.value.args[0])
     modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}.")]
     ours = {value for module in modules for value in vars(module).values() if isinstance(value, type(ag_gemm_kernel))}
-    called = {getattr(internode, name) for name in ("word_of", "arrived", "send", "copy", "share", "gather")}
+    called = {getattr(internode, name) for name in ("word_of", "arrived_from_node", "send", "copy", "share", "gather")}
     assert {kernel.__name__ for kernel in ours - called - listed} == set()
     files = {(Path(kernel.fn.__code__.co_filename).name, kernel.__name__) for kernel in listed}
     launched = {(path.name, name) for path in sorted(TUTORIALS.glob("*.py"))

@@ -7,9 +7,9 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
 from triton_dist.ops.ep.device import matrix_of, of, owners, sent_to, slots_of, words_of
-from triton_dist.ops.ep.nodes_device import HEAD, arrived_from_node
+from triton_dist.ops.ep.nodes_device import HEAD
 from triton_dist.ops.ep_combine.kernels import own_choices, own_part
-from triton_dist.ops.internode.kernels import send
+from triton_dist.ops.internode.kernels import arrived_from_node, send
 from triton_dist.runtime.jit import jit
 
 
@@ -97,7 +97,7 @@ def ep_combine_nodes_kernel(y, ids, told, positions, weights, packets, packets_h
         for hop in range(1, NODES):
             origin = (node + NODES - hop) % NODES  # the node that sends here first
             dl.trace_start("wait", hop, origin * EACH + place)
-            token = arrived_from_node(came + origin * signals_node, epoch)
+            token = arrived_from_node(came + origin * signals_node, epoch, "eq")
             dl.trace_stop("wait", hop)
             words = dl.consume_token(boxes_came, token) + (origin * chunks + chunk).to(tl.int64) * box
             count = tl.load(words)
@@ -171,7 +171,8 @@ def ep_combine_take_kernel(ids, bias, residual, out, packets, packets_half, data
                         source = rows_came + (origin * slots + chunk * most).to(tl.int64) * row
                         first, last = tl.min(tl.where(there, at, slots), 0) // ROUND, tl.max(at, 0) // ROUND
                         for u in range(first, last + 1):
-                            source = dl.consume_token(source, arrived_from_node(came + origin * signals_node + 1 + u, epoch))
+                            signal = came + origin * signals_node + 1 + u
+                            source = dl.consume_token(source, arrived_from_node(signal, epoch, "eq"))
                         theirs = tl.load(source + at.to(tl.int64)[:, None] * row + cols[None, :],
                                          mask=there[:, None] & (cols < row)[None, :], other=0.0)
                         total += theirs.to(tl.float32)

@@ -7,8 +7,8 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
 from triton_dist.ops.ep.device import counts_of, floats, matrix_of, of, owners, rows_told, token_in, tokens_in
-from triton_dist.ops.ep.nodes_device import arrived_from_node
 from triton_dist.ops.ep.quantise import rounded, vectors_of
+from triton_dist.ops.internode.kernels import arrived_from_node
 from triton_dist.runtime.jit import jit
 
 
@@ -173,9 +173,9 @@ def put_chunk(x, ids, weights, scales, to, going, begin, slot, rows_in, words_in
                 if FORWARD:
                     needed = token_in(to, owner, last - 1) // ROUND + 1
                     for u in range(known, needed):
-                        x = dl.consume_token(x, arrived_from_node(signals + u, epoch))
+                        x = dl.consume_token(x, arrived_from_node(signals + u, epoch, "eq"))
                         if SCALES > 0:
-                            scales = dl.consume_token(scales, arrived_from_node(signals + rounds + u, epoch))
+                            scales = dl.consume_token(scales, arrived_from_node(signals + rounds + u, epoch, "eq"))
                     known = tl.maximum(known, needed)
                 base = (source * slots + slot).to(tl.int64)
                 put_rows(x, scales, to, owner, begin, t * ROUND, last, outbox + base * row,

@@ -6,9 +6,9 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
 from triton_dist.ops.ep.device import counts_of, floats, owners, sent_to
-from triton_dist.ops.ep.nodes_device import HEAD, arrived_from_node
+from triton_dist.ops.ep.nodes_device import HEAD
 from triton_dist.ops.ep_dispatch.kernels import put_choices, put_chunk, put_rows
-from triton_dist.ops.internode.kernels import send
+from triton_dist.ops.internode.kernels import arrived_from_node, send
 from triton_dist.runtime.jit import jit
 
 
@@ -97,7 +97,7 @@ def ep_dispatch_nodes_kernel(x, ids, weights, scales, packets, packets_half, dat
             source = origin * EACH + place
             told = came + origin * signals_node
             dl.trace_start("wait", hop, source)
-            token = arrived_from_node(told, epoch)
+            token = arrived_from_node(told, epoch, "eq")
             dl.trace_stop("wait", hop)
             words = dl.consume_token(boxes_came, token) + (origin * chunks + chunk).to(tl.int64) * box
             head = tl.load(words)

@@ -5,7 +5,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.gemm import matmul_tile, tile_of
-from triton_dist.ops.internode.kernels import arrived, send, word_of
+from triton_dist.ops.internode.kernels import arrived_from_node, send, word_of
 from triton_dist.runtime.jit import jit
 from triton_dist.runtime.launch_metadata import leading, product
 
@@ -70,7 +70,7 @@ def gemm_rs_nodes_kernel(x, weight, bias, out, slots, flags, control, team, half
         else:
             for hop_node in range(1, nodes):
                 source = (node + hop_node) % nodes
-                token = arrived(mine + nodes * hops + source, epoch)
+                token = arrived_from_node(mine + nodes * hops + source, epoch, "ge")
                 part = dl.consume_token(heard, token) + (source * tiles + tile).to(tl.int64) * BLOCK_M * BLOCK_N
                 acc += tl.load(part + inner).to(tl.float32)
             if HAS_BIAS:

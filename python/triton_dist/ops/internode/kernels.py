@@ -13,7 +13,6 @@ from triton_dist.runtime.jit import jit
 
 _SET = tl.constexpr(shmem.NVSHMEM_SIGNAL_SET)
 _NE = tl.constexpr(shmem.NVSHMEM_CMP_NE)
-EQUAL = tl.constexpr(shmem.NVSHMEM_CMP_EQ)
 
 
 @jit
@@ -23,9 +22,12 @@ def word_of(epoch):
 
 
 @jit
-def arrived(signal, epoch):
-    """Waits until what another node sends in this call is here; the token for consume_token."""
-    token = dl.wait(signal, 1, "sys", "acquire", word_of(epoch), cmp="ge")
+def arrived_from_node(signal, epoch, CMP: tl.constexpr):
+    """Waits until what another node sends in this call is here; the token for consume_token.
+
+    CMP: "ge" where a later call's signal may be here already, "eq" where that of any call before may be.
+    """
+    token = dl.wait(signal, 1, "sys", "acquire", word_of(epoch), cmp=CMP)
     # SHMEM's own wait, which is met at once, does what the hardware needs for loads to see what a network card has written.
     shmem.signal_wait_until(dl.consume_token(signal, token), _NE, word_of(epoch - 1))
     return token
@@ -83,7 +85,7 @@ def gather(x, gathered, flags, signals, epoch, team, index, world, each, count, 
     for hop in range(1, nodes):
         source = (node + nodes - hop) % nodes
         owner = source * each + place
-        token = arrived(signals + program * nodes + source, epoch)
+        token = arrived_from_node(signals + program * nodes + source, epoch, "ge")
         data = dl.consume_token(gathered, token) + owner.to(tl.int64) * pitch + start
         share(data, n, flags + program * world + owner, epoch, team, index, each, BLOCK)
 
@@ -148,7 +150,7 @@ def reduce_scatter_kernel(x, out, slots, flags, signals, epoch, team, index, wor
     dl.wait(flags + program * world + node * each, each, "sys", "acquire", epoch, cmp="ge")
     parts = slots + (node * each).to(tl.int64) * count + start
     for hop in range(1, nodes):
-        heard = dl.consume_token(heard, arrived(signals + program * nodes + (node + hop) % nodes, epoch))
+        heard = dl.consume_token(heard, arrived_from_node(signals + program * nodes + (node + hop) % nodes, epoch, "ge"))
     for first in range(0, n, BLOCK):
         at = first + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
