@@ -35,7 +35,8 @@ _LIMIT = """Times are in milliseconds per call, for the shapes with 2048 rows an
 collective, each alone: the limit of overlapping them. T\\*/T says how close a call comes to it. Above 1 our GEMM is faster than
 cuBLAS.
 """
-_ROWS = """Times are in microseconds per call. The best other is a matmul, then an all-reduce of NCCL, torch, sglang or FlashInfer.
+_ROWS = """Times are in microseconds per call. The best other is a matmul, then an all-reduce of NCCL, torch, sglang or
+FlashInfer.
 """
 _SIZES = ("8K", "64K", "512K", "4M", "16M", "64M")
 _LARGE = 2048
