@@ -38,35 +38,35 @@ class Call(NamedTuple):
     """A kind of call of an op. All is equal on all ranks, but for `local`, this rank's part of a size that may differ, and
     `build`.
 
-    agreed: what all ranks agree on. shape(total) gives the Shape from the sum of all `local`; None of an op that is not timed.
+    agreed: what all ranks agree on. shape(total) gives the Shape from the sum of all `local`.
     candidates: ways to run it that the method asked for allows, each method's default first. rule: the one taken without figures,
     and why. build(choice) gives what makes such calls, for measure.measure.
     """
     op: Any
     agreed: Any
     local: int
-    shape: Callable[[int], Shape] | None
+    shape: Callable[[int], Shape]
     candidates: Sequence[Choice]
     rule: tuple
     build: Callable[[Choice], Any]
 
 
 def decide(record: CallRecord, call: Call) -> Decision:
-    """How calls like this one run. Collective at the first use of a `local` that is new to a family of calls, and to measure.
+    """How calls like this one run, of an op that is timed.
+
+    Collective at the first use of a `local` that is new to a family of calls, and to measure.
 
     Ranks cannot see each other's `local`, so it must be new on all of them or on none. Two cases make that so in practice:
     a `local` that is larger or smaller by one than a known one (an uneven split of another layer) counts as known, and once
     ranks have had unequal ones, all calls that agree in the rest share that decision.
     """
-    if len(call.candidates) == 1 or call.shape is None:
-        return Decision(*call.rule)
     if len(record.decisions) >= MOST:
         record.decisions.clear()
         record.sizes.clear()
     known = record.decisions.setdefault(call.agreed, {})
     found = _known(known, call.local)
     if found is None:
-        sizes, found = _decide(record, call, call.shape)
+        sizes, found = _decide(record, call)
         if len(sizes) != 1:
             known[_SHARED] = found
         if sizes:
@@ -106,13 +106,13 @@ def from_table(candidates: Sequence[Choice], rule: tuple, shape: Shape, entries:
                     shape)
 
 
-def _decide(record: CallRecord, call: Call, shape_of: Callable[[int], Shape]) -> tuple[set, Decision]:
+def _decide(record: CallRecord, call: Call) -> tuple[set, Decision]:
     """(the set of all ranks' `local` where it mattered, the decision)."""
     group, figures = record.group, tables.of(call.op, record)
     if figures.mode == "0" and not figures.entries:
         return set(), Decision(*call.rule)
     sizes = _sizes(record, call)
-    shape = shape_of(sum(sizes))
+    shape = call.shape(sum(sizes))
     return set(sizes), _by_figures(group, call, shape, figures)
 
 

@@ -236,12 +236,14 @@ class Calls:
     def _decided(self, record: CallRecord, group: Group, agreed: Agreed, tensors: list) -> tuple[Choice, str]:
         """(the way of a call, why). Collective where ranks' sizes or times have to be compared."""
         ways = self.candidates(agreed, group)
+        rule = self.rule(agreed, group, ways)
+        if len(ways) == 1 or not self.timed:
+            return rule
 
         def trial(choice: Choice) -> Trial:
             return Trial(self, lambda: self._plan(record, group, agreed, choice, tensors), group, tensors)
-        shape = (lambda total: self.shape(agreed, group, total)) if self.timed else None
         found = decide.decide(record, decide.Call(
-            self, agreed, self.local_size(*tensors), shape, ways, self.rule(agreed, group, ways), trial))
+            self, agreed, self.local_size(*tensors), lambda total: self.shape(agreed, group, total), ways, rule, trial))
         return found.choice, found.reason
 
     def _plan(self, record: CallRecord, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence) -> Plan:

@@ -57,7 +57,7 @@ class Plan:
 
     def serves(self) -> bool:
         """Whether it is for calls inside graph capture if the caller is, and for eager ones if not."""
-        return self.captured in (None, backend().is_capturing())
+        return self.captured is None or self.captured == backend().is_capturing()
 
     def moved(self) -> bool:
         """Whether buffers have moved: then it is made again as it was, inside graph capture as well."""

@@ -111,7 +111,7 @@ class GemmAr(Op):
         return [Choice(agreed.method)]
 
     def plan(self, choice: Choice, agreed: Product, group: Group, *tensors: torch.Tensor | None) -> Plan:
-        return _Ring(agreed, group, *tensors) if choice.method == "ring" else Packets(agreed.tiling, group, *tensors)
+        return Ring(agreed, group, *tensors) if choice.method == "ring" else Packets(agreed.tiling, group, *tensors)
 
     def collective_of_unfused(self, agreed: Product, group: Group, x: torch.Tensor, weight: torch.Tensor,
                               bias: torch.Tensor | None, residual: torch.Tensor | None, out: torch.Tensor | None) -> Plan | None:
@@ -149,10 +149,6 @@ class GemmAr(Op):
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Product:
         return self._agreed(m, n, dtype, "auto", group)
 
-    def by_ring(self, m: int, n: int, dtype: torch.dtype, group: Group) -> Product:
-        """The same in a call with method="ring"."""
-        return self._agreed(m, n, dtype, "ring", group)
-
     def estimates(self, agreed: Product, group: Group, shape: Shape, ways: Sequence[Choice]) -> dict:
         machine = backend().machine_model()
         if machine is None or possible.across_nodes(group):
@@ -165,15 +161,17 @@ class GemmAr(Op):
         return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group))}
 
 
-class _Ring(OfParts):
-    """gemm_rs, then an all-gather of its rows."""
+class Ring(OfParts):
+    """gemm_rs, then an all-gather of its rows. `agreed` has m, n and dtype."""
 
-    def __init__(self, agreed: Product, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    def __init__(self, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                  residual: torch.Tensor | None, out: torch.Tensor | None):
         whole = agreed.m, agreed.n, x.shape[1] * group.size, agreed.dtype, group
         self._rows = backend().maker((agreed.m // group.size, agreed.n), agreed.dtype)
-        self._multiply = GEMM_RS.part(group, GEMM_RS.at(*whole), x, weight, bias, None)
-        self._gather = ALL_GATHER.part(group, ALL_GATHER.at(*whole), self._rows(), out)
+        rows = self._rows()
+        self._multiply = GEMM_RS.part(group, GEMM_RS.at(*whole), x, weight, bias, rows)
+        # Of an output that there is not yet, only dtype and alignment matter, which those of `rows` are.
+        self._gather = ALL_GATHER.part(group, ALL_GATHER.at(*whole), rows, rows if out is None else out)
         super().__init__(group, self._multiply, self._gather)
 
     def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,

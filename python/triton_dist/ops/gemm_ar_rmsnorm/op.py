@@ -12,9 +12,9 @@ from triton_dist.ops.all_reduce_rmsnorm.op import ALL_REDUCE_RMSNORM, all_reduce
 from triton_dist.ops.all_reduce_rmsnorm.unfused import rmsnorm
 from triton_dist.ops.autograd import gemm_ar_norm
 from triton_dist.ops.calls import checks, possible
-from triton_dist.ops.calls.plans import OfParts, Plan
+from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.exchange import sizes
-from triton_dist.ops.gemm_ar.op import GEMM_AR, refuse_method
+from triton_dist.ops.gemm_ar.op import GEMM_AR, Ring, refuse_method
 from triton_dist.ops.gemm_ar.packets import Tiling, tiling
 from triton_dist.ops.gemm_ar_rmsnorm.packets import MOST_EACH, NormPackets, cut_rows
 from triton_dist.ops.op import Agreed, Op
@@ -147,20 +147,18 @@ class GemmArRmsnorm(Op):
         return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group)), "norm_weight": (n,)}
 
 
-class _Ring(OfParts):
+class _Ring(Ring):
     """gemm_ar by a ring, then a norm."""
 
     def __init__(self, agreed: NormedProduct, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                  residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor | None,
                  residual_out: torch.Tensor | None):
+        super().__init__(agreed, group, x, weight, bias, residual, residual_out)
         self._asked = agreed.eps, agreed.weight_bias
-        self._product = GEMM_AR.part(group, GEMM_AR.by_ring(agreed.m, agreed.n, agreed.dtype, group), x, weight, bias, residual,
-                                     residual_out)
-        super().__init__(group, self._product)
 
     def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
             residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor, residual_out: torch.Tensor) -> None:
-        self.run_part(self._product, group, x, weight, bias, residual, residual_out)
+        super().run(group, x, weight, bias, residual, residual_out)
         backend().before_torch()
         rmsnorm(residual_out, norm_weight, *self._asked, out)
 
