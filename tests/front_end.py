@@ -4,10 +4,10 @@
 
 The emulator shows every specialisation of a kernel to the front end before it runs it (`launching.trace`). This takes longer than
 to run it. Under --full all of them are shown. Else a specialisation is shown if something about it is new to the kernel in this
-session: the value of a constexpr or of an option, or the types of the other arguments. Whole numbers above 4 are of two kinds,
-powers of two and others. So each flag and each kind of number is seen, and products are left to --full, like those of a test's
-parameters. To a mutant also that is known which other mutants of the same kernel, and the kernel itself, have been shown with: it
-differs from them by an edit.
+session: the value of a constexpr or of an option, the type of another argument, or which dtypes tensors have together. Whole
+numbers above 4 are of two kinds, powers of two and others. So each flag, type and kind of number is seen, and products are left
+to --full, like those of a test's parameters. To a mutant also that is known which other mutants of the same kernel, and the
+kernel itself, have been shown with: it differs from them by an edit.
 
 The emulator asks the front end one thing, whether a kernel waits its turn on the stream. Where that differs between two
 specialisations of a kernel, each combination of its flags (all but numbers and types) is shown. A combination for which it
@@ -106,14 +106,15 @@ def short(x: Any) -> str:
 
 
 def described(kernel: Any, args: tuple, kwargs: dict) -> tuple:
-    """({(constexpr or option, value), types of the other arguments}, (those that are not given, flags)) of a launch."""
+    """({(name, value or type), dtypes of tensors}, (arguments that are not given, flags)) of a launch."""
     given = {**dict(zip(kernel.arg_names, args)), **kwargs}
     runtime = {parameter.name for parameter in kernel.params if not parameter.is_constexpr}
-    types = tuple((name, word(x, True)) for name, x in sorted(given.items()) if name in runtime)
+    types = [(name, word(x, True)) for name, x in sorted(given.items()) if name in runtime]
+    dtypes = tuple(sorted({str(x.dtype) for x in given.values() if hasattr(x, "dtype")}))
     values = [(name, word(x, False)) for name, x in sorted(given.items()) if name not in runtime]
     flags = tuple((name, x) for name, x in values if not is_number(x))
     none = tuple(name for name, x in sorted(given.items()) if name in runtime and x is None)
-    return {*((name, kind(x)) for name, x in values), types}, (none, flags)
+    return {*((name, kind(x)) for name, x in values), *types, dtypes}, (none, flags)
 
 
 def is_number(x: Any) -> bool:

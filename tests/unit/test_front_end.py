@@ -140,5 +140,8 @@ def test_a_tuple_and_a_function_are_described(tmp_path):
     kernel = load("kernel", SOURCE, tmp_path).kernel
     seen, (none, flags) = described(kernel, (torch.zeros(1), (1, 7), kernel), {"COLS": 0.5})
     assert none == () and flags == (("ROWS", kernel.cache_key),)
-    assert seen == {("COLS", "float"), ("ROWS", kernel.cache_key), (("n", ("one", "int32")), ("x", torch.float32))}
+    assert seen == {("COLS", "float"), ("ROWS", kernel.cache_key), ("n", ("one", "int32")), ("x", torch.float32),
+                    ("torch.float32",)}
+    both = described(kernel, (torch.zeros(1).half(), torch.zeros(1)), {})[0]
+    assert both == {("x", torch.float16), ("n", torch.float32), ("torch.float16", "torch.float32")}
     assert described(kernel, (None, 3), {"ROWS": True, "COLS": (0, 3)})[1] == (("x",), (("ROWS", True),))

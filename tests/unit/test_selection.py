@@ -62,13 +62,22 @@ def selected(folder, *words):
     return sorted(line.split("::")[1] for line in done.stdout.splitlines() if "::" in line)
 
 
-def test_a_few_items_of_each_test_have_all_values(tmp_path):
+def write(folder):
     marks = "    full: all\n    every(*names): these\n    one: one\n"
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS}\nmarkers =\n{marks}")
-    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
-    (tmp_path / "test_some.py").write_text(FILE)
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS}\nmarkers =\n{marks}")
+    (folder / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (folder / "test_some.py").write_text(FILE)
+
+
+@pytest.mark.full
+def test_each_run_has_the_same_items(tmp_path):
+    write(tmp_path)
+    assert selected(tmp_path, "-m", "not full") == selected(tmp_path, "-m", "not full")
+
+
+def test_a_few_items_of_each_test_have_all_values(tmp_path):
+    write(tmp_path)
     found = selected(tmp_path, "-m", "not full")
-    assert found == selected(tmp_path, "-m", "not full")
     items = {}
     for name, words in (re.fullmatch(r"(\w+)\[(.*)\]", item).groups() for item in found):
         items.setdefault(name, []).append(words.split("-"))
