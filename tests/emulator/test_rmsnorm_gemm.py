@@ -10,9 +10,12 @@ from scenarios import BF16, F16, F32, captures_by_rank, graph  # noqa: F401  (a 
 import triton_dist
 from triton_dist import ops
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
+from triton_dist.bench.any_op import AnyOp
+from triton_dist.bench.shapes import Shape
 from triton_dist.ops import rmsnorm_gemm
 from triton_dist.ops.calls.pipeline import Calls
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
 from triton_dist.testing import assert_matches, poisoned, random_tensor, rmsnorm_gemm_float64
 
@@ -224,3 +227,16 @@ def test_explain_says_how_and_why():
         return [ops.explain("rmsnorm_gemm", m, 512, 256) for m in (1, 64, 4096)]
     for found in run_ranks(script, 2)[0]:
         assert found.reason and found.chosen
+
+
+def test_bench_calls_it_by_the_inputs_that_it_describes():
+    def script():
+        timed = AnyOp(ops.OPS["rmsnorm_gemm"], Shape("", 4, 24, 64), BF16, resolve())
+        found = []
+        for method in ("portable", "unfused"):
+            out = timed.ours(method).checked(0)
+            triton_dist.synchronize()
+            found.append(out.clone())
+        return found
+    portable, unfused = run_ranks(script, 1)[0]
+    torch.testing.assert_close(portable, unfused, rtol=0.05, atol=0.5)

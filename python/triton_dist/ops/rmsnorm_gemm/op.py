@@ -151,11 +151,11 @@ class RmsnormGemm(Op):
         return x.new_empty((x.shape[0], acts.columns(call["act"], weight.shape[0]))), x.new_empty(total)
 
     def bare(self, result: Any, given: dict) -> tuple:
-        return (result, given["x"].new_empty(0)) if given["residual"] is None else result
+        return (result, given["x"].new_empty(0)) if given.get("residual") is None else result
 
     def recorded(self, given: dict) -> Any:
         out, total = super().recorded(given)
-        return out if given["residual"] is None else (out, total)
+        return out if given.get("residual") is None else (out, total)
 
     def shape(self, agreed: NormedRows, group: Group, local: int) -> Shape:
         more = "".join(f", {word}" for word in ("norm" if agreed.norm else "", agreed.act or "") if word)
