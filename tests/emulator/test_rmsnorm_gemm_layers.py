@@ -116,3 +116,25 @@ def test_a_block_of_a_divided_sequence_takes_no_norm_before_it():
         with pytest.raises(InvalidArgument, match="input_norm: expected a block that begins with a ColumnLinear"):
             mlp(random_tensor(2, H, dtype=BF16, seed=5), input_norm=rms_norm())
     run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_blocks_are_compiled_as_one_graph(known, monkeypatch):
+    """For numbers of rows that change, on a device that has been measured and on one that has not."""
+    if not known:
+        monkeypatch.setattr(EmulatorBackend, "machine_model", lambda self: None)
+
+    def script():
+        norm = rms_norm()
+        mlp = TPMLP.from_full(linear(96, H, 1), linear(H, 48, 2), gated=True, sequence_parallel=False)
+        attention = TPAttention.from_full(linear(3 * H, H, 3), linear(H, H, 4), 4, sequence_parallel=False)
+        for block, numbers in ((mlp, (2, 3, ROWS + 1)), (attention, (2,))):
+            compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+            with torch.no_grad():
+                for rows in numbers:
+                    x = random_tensor(rows, H, dtype=BF16, seed=rows)
+                    got, want = compiled(x, input_norm=norm), block(x, input_norm=norm)
+                    triton_dist.synchronize()
+                    torch.testing.assert_close(got, want, **CLOSE)
+    torch.compiler.reset()
+    run_ranks(script, 1)

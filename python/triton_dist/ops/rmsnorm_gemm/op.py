@@ -108,13 +108,12 @@ class RmsnormGemm(Op):
         method, why = self.possible(method, reason)
         if method != "auto":
             return method, why
-        if backend().machine_model() is None or dtype.itemsize != 2:
+        if not _measured() or dtype.itemsize != 2:
             return "unfused", "it has not been measured on this device, or in this dtype"
         if act is None and not norm:
             return "unfused", "a product alone is as fast by torch"
-        for rows, least in AUTO:
-            if m <= rows and n >= least and k >= _AUTO_K:
-                return "portable", f"{m} rows are no more than {rows}, and the weight is not small"
+        if _pays(m, n, k):
+            return "portable", f"{m} rows are few, and the weight is not small"
         return "unfused", "it has more rows than the kernels suit, or a small weight"
 
     def candidates(self, agreed: NormedRows, group: Group) -> Sequence[Choice]:
@@ -171,10 +170,22 @@ class RmsnormGemm(Op):
 RMSNORM_GEMM = RmsnormGemm()
 
 
+@torch.compiler.assume_constant_result
+def _measured() -> bool:
+    """Whether anything was measured on this device. torch.compile does not trace it."""
+    return backend().machine_model() is not None
+
+
+def _pays(m: int, n: int, k: int) -> bool:
+    """Whether the kernels were measured to pay for m rows and a weight [n, k]. Sizes may be symbolic."""
+    return k >= _AUTO_K and any([m <= rows and n >= least for rows, least in AUTO])
+
+
 def joins(rows: int, weight: torch.Tensor, act: str | None, norm: bool) -> bool:
-    """Whether auto has kernels for so many rows, this weight [N, K], activation and norm; else torch takes steps of its own."""
-    (n, k), dtype = weight.shape, weight.dtype
-    return rows > 0 and RMSNORM_GEMM._chosen("auto", rows, n, k, dtype, act, norm, False)[0] != "unfused"
+    """Whether auto has kernels for so many rows, this weight [N, K], activation and norm, as torch.compile can trace it too."""
+    (n, k), joined = weight.shape, act is not None or norm
+    fits = not norm or k <= MOST_COLUMNS
+    return joined and fits and 0 < rows and weight.dtype.itemsize == 2 and _pays(rows, n, k) and _measured()
 
 
 @RMSNORM_GEMM.public
