@@ -26,6 +26,10 @@ class Checker:
         self._reference = problem.reference()
         self._first: dict = {}              # our method: its first result
 
+    def make(self, name: str, make: Callable[[], None]) -> bool:
+        """Makes a candidate. Where that fails on some ranks only, the others do not wait for them in its first call."""
+        return self._agree(name, make)
+
     def admit(self, name: str, call: Call, ours: bool = False) -> bool:
         """Runs `call` on set 0 and compares with float64; for our methods, runs it again and compares the bits."""
         def check() -> float:

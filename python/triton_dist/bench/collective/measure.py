@@ -58,13 +58,10 @@ def measure(problem: Problem, settings: Settings) -> Measurement:
             continue
         made: dict = {}
 
-        def first(s: int, peer: str = peer, made: dict = made) -> Any:
-            """Made where what it raises is dealt with."""
-            if "candidate" not in made:
-                theirs = settings.outside.get(peer)
-                made["candidate"] = problem.peer(peer, name) if theirs is None else problem.outside(theirs)
-            return made["candidate"].checked(s)
-        if checker.admit(label, first):
+        def make(peer: str = peer, made: dict = made) -> None:
+            theirs = settings.outside.get(peer)
+            made["candidate"] = problem.peer(peer, name) if theirs is None else problem.outside(theirs)
+        if checker.make(label, make) and checker.admit(label, made["candidate"].checked):
             calls[label] = made["candidate"].timed
     checker.forget_reference()
     found = Measurement(errors=checker.errors, skipped=checker.skipped, failed=checker.failed, chosen=problem.chosen())

@@ -13,7 +13,8 @@ The file has `PEERS`, a dict of names and classes such as this one:
             ...
     PEERS = {"mine": Mine}
 
-What it raises, in its constructor too, leaves the peer out of a row, and the row says why. Results are compared with float64.
+What it raises leaves the peer out of a row, and the row says why; its constructor may raise on some ranks only. Results are
+compared with float64.
 """
 import runpy
 from pathlib import Path
@@ -33,7 +34,8 @@ def loaded(path: Path | None) -> dict[str, type]:
     if not path.is_file():
         raise ValueError(f"--peer-path {path}: expected a Python file, found none")
     peers = runpy.run_path(str(path)).get("PEERS")
-    if not isinstance(peers, dict) or not peers or not all(hasattr(peer, "all_reduce") for peer in peers.values()):
+    if not isinstance(peers, dict) or not peers or not all(
+            isinstance(name, str) and hasattr(peer, "all_reduce") for name, peer in peers.items()):
         raise ValueError(f"--peer-path {path}: expected PEERS, a dict of names and classes that have all_reduce, found {peers!r}")
     taken = sorted({*peers} & {*sizes.PEERS, *norm_words.PEERS, "none"})
     if taken:
