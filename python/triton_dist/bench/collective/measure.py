@@ -8,7 +8,7 @@ rotate over the problem's sets of inputs.
 """
 import math
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Callable
 
 import torch
 
