@@ -3,11 +3,13 @@
 """The first hour with the README and docs/first_steps.md: their commands and code, taken from them and run in a fresh clone."""
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import front_end
 import pytest
 from launched import launch_sh
 
@@ -73,6 +75,9 @@ class Machine:
             self.environment["TRITON_DIST_PYTHON"] = python
 
     def run(self, command: str, seconds: float = 120) -> subprocess.CompletedProcess:
+        """Without --full what launch.sh starts is a fork, which runs this checkout's package (launched.py)."""
+        if command.startswith("bash launch.sh ") and front_end.files:
+            return launch_sh(*shlex.split(command)[2:], environment=self.environment, cwd=self.clone, seconds=seconds)
         return subprocess.run(["bash", "-c", command], cwd=self.clone, env=self.environment, capture_output=True, text=True,
                               timeout=seconds, check=False, stdin=subprocess.DEVNULL)
 

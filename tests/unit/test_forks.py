@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Emulated ranks that are forks of one process: each finds what torchrun gives a rank, and ends as under torchrun."""
 import ast
+import functools
 import json
 import os
 import signal
@@ -72,25 +73,27 @@ def finished(process):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """{who started the ranks: (what they report by rank, what they printed, the folder)}."""
-    found = {}
-    for who, options in (("forks", ()), ("torchrun", (TORCHRUN, ))):
+    """From "forks" or "torchrun", which starts the ranks, to what they report by rank, what they print, and the folder."""
+    @functools.cache
+    def of(who):
         folder = tmp_path_factory.mktemp(who)
         (folder / "temporary").mkdir()
         script = folder / "report.py"
         script.write_text(REPORT)
+        options = (TORCHRUN, ) if who == "torchrun" else ()
         done = finished(started(script, folder, options=options, TMPDIR=str(folder / "temporary")))
         assert done.status == 0 and done.err == "", done.err
-        found[who] = [json.loads((folder / str(rank)).read_text()) for rank in range(2)], done.out, folder
-    return found
+        return [json.loads((folder / str(rank)).read_text()) for rank in range(2)], done.out, folder
+    return of
 
 
+@pytest.mark.full
 def test_a_rank_finds_what_torchrun_gives_it(reports):
     """Environment, __main__, arguments, session, signals, threads and files."""
-    forked, others = (reports[who][0] for who in ("forks", "torchrun"))
+    forked, others = (reports(who)[0] for who in ("forks", "torchrun"))
     assert all("forks.py" in report["command"] for report in forked)
     assert not any("forks.py" in report["command"] for report in others)
-    folders = [str(reports[who][2]) for who in ("forks", "torchrun")]
+    folders = [str(reports(who)[2]) for who in ("forks", "torchrun")]
     for ours, theirs in zip(forked, others):
         differ = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
         assert set(ours["environ"]) == set(theirs["environ"]) >= differ | {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
@@ -103,27 +106,32 @@ def test_a_rank_finds_what_torchrun_gives_it(reports):
         drawn = ("drawn", "heap")
         ours, theirs = ({key: value for key, value in report.items() if key not in drawn} for report in (ours, theirs))
         assert json.loads(json.dumps(ours).replace(*folders)) == theirs
-    assert not forked[0]["bad fork"] and forked[0]["threads"] == 1 and forked[0]["session"]
 
 
-def test_what_differs_between_processes_differs_between_forks(reports):
+@pytest.mark.parametrize("who", ["forks", pytest.param("torchrun", marks=pytest.mark.full)])
+def test_what_differs_between_processes_differs_between_forks(who, reports):
     """Unseeded generators, and addresses: a pointer that a peer has sent must not be one of this rank by chance."""
-    for who in ("forks", "torchrun"):
-        for of_all in zip(*(report["drawn"] for report in reports[who][0])):
-            assert len({*of_all}) == 2, who
-        heaps = sorted(report["heap"] for report in reports[who][0])
-        assert min(b - a for a, b in zip(heaps, heaps[1:])) > 1 << 30
+    for of_all in zip(*(report["drawn"] for report in reports(who)[0])):
+        assert len({*of_all}) == 2, who
+    heaps = sorted(report["heap"] for report in reports(who)[0])
+    assert min(b - a for a, b in zip(heaps, heaps[1:])) > 1 << 30
+
+
+def test_a_fork_is_a_session_of_its_own_with_one_thread(reports):
+    for rank, report in enumerate(reports("forks")[0]):
+        assert "forks.py" in report["command"] and report["environ"]["RANK"] == str(rank)
+        assert not report["bad fork"] and report["threads"] == 1 and report["session"] and report["main thread"]
 
 
 def test_lines_of_ranks_stay_whole(reports):
     expected = sorted(f"rank {rank} line {i} {'x' * 60}" for rank in range(2) for i in range(100))
-    assert sorted(reports["forks"][1].splitlines()) == expected
+    assert sorted(reports("forks")[1].splitlines()) == expected
 
 
 def test_handlers_at_exit_run_once_and_nothing_is_left(reports):
-    ends = [(reports["forks"][2] / f"{rank}.end").read_text().split() for rank in range(2)]
+    ends = [(reports("forks")[2] / f"{rank}.end").read_text().split() for rank in range(2)]
     assert [len(end) for end in ends] == [1, 1] and len({end[0] for end in ends}) == 2
-    assert not list((reports["forks"][2] / "temporary").iterdir())
+    assert not list((reports("forks")[2] / "temporary").iterdir())
 
 
 ENDS = """
