@@ -157,6 +157,18 @@ def test_decoding_with_a_cache_gives_what_the_whole_sequence_gives(world):
     run_ranks(ranks, world)
 
 
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_one_graph_serves_sequences_of_any_length(world):
+    def ranks():
+        graphs, layer = [], TPAttention.from_full(linear(3 * 4 * SIZE, K, 1), linear(K, 4 * SIZE, 3), 4)
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=lambda graph, _: graphs.append(graph) or graph)
+        for length in (6, 10, 8, 16):
+            x, angles = drawn(length // world, B, K, seed=length), rotary(torch.arange(length), SIZE)
+            close(compiled(x, angles), layer(x, angles))
+        assert len(graphs) == 1
+    run_ranks(ranks, world)
+
+
 def test_one_graph_decodes_at_every_length_with_a_static_cache():
     """And what is not causal attends to the positions that there are, not to the room for more."""
     def script():

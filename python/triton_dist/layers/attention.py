@@ -160,8 +160,10 @@ class TPAttention(nn.Module):
         if cache is not None:
             k, v = cache.add(k, v)
             mask = cache.mask(q.shape[2], self.causal)
-        done = nn.functional.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=self.causal and mask is None and q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
+        causal = False
+        if self.causal and mask is None and q.shape[2] > 1:     # an `if`: torch takes no comparison of a traced length
+            causal = True
+        done = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
         done = done.transpose(1, 2).flatten(2)                                  # [B, S, heads * head_size]
         done = done if dim else done.transpose(0, 1)
         return self.out(done.squeeze(1 - dim) if x.ndim == 2 else done, **more)
