@@ -181,7 +181,7 @@ def test_four_programs_of_a_dispatch_fit_an_sm(row, quant):
     made = compiled(ep_dispatch_kernel, "sm_90", world=2, warps=pieces.warps, TOKENS=chunks.each, SCALES=scales, META=16 + scales,
                     SCALES_PAD=max(1, power_of_two(scales)), QUANT=quant is not None, ROWS=tile.rows, COLS=tile.cols,
                     ROUND=tile.round)
-    assert 2 * tile.parts * 32 * pieces.warps * registers_of(made) <= 65536 and spilled(made) <= 8
+    assert 2 * tile.parts * 32 * pieces.warps * registers_of(made) <= 65536 and spilled(made) <= 32
 
 
 def registers_of(made):
