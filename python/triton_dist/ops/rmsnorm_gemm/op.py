@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 import torch
 
+from triton_dist.compat.torch import mark_constant
 from triton_dist.ops import products, registry
 from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers, eps_of
 from triton_dist.ops.autograd import rmsnorm_gemm as gradients
@@ -170,10 +171,12 @@ class RmsnormGemm(Op):
 RMSNORM_GEMM = RmsnormGemm()
 
 
-@torch.compiler.assume_constant_result
 def _measured() -> bool:
     """Whether anything was measured on this device. torch.compile does not trace it."""
     return backend().machine_model() is not None
+
+
+mark_constant(_measured)
 
 
 def _pays(m: int, n: int, k: int) -> bool:
