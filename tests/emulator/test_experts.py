@@ -137,6 +137,14 @@ def test_fp8_of_rows_with_nan_infinity_and_zeros(monkeypatch):
             torch.testing.assert_close(ours, others, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_combine_of_rows_wider_than_a_tile(world):
+    width = 4 << 10                                                         # bytes, of SUMMED
+    assert chunks.SUMMED.tile == width
+    calls = [EP(2, width // 4 + 8, k=1, dtype=F32), EP(2, width // 2 + 8, bias=True, residual=True, layout="expert")]
+    run_ranks(lambda: back_to_back(calls, repeat=1), world, num_sms=4)
+
+
 @pytest.mark.parametrize("layout", ONE)
 @pytest.mark.parametrize("mode", ["late", "random"])
 def test_both_methods_and_all_schedules_give_the_same_bits(layout, mode):
