@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -148,3 +149,20 @@ def ranks_of_a_mesh():
 
 def test_fully_shard_divides_them_over_another_dimension():
     run_ranks(ranks_of_a_mesh, 4, heap=False)
+
+
+def test_a_whole_state_of_the_first_rank_is_loaded():
+    def ranks():
+        triton_dist.initialize_distributed()
+        model, mesh, first = Model(), init_device_mesh("cpu", (2,)), state().world.rank == 0
+        parallelize_module(model, mesh, {"up": OverlapColwise(), "down": OverlapRowwise()})
+        replicate_parameters(model, mesh, [model.heads])
+        torch.manual_seed(5)
+        whole = {name: torch.randn_like(t) for name, t in Model().state_dict().items()}
+        whole["head.weight"] = whole["words.weight"]
+        set_model_state_dict(model, dict(whole) if first else {},
+                             options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+        for name, p in model.named_parameters():
+            assert torch.equal(p.full_tensor(), whole[name]), name
+        triton_dist.finalize_distributed()
+    run_ranks(ranks, 2, heap=False)

@@ -89,6 +89,11 @@ class EmulatorProcessGroup(dist.ProcessGroup):
         """Name of the backend."""
         return NAME
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Devices that torch's own code may take for the group's tensors."""
+        return [torch.device("cpu")]
+
     def new_group(self, ranks: list, timeout: Any = None, pg_options: Any = None, group_name: str = "",
                   group_desc: Any = None) -> Optional["EmulatorProcessGroup"]:
         """torch.distributed.new_group comes here, whichever backend it is asked for. None where this rank is no member."""
