@@ -34,7 +34,6 @@ def public_names():
             for module in modules]                         # constants have a table
 
 
-@pytest.mark.full
 def test_docs_are_read_without_warnings(tmp_path):
     """Written as XML, which is what Sphinx has before it writes HTML, in half the time."""
     build("xml", tmp_path)
