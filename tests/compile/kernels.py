@@ -75,6 +75,7 @@ def every_row(flags32, flags64, packets, out, n, value, BLOCK: tl.constexpr):
     dl.ll_store_pair(dl.symm_at(packets, peer) + 2 * offsets, data.to(tl.int64), value, offsets < n)
     data += dl.ll_load_pair(packets + 2 * offsets, value).to(tl.int32)
     dl.barrier_all()
+    dl.prefetch(packets + offsets, offsets < n)
     dl.gdc_wait()
     dl.gdc_launch_dependents()
     tl.store(dl.consume_token(out, token) + offsets, data)
