@@ -132,7 +132,7 @@ class ColumnLinear(_ColumnParallel):
         """x [..., K], the same on all ranks -> [..., N_local], or [..., N_local / 2] with `act`.
 
         act: None, or "silu_mul": silu(the first of its two `parts`) * the other one.
-        norm: an RMS norm of x that comes first, as GemmAR takes one behind it, or None.
+        norm: an RMS norm that is applied to x before the product, or None.
         For few rows, where no gradient is wanted, both are joined with the product: see triton_dist.ops.rmsnorm_gemm.
         """
         if (act is not None or norm is not None) and self.joins(x, act, norm):

@@ -97,8 +97,7 @@ class Norm:
 
         def call(s: int) -> torch.Tensor:
             self._product(s)
-            torch.add(reduce(s), self.residual[s], out=self.total[s])
-            return self.out[s].copy_(torch.nn.functional.rms_norm(self.total[s], (self.shape.n,), self.weight, _EPS))
+            return self._normed(s, reduce(s))
         return Candidate(call)
 
     def outside(self, make: type) -> Candidate:
@@ -111,13 +110,17 @@ class Norm:
                 torch.matmul(self._a[s], self._b[s].t(), out=peer.x)
             if fused is not None:
                 return fused(self.residual[s], self.weight, _EPS)[0].view(self.out[s].shape)
-            torch.add(outside.summed(peer, self.out[s]), self.residual[s], out=self.total[s])
-            return self.out[s].copy_(torch.nn.functional.rms_norm(self.total[s], (self.shape.n,), self.weight, _EPS))
+            return self._normed(s, outside.summed(peer, self.out[s]))
 
         def checked(s: int) -> torch.Tensor:
             peer.x.copy_(self.x[s])
             return timed(s)
         return Candidate(checked, timed)
+
+    def _normed(self, s: int, reduced: torch.Tensor) -> torch.Tensor:
+        """What follows an all-reduce, by torch."""
+        torch.add(reduced, self.residual[s], out=self.total[s])
+        return self.out[s].copy_(torch.nn.functional.rms_norm(self.total[s], (self.shape.n,), self.weight, _EPS))
 
     def _with_product(self, s: int) -> torch.Tensor:
         return gemm_ar_rmsnorm(self._a[s], self._b[s], self.weight, residual=self.residual[s], eps=_EPS, group=self.group,

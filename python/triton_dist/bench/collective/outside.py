@@ -44,7 +44,7 @@ def loaded(path: Path | None) -> dict[str, type]:
 
 
 def matrix(count: int) -> tuple[int, int]:
-    """Rows and columns for so many elements: rows of 4096, as models have them, where that is possible."""
+    """Numbers of rows and columns with `count` elements together: 4096 columns where that divides, else a single row."""
     return (count // 4096, 4096) if count % 4096 == 0 else (1, count)
 
 
