@@ -6,6 +6,7 @@
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts check      # or "exchange", "gemm", "layer", "fused", "sweep"
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts sweep      # tiles, warps and programs of the exchange
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts few --tokens 1 128   # self-flagged rows beside "push"
+    bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts layer --peer-path FILE   # beside others' exchanges, too
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts gathered --models Qwen3-30B-A3B   # or copied first
 
 Times are those of calls in a CUDA graph on the slowest rank, ids, weights and the gather of rows included. Bytes are those that
@@ -27,12 +28,12 @@ from typing import Any, Callable
 
 import moe_few
 import moe_fused
+import moe_layer
 import torch
 
 import triton_dist
 from triton_dist import ops
 from triton_dist.bench.collective.measure import _graph
-from triton_dist.layers import EPMoE, TopKRouter
 from triton_dist.ops.ep import chunks
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.workspace import reset
@@ -52,8 +53,9 @@ PARTS = ("check", "exchange", "gemm", "layer", "fused", "gathered", "few", "swee
 class Bench:
     """Results of all parts, and how to take times."""
     def __init__(self, rounds: int, case_limit: float, tokens: list | None = None, ways: list | None = None,
-                 models: list | None = None):
+                 models: list | None = None, peer_path: Path | None = None):
         self.group: Group = resolve()
+        self.peer_path = peer_path
         self.case_limit = case_limit
         self.tokens, self.ways, self.models = tokens, ways, models or ["Qwen3-30B-A3B", "DeepSeek-V3"]
         self.gpu = triton_dist.device().type == "cuda"
@@ -344,24 +346,8 @@ def gemm(bench: Bench) -> None:
 
 
 def layer(bench: Bench) -> None:
-    """A whole EPMoE without gradients: router, dispatch, both products, combine. At most 64 experts, so that weights fit."""
-    world = bench.group.size
-    for name in bench.models if bench.gpu else ("tiny", ):
-        experts, k, hidden, inner = MODELS.get(name, (4 * world, 2, 32, 16))
-        experts = min(experts, 64)
-        local = experts // world
-        gate_up = random_tensor(local, 2 * inner, hidden, dtype=BF16, seed=bench.group.rank) / hidden**0.5
-        down = random_tensor(local, hidden, inner, dtype=BF16, seed=bench.group.rank + 9) / inner**0.5
-        moe = EPMoE(TopKRouter(random_tensor(experts, hidden, dtype=BF16, seed=5), k), gate_up, down)
-        for tokens in bench.tokens or ((128, 1024, 8192) if bench.gpu else (4, )):
-            x = random_tensor(tokens, hidden, dtype=BF16, seed=bench.group.rank + 20)
-            with torch.no_grad():
-                us = bench.us(f"EPMoE {name}, {tokens} tokens", lambda x=x, moe=moe: moe(x), 4)
-            if us is not None:
-                flops = 6 * tokens * k * hidden * inner
-                bench.say(
-                    f"EPMoE {name}, {experts} experts, {tokens:5d} tokens {us:10.1f} us   {flops / us / 1e6:7.1f} TF/s a rank"
-                )
+    """A whole EPMoE beside layers by other projects' parts."""
+    moe_layer.layer(bench, MODELS, bench.peer_path)
 
 
 def fused(bench: Bench) -> None:
@@ -375,12 +361,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="replays of each graph, of which the median is taken")
     parser.add_argument("--tokens", nargs="+", type=int, help="numbers of tokens for layer, fused, gathered, few and few_sweep")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), help="for the parts layer, fused and gathered")
+    parser.add_argument("--peer-path", type=Path, help="a Python file whose EXCHANGES the part layer times too (moe_layer.py)")
     parser.add_argument("--ways", nargs="+", choices=list(moe_few.WAYS), help="what these two time; default: the first three")
     parser.add_argument("--case-limit", type=float, default=60, help="seconds after which a case of the check counts as hung")
     parser.add_argument("--log-file", type=Path, help="where all results go, as JSON")
     args = parser.parse_args()
     triton_dist.initialize_distributed()
-    bench = Bench(args.rounds, args.case_limit, args.tokens, args.ways, args.models)
+    bench = Bench(args.rounds, args.case_limit, args.tokens, args.ways, args.models, args.peer_path)
     for part in args.parts:
         bench.attempt(part, lambda part=part: globals()[part](bench))
     if args.log_file and bench.group.rank == 0:
