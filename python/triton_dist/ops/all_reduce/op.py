@@ -29,10 +29,11 @@ class AllReduce(Collective):
     gradient = Gradient(gradients.keep, gradients.all_reduce_backward)
     reduces = True
     steps = {
-        2: ((2 * MIB, "one_shot"), (16 * MIB, "two_shot"), (256 * MIB, "push")),
+        2: ((2 * MIB, "one_shot"), (64 * MIB, "two_shot"), (256 * MIB, "push")),
         4: ((64 * KIB, "one_shot"), (1 * MIB, "two_shot"), (256 * MIB, "push")),
         64: ((32 * KIB, "one_shot"), (1 * MIB, "two_shot"), (8 * MIB, "push")),
     }
+    packet_steps = {**steps, 2: ((256 * KIB, "one_shot"), (512 * KIB, "two_shot"), (256 * MIB, "push"))}
 
     def library(self, x: torch.Tensor, group: Group, out: torch.Tensor, *reduction: str) -> torch.Tensor:
         return all_reduce_unfused(x, group, out, *reduction)

@@ -38,11 +38,14 @@ class Collective(Op):
             be of any dtype.
         steps: what "auto" takes, by number of ranks (the next larger one listed): (up to how many bytes of tensor, method); above
             the last, the group's own collective.
+        packet_steps: the same for a reduction of data that travels in packets; None: steps. A packet is half flag, so stores with
+            separate flags are faster from fewer bytes on.
     """
 
     methods = ("one_shot", "push", "unfused")
     scatter = reduces = False
     steps: dict
+    packet_steps: dict | None = None
 
     def library(self, x: torch.Tensor, group: Group, out: torch.Tensor, *reduction: str) -> Any:
         """The group's own collective, on contiguous tensors. reduction: where the op reduces."""
@@ -81,7 +84,8 @@ class Collective(Op):
 
     def _agreed(self, n: int, dtype: torch.dtype, method: str, reduction: str | None, group: Group,
                 unserved: str | None = None) -> Row:
-        chosen, why = sizes.choose(self, method, group, self._bytes(n, dtype, group), unserved)
+        steps = None if dtype in sizes.SELF_FLAGGED else self.packet_steps
+        chosen, why = sizes.choose(self, method, group, self._bytes(n, dtype, group), unserved, steps)
         return Row(op=self.name, dtype=dtype, method=chosen, why=why, n=n, reduction=reduction)
 
     def _bytes(self, n: int, dtype: torch.dtype, group: Group) -> int:

@@ -32,15 +32,16 @@ def by_size(steps: dict, world: int, nbytes: int) -> tuple[str, str]:
     return method, f"{nbytes} bytes are " + (f"more than {found[-1][0]}" if most is None else f"no more than {most}")
 
 
-def choose(op: Any, method: Any, group: Group, nbytes: int, unserved: str | None = None) -> tuple[str, str]:
+def choose(op: Any, method: Any, group: Group, nbytes: int, unserved: str | None = None,
+           steps: dict | None = None) -> tuple[str, str]:
     """(the method of a call that has no plan yet, why, for an "auto"). Every argument is equal on all ranks, so the answer is.
 
-    unserved: why no kernel serves it, if none does wherever it runs.
+    unserved: why no kernel serves it, if none does wherever it runs. steps: where they are not the op's usual ones.
     "auto" is the unfused method where no kernel can run, and inside graph capture without a plan.
     """
     chosen, why = op.possible(method, unserved or no_kernel(group))
     if chosen == "auto":
-        return by_size(op.steps, group.size, nbytes)
+        return by_size(steps or op.steps, group.size, nbytes)
     if chosen.endswith("_shot") and nbytes > MOST_PACKET_BYTES:
         others = " or ".join(repr(name) for name in op.methods if not name.endswith("_shot"))
         raise InvalidArgument(f"method: {method!r} carries at most {MOST_PACKET_BYTES} bytes, found {nbytes}; use {others}")

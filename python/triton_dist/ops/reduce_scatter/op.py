@@ -21,6 +21,7 @@ class ReduceScatter(Collective):
     gradient = Gradient(gradients.keep, gradients.reduce_scatter_backward)
     scatter = reduces = True
     steps = {2: ((32 * MIB, "one_shot"), (256 * MIB, "push")), 64: ((1 * MIB, "one_shot"), (256 * MIB, "push"))}
+    packet_steps = {64: steps[64]}
 
     def library(self, x: torch.Tensor, group: Group, out: torch.Tensor, *reduction: str) -> torch.Tensor:
         return reduce_scatter_unfused(x, group, out, *reduction)
