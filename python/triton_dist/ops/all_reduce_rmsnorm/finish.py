@@ -32,6 +32,7 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
     mean = mean_of(totals, share, dtype, EACH) if CENTER else 0.0
     squares = tl.zeros(totals[0].shape, tl.float32)
     sizes = tl.zeros(totals[0].shape, tl.float32)
+    largest = ()                        # of each group
     for v in tl.static_range(EACH):
         at = v * THREADS + tl.arange(0, THREADS)
         values, by = elements(totals[v], dtype), biased(weights[v], WEIGHT_BIAS, dtype)
@@ -42,20 +43,21 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
                 squares += difference * difference
             else:
                 squares += values[e] * values[e]
-            if QUANT == "row":
+            if QUANT == "row" or QUANT == "group" and e > 0:
                 sizes = larger_size(sizes, values[e] * by[e])
+            elif QUANT == "group":
+                sizes = tl.abs(values[e] * by[e])
+        if QUANT == "group":            # before the exchange of squares, in whose shadow it is
+            largest = largest + (largest_of_group(sizes, dtype), )
     inverse = given
     if QUANT == "row":                  # one exchange between warps for both
-        total, largest = sum_and_largest_of_all(squares, size_bits(largest_of_four(sizes)))
+        total, most = sum_and_largest_of_all(squares, size_bits(largest_of_four(sizes)))
         root = tl.rsqrt(total * share + EPS)
-        # Roundings keep the order of sizes, so this is the largest size of what is stored.
-        most = (largest.to(tl.float32, bitcast=True) * root).to(dtype).to(tl.float32)
-        scale, inverse = scale_and_inverse(most)
+        scale, inverse = scale_and_inverse(largest_stored(most, root, dtype))
         thread = tl.arange(0, THREADS)
-        tl.store(scales + row.to(tl.int64) * row_step + thread, scale, mask=thread == 0)
+        tl.store(scales + wide_product(row, row_step) + thread, scale, mask=thread == 0)
     else:
         root = tl.rsqrt(sum_of_all(squares) * share + EPS)
-    root = root[:, None]
     for v in tl.static_range(EACH):
         at = v * THREADS + tl.arange(0, THREADS)
         inside = at < vectors
@@ -64,7 +66,7 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
             more = elements(load_vectors(shift, at, inside, n, WHOLE), dtype)
         normed = ()
         for e in tl.static_range(len(values)):
-            value = (values[e] - mean) * by[e] * root
+            value = (values[e] - mean) * by[e] * root[:, None]
             if HAS_SHIFT:
                 value += more[e]
             normed = normed + (value, )
@@ -72,7 +74,8 @@ def store_normed(row, totals, weights, shift, given, out, quantised, scales, n, 
         if HAS_OUT:
             store_vectors(out + offset, at, inside, n, words, WHOLE)
         if QUANT == "group":
-            inverse = store_scales_of_groups(scales + row.to(tl.int64) * row_step, words, v * THREADS, n, group_step, dtype)
+            scale, inverse = scale_and_inverse(largest_stored(largest[v], root, dtype))
+            store_scales_of_groups(scales + wide_product(row, row_step), scale, v * THREADS, n, group_step, dtype)
         if QUANT != "":
             store_quantised(quantised + offset, at, inside, n, words, inverse, dtype, WHOLE)
 
@@ -160,20 +163,36 @@ def _sum(a, b):
 
 
 @triton.jit
-def store_scales_of_groups(scales, words, first, n, group_step, dtype: tl.constexpr):
-    """Stores a scale for each group of a row in `words` [N, 4], the vectors from `first` on; fp32 [N]: by what to multiply."""
-    vectors: tl.constexpr = words.shape[0]
+def largest_of_group(sizes, dtype: tl.constexpr):
+    """int32 [N]: the bits of the largest of `sizes` [N, 4] in the group of each of these vectors."""
+    vectors: tl.constexpr = sizes.shape[0]
     each: tl.constexpr = GROUP * dtype.primitive_bitwidth // 128         # vectors of a group, which neighbouring threads hold
-    sizes = tl.zeros(words.shape, tl.float32)
-    values = elements(words, dtype)
-    for e in tl.static_range(len(values)):
-        sizes = larger_size(sizes, values[e])
     most = tl.max(tl.reshape(size_bits(largest_of_four(sizes)), (vectors // each, each)), 1, keep_dims=True)
-    most = tl.reshape(tl.broadcast_to(most, (vectors // each, each)), (vectors, ))      # each thread its own group's
-    scale, inverse = scale_and_inverse(most.to(tl.float32, bitcast=True))
+    return tl.reshape(tl.broadcast_to(most, (vectors // each, each)), (vectors, ))
+
+
+@triton.jit
+def largest_stored(bits, root, dtype: tl.constexpr):
+    """What the largest size before the norm's division, as `bits`, is stored as. Roundings keep the order of sizes."""
+    value = bits.to(tl.float32, bitcast=True) * root
+    return elements(from_elements((value, ) if dtype == tl.float32 else (value, value), dtype), dtype)[0]
+
+
+@triton.jit
+def store_scales_of_groups(scales, scale, first, n, group_step, dtype: tl.constexpr):
+    """Stores fp32 `scale` [N] of vectors from `first` on once for each group, to the scales of a row."""
+    vectors: tl.constexpr = scale.shape[0]
+    each: tl.constexpr = GROUP * dtype.primitive_bitwidth // 128
     at = first + tl.arange(0, vectors)
-    tl.store(scales + (at // each).to(tl.int64) * group_step, scale, mask=(at % each == 0) & (at // each * GROUP < n))
-    return inverse
+    tl.store(scales + wide_product(at // each, group_step), scale, mask=(at % each == 0) & (at // each * GROUP < n))
+
+
+@triton.jit
+def wide_product(a, b):
+    """int64 of a * b, which are not negative: of two int32 one instruction, since the compiler knows that."""
+    if b.dtype == tl.int32:
+        b &= 0x7FFFFFFF
+    return a.to(tl.int64) * b.to(tl.int64)
 
 
 @triton.jit
