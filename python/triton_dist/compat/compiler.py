@@ -4,10 +4,10 @@
 from triton.backends import Backend, backends
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, code_generator
 from triton.compiler.code_generator import CodeGenerator
 from triton.compiler.compiler import LazyDict, make_backend
 from triton.compiler.errors import CompileTimeAssertionFailure
 
 __all__ = ["ASTSource", "Backend", "CodeGenerator", "CompileTimeAssertionFailure", "DriverBase", "GPUTarget", "LazyDict",
-           "backends", "make_backend"]
+           "backends", "code_generator", "make_backend"]

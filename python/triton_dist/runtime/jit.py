@@ -55,9 +55,13 @@ class DistJITFunction(BackendLaunch, JITFunction):
     carries Triton's hooks.
     """
 
+    _parsed: tuple = "", None
+
     def parse(self):
-        """The syntax tree that Triton compiles."""
-        return lowered(super().parse())
+        """The syntax tree that Triton compiles. Triton asks for it each time that a kernel calls this function."""
+        if self._parsed[0] != self.src:
+            self._parsed = self.src, lowered(super().parse())
+        return self._parsed[1]
 
 
 @functools.cache

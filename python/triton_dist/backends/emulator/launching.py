@@ -8,7 +8,7 @@ from typing import Any
 from triton import knobs
 from triton_dist.compat.compiler import LazyDict
 
-from triton_dist.backends.emulator import frontend
+from triton_dist.backends.emulator import front_end_36, frontend
 from triton_dist.backends.emulator.engine.streams import Device
 from triton_dist.language import shmem_abi, threads_abi
 from triton_dist.language._call import LIBRARY, STAND_IN
@@ -44,7 +44,7 @@ def trace(kernel: Any, args: tuple, kwargs: dict) -> Any:
         return None
     hooks, kernel.pre_run_hooks = kernel.pre_run_hooks, []
     try:                                     # no library is linked; the table of its functions stands in for it
-        return kernel.run_compiled(args, kwargs, None, True, dict.fromkeys(_LIBRARIES, STAND_IN))
+        return front_end_36.show(lambda: kernel.run_compiled(args, kwargs, None, True, dict.fromkeys(_LIBRARIES, STAND_IN)))
     finally:
         kernel.pre_run_hooks = hooks
 
