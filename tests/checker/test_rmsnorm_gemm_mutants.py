@@ -11,20 +11,22 @@ import triton_dist
 from triton_dist.ops import rmsnorm_gemm
 from triton_dist.testing import random_tensor
 
-plan = import_module("triton_dist.ops.rmsnorm_gemm.plan")
+MODULES = {"norm_rows_kernel": import_module("triton_dist.ops.norm_rows.launch"),
+           "few_rows_kernel": import_module("triton_dist.ops.rmsnorm_gemm.plan")}
 F32 = torch.float32
 TURN = "    dl.gdc_wait()\n    dl.gdc_launch_dependents()\n"
-ROW, PRODUCT = "    row, column = tl.program_id(0)", "    dl.trace_start(\"mma\", 0, -1)\n"
+ROW, PRODUCT = "    row = tl.program_id(0)\n", "    dl.trace_start(\"mma\", 0, -1)\n"
 
 MUTANTS = {  # name: (kernel, edits)
     "the norm reads before its turn": ("norm_rows_kernel", [
-        (TURN + ROW, ROW), ("    if HAS_RESIDUAL:\n", f"{TURN}    if HAS_RESIDUAL:\n")]),
+        (TURN + ROW, ROW), ("    if NORM:\n        store_normed", f"{TURN}    if NORM:\n        store_normed")]),
     "the product reads rows before its turn": ("few_rows_kernel", [
         (TURN + PRODUCT, f"    early = tl.load(x)\n{TURN}{PRODUCT}")]),
     "the product reads weights before its turn": ("few_rows_kernel", [
         (TURN + PRODUCT, f"    early = tl.load(w_line)\n{TURN}{PRODUCT}")]),
     "the product writes before its turn": ("few_rows_kernel", [(TURN + PRODUCT, f"    tl.store(out, 0.0)\n{TURN}{PRODUCT}")]),
-    "rows overlap": ("norm_rows_kernel", [("tl.store(total + row * n + column", "tl.store(total + row * (n - 1) + column")]),
+    "rows of the sum overlap": ("norm_rows_kernel", [("(total + offset,", "(total + offset - row * 8,")]),
+    "rows of the norm overlap": ("norm_rows_kernel", [("given, out, quantised", "given, out - row * 8, quantised")]),
     "tiles overlap": ("few_rows_kernel", [("    column = tl.program_id(0) * COLUMNS + ",
                                            "    column = tl.program_id(0) * (COLUMNS - 1) + ")]),
 }
@@ -43,7 +45,7 @@ def calls():
 
 
 def check(kernel, edits, folder, schedules=4):
-    return check_edited(plan, kernel, edits, calls, folder, schedules, world=1)
+    return check_edited(MODULES[kernel], kernel, edits, calls, folder, schedules, world=1)
 
 
 @SCHEDULES

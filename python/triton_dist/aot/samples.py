@@ -22,7 +22,8 @@ from triton_dist.ops.gemm_ar.kernels import gemm_ar_kernel
 from triton_dist.ops.gemm_ar_rmsnorm.kernels import gemm_ar_rmsnorm_kernel
 from triton_dist.ops.gemm_rs.scatter_kernel import gemm_rs_scatter_kernel
 from triton_dist.ops.grouped_gemm.kernels import grouped_gemm_kernel
-from triton_dist.ops.rmsnorm_gemm.kernels import few_rows_kernel, norm_rows_kernel
+from triton_dist.ops.norm_rows.kernels import norm_rows_kernel
+from triton_dist.ops.rmsnorm_gemm.kernels import few_rows_kernel
 
 _DATA = ("x", "y", "gathered", "weight", "norm_weight", "bias", "residual", "shift", "out", "residual_out", "data", "total")
 _POINTERS = {"in_splits": "*i64", "out_splits_offsets": "*i64", "packets": "*i64", "quantised": "*i8",
@@ -107,5 +108,5 @@ grouped_gemm = _sample(grouped_gemm_kernel, "grouped_gemm", EXPERTS=32, MASKED=F
                        **{name: value for name, value in _GEMM.items() if name not in ("HAS_BIAS", "GROUP_M")})
 rmsnorm_gemm = _sample(few_rows_kernel, "rmsnorm_gemm", HAS_BIAS=False, SILU=True, EVEN_K=True, PRECISION="ieee", AHEAD=2,
                        BLOCK_M=16, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=2)
-rmsnorm_gemm_norm = _sample(norm_rows_kernel, "rmsnorm_gemm_norm", EPS=1e-6, WEIGHT_BIAS=0.0, NORM=True, HAS_RESIDUAL=True,
-                            BLOCK=4096, num_warps=4, num_stages=1)
+norm_rows = _sample(norm_rows_kernel, "norm_rows", HAS_TOTAL=True, NORM=True, **{
+    name: value for name, value in dict(_NORM, num_warps=4).items() if name != "WORLD"})

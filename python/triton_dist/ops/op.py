@@ -9,7 +9,7 @@ from triton_dist.ops import registry
 from triton_dist.ops.calls import log
 from triton_dist.ops.calls.agree import Agreed
 from triton_dist.ops.calls.pipeline import Calls
-from triton_dist.ops.calls.plans import Plan
+from triton_dist.ops.calls.plans import Plan, Unfused
 from triton_dist.ops.calls.possible import UNFUSED, no_kernel
 from triton_dist.ops.registry import Gradient, Operator
 from triton_dist.ops.tuning.table import Choice, Shape
@@ -119,6 +119,10 @@ class Op(Calls):
     def unfused(self, agreed: Agreed, group: Group, *tensors: torch.Tensor | None) -> Any:
         """One call by torch and the group's own collectives, which runs anywhere. Outputs are there."""
         raise NotImplementedError
+
+    def plan_of_unfused(self, agreed: Agreed, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        """How calls run by the unfused way, as `plan`: by default by `unfused`."""
+        return Unfused(self, agreed, group, *tensors)
 
     def collective_of_unfused(self, agreed: Agreed, group: Group, *tensors: torch.Tensor | None) -> Plan | None:
         """The plan of the collective in `unfused`, by `part` of its op, for tensors like these. None: it is not known.

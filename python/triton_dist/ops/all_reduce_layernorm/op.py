@@ -5,13 +5,11 @@ from typing import Any
 
 import torch
 
-from triton_dist.ops.all_reduce_rmsnorm.base import FusedNorm, Norm, NormedAllReduce
+from triton_dist.ops.all_reduce_rmsnorm.base import Norm, NormedAllReduce
 from triton_dist.ops.all_reduce_rmsnorm.unfused import all_reduce_and_add
 from triton_dist.ops.autograd import layer_norm
 from triton_dist.ops.calls import checks
-from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.registry import Gradient
-from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.groups import Group
 
 
@@ -19,6 +17,7 @@ class AllReduceLayernorm(NormedAllReduce):
     """What follows a row-parallel linear in a transformer with LayerNorm."""
 
     name = "all_reduce_layernorm"
+    center = True
     tensors = {"x": "partial", "weight": "equal", "bias": "equal", "residual": "equal", "norm_bias": "equal"}
     outputs = {"out": "summed", "residual_out": "summed"}
     schema = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? norm_bias, float? eps, str group, str method) "
@@ -35,25 +34,16 @@ class AllReduceLayernorm(NormedAllReduce):
         self.check_outputs(residual, residual_out, {"out": out}, x=x, weight=weight, bias=bias, norm_bias=norm_bias)
         return self.agreed_of(x, method, eps, group)
 
-    def plan(self, choice: Choice, agreed: Norm, group: Group, *tensors: torch.Tensor | None) -> Plan:
-        return _Fused(agreed, group)
+    def args(self, x, weight, bias, residual, norm_bias, out, residual_out) -> tuple:
+        return (x.contiguous(), weight, bias, None if residual is None else residual.contiguous(), out, residual_out, norm_bias)
 
     def unfused(self, agreed: Norm, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 residual: torch.Tensor | None, norm_bias: torch.Tensor | None, out: torch.Tensor,
                 residual_out: torch.Tensor) -> None:
         """all_reduce, then torch."""
         if agreed.m:
-            all_reduce_and_add(x, self.reduce(group), out, residual_out, bias, residual)
+            all_reduce_and_add(x, self.sums(group), out, residual_out, bias, residual)
             out.copy_(torch.nn.functional.layer_norm(residual_out, weight.shape, weight, norm_bias, agreed.eps))
-
-
-class _Fused(FusedNorm):
-    """The kernel of the RMS norm, with the row's mean taken off before."""
-
-    center = True
-
-    def args(self, x, weight, bias, residual, norm_bias, out, residual_out) -> tuple:
-        return (x.contiguous(), weight, bias, None if residual is None else residual.contiguous(), out, residual_out, norm_bias)
 
 
 ALL_REDUCE_LAYERNORM = AllReduceLayernorm()

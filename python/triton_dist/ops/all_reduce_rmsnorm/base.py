@@ -4,16 +4,18 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, ClassVar, Sequence
 
 import torch
 
-from triton_dist.ops.all_reduce.op import all_reduce
+from triton_dist.ops.all_reduce.op import ALL_REDUCE, all_reduce
 from triton_dist.ops.all_reduce_rmsnorm.kernels import one_hop_rmsnorm, two_hops_rmsnorm
 from triton_dist.ops.calls import checks
-from triton_dist.ops.calls.plans import OnWorkspace, present
+from triton_dist.ops.calls.agree import withdraw
+from triton_dist.ops.calls.plans import OfParts, OnWorkspace, Plan, present
 from triton_dist.ops.exchange import sizes
 from triton_dist.ops.exchange.sizes import KIB, MIB
+from triton_dist.ops.norm_rows.launch import MOST_ROW_BYTES, MOST_THREADS, NormRows, served
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.runtime.backend import backend
@@ -21,13 +23,14 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import team
 
-_MOST_THREADS = 1024
-_MOST_ROW_BYTES = 8 * _MOST_THREADS * sizes.VECTOR      # that one program holds in registers
-
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Agreed):
-    """x has m rows of n elements. weight_bias: what is added to the norm's weight."""
+    """x has m rows of n elements. weight_bias: what is added to the norm's weight.
+
+    how: how the kernels quantise the norm: "", "tensor", "row" or "group".
+    """
+    how: ClassVar[str] = ""
     m: int
     n: int
     eps: float
@@ -52,10 +55,12 @@ class NormedAllReduce(Op):
     """All-reduce, bias, residual and a norm of rows. A subclass says which norm, and what the op gives beside it.
 
     Attributes:
+        center: whether the norm is of differences from the mean.
         steps: which method "auto" takes, as of collectives (exchange/sizes.py by_size). On 2 H200 (bf16, graphs, us a call) one
             hop takes 14.9 for 256 x 8192 and 14.8 for 512 x 4096, two hops 15.3 and 15.1.
     """
 
+    center = False
     methods = ("one_shot", "two_shot", "unfused")
     steps = {2: ((4 * MIB, "one_shot"), (16 * MIB, "two_shot")), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))}
 
@@ -97,30 +102,41 @@ class NormedAllReduce(Op):
     def agreed_of(self, x: torch.Tensor, method: str, eps: float | None, group: Group, weight_bias: float = 0.0) -> Norm:
         """What ranks agree on in a call with this x, which is checked."""
         n = x.shape[-1]
-        return self._agreed(x.numel() // n if n else 0, n, x.dtype, method, eps, group, weight_bias)
+        return self.of_rows(x.numel() // n if n else 0, n, x.dtype, eps, group, weight_bias, method)
 
-    def _agreed(self, m: int, n: int, dtype: torch.dtype, method: str, eps: float | None, group: Group,
-                weight_bias: float = 0.0) -> Norm:
+    def of_rows(self, m: int, n: int, dtype: torch.dtype, eps: float | None, group: Group, weight_bias: float = 0.0,
+                method: str = "auto") -> Norm:
+        """The same in a call with m rows of n elements."""
         chosen, why = sizes.choose(self, method, group, m * n * dtype.itemsize)
-        if chosen != "unfused" and n * dtype.itemsize > _MOST_ROW_BYTES:
+        if chosen != "unfused" and n * dtype.itemsize > MOST_ROW_BYTES:
             if method != "auto":
-                raise InvalidArgument(f"method: {method!r} takes rows of at most {_MOST_ROW_BYTES} bytes, found "
+                raise InvalidArgument(f"method: {method!r} takes rows of at most {MOST_ROW_BYTES} bytes, found "
                                       f"{n * dtype.itemsize}; use 'auto' or 'unfused'")
-            chosen, why = "unfused", f"a row has more than {_MOST_ROW_BYTES} bytes"
+            chosen, why = "unfused", f"a row has more than {MOST_ROW_BYTES} bytes"
         return Norm(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, eps=eps_of(eps, dtype),
                     weight_bias=float(weight_bias))
 
     def candidates(self, agreed: Norm, group: Group) -> Sequence[Choice]:
         return [Choice("unfused" if group.size == 1 or not agreed.m else agreed.method)]
 
-    def reduce(self, group: Group, collective: Callable | None = None) -> Any:
-        """What makes `total` the sum over ranks of `x` for the unfused way: a function of (x, total)."""
-        run = collective or functools.partial(all_reduce, group=group)
+    def args(self, *tensors: torch.Tensor | None) -> tuple:
+        """What the kernels take of the op's tensors, of which the last ones may be left out: x, weight, bias, residual, out,
+        residual_out, shift, scale, quantised, scales.
+        """
+        raise NotImplementedError
 
-        def reduce(part: torch.Tensor, total: torch.Tensor) -> None:
-            run(part, out=total)
-            backend().before_torch()
-        return reduce
+    def plan(self, choice: Choice, agreed: Norm, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        return _Fused(self, agreed, group)
+
+    def plan_of_unfused(self, agreed: Norm, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        """Two kernels. By torch where a kernel cannot be compiled, or does not hold a row."""
+        if not agreed.m or not served(agreed.n, agreed.dtype):
+            return super().plan_of_unfused(agreed, group, *tensors)
+        return _SumThenNorm(self, agreed, group, *tensors)
+
+    def sums(self, group: Group) -> Callable:
+        """What gives the sum over ranks of x to `unfused`: a function (x, out=)."""
+        return functools.partial(all_reduce, group=group)
 
     def traffic(self, agreed: Norm, group: Group) -> dict[int, int]:
         """All rows to every peer; in two hops the rows that a peer sums, and to all the sums of the own ones."""
@@ -133,36 +149,28 @@ class NormedAllReduce(Op):
         return Shape(self.name, str(agreed.dtype).removeprefix("torch."), agreed.m, agreed.n, 1)
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Norm:
-        return self._agreed(m, n, dtype, "auto", None, group)
+        return self.of_rows(m, n, dtype, None, group)
 
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
         return {"x": (m, n), "weight": (n,)}
 
 
-class FusedNorm(OnWorkspace):
-    """One kernel of self-flagged stores. Holds all that does not change from call to call.
+class _Fused(OnWorkspace):
+    """One kernel of self-flagged stores. Holds all that does not change from call to call."""
 
-    A subclass says in `args` which of an op's tensors the kernel takes in which place: x, weight, bias, residual, out,
-    residual_out, shift, scale, quantised, scales.
-
-    center: whether the norm is of differences from the mean. quant: "", "tensor", "row" or "group", as of the kernel.
-    """
-
-    center, quant = False, ""
-
-    def __init__(self, agreed: Norm, group: Group):
-        self.agreed, self.group = agreed, group
+    def __init__(self, op: NormedAllReduce, agreed: Norm, group: Group):
+        self.agreed, self.group, self.args = agreed, group, op.args
         m, n, two_shot = agreed.m, agreed.n, agreed.method == "two_shot"
         vectors = sizes.vectors(n, agreed.dtype)
-        threads = min(max(sizes.power_of_two(vectors), 4 * backend().warp_size), _MOST_THREADS)
+        threads = min(max(sizes.power_of_two(vectors), 4 * backend().warp_size), MOST_THREADS)
         # One hop: one program on an SM norms its row while another's is on its way (256 x 8192 on 2 H200: 14.9 us for 15.4).
         self.programs, each = min(m, sizes.most_programs(1 if two_shot else 2)), -(-vectors // threads)
         terms = group.size * (-(-m // group.size) if two_shot else m)
         space, self.slots, self.half = sizes.self_flagged(group, (terms + m * two_shot) * vectors)
         super().__init__(space)
         self.kernel = two_hops_rmsnorm if two_shot else one_hop_rmsnorm
-        self.options = dict(EPS=agreed.eps, WEIGHT_BIAS=agreed.weight_bias, CENTER=self.center, WORLD=group.size, THREADS=threads,
-                            EACH=each, num_stages=1, num_warps=threads // backend().warp_size)
+        self.options = dict(EPS=agreed.eps, WEIGHT_BIAS=agreed.weight_bias, CENTER=op.center, QUANT=agreed.how, WORLD=group.size,
+                            THREADS=threads, EACH=each, num_stages=1, num_warps=threads // backend().warp_size)
         if not two_shot:
             self.options["ONE_ROW"] = self.programs == m
 
@@ -174,7 +182,58 @@ class FusedNorm(OnWorkspace):
         whole = sizes.whole_vectors(agreed.n, *[t for t in (x, weight, bias, residual, out, total, shift) if t is not None])
         whole = whole and (quantised is None or quantised.data_ptr() % sizes.VECTOR == 0)
         options = dict(self.options, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_SHIFT=shift is not None,
-                       HAS_OUT=out is not None, QUANT=self.quant, WHOLE=whole)
+                       HAS_OUT=out is not None, WHOLE=whole)
         steps = (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
         rest = (self.slots, self.half, self.space.control, team(self.group), agreed.m, agreed.n, *steps)
         self.launch = backend().prepare(self.kernel, (self.programs,), (*tensors, *rest), options, varying)
+
+
+class _SumThenNorm(OfParts):
+    """all_reduce, then a kernel for the rest. Of one rank x is the sum."""
+
+    compiles = True
+
+    def __init__(self, op: NormedAllReduce, agreed: Norm, group: Group, x: torch.Tensor, *others: torch.Tensor | None):
+        self._args, self._room, parts = op.args, backend().maker(tuple(x.shape), agreed.dtype), ()
+        if group.size > 1:
+            given = [t for t in others[len(op.tensors) - 1:] if t is not None and t.dtype == agreed.dtype]
+            where = min([self._room(), *given], key=_alignment)     # all that matters of where the sum goes, beside its dtype
+            parts = ALL_REDUCE.part(group, ALL_REDUCE.at(agreed.m, agreed.n, 1, agreed.dtype, group), x.contiguous(), where),
+        super().__init__(group, *parts)
+        self._norm = NormRows(agreed.m, agreed.n, agreed.dtype, agreed.eps, agreed.weight_bias, op.center, agreed.how)
+
+    def compile(self, *given: torch.Tensor | None) -> None:
+        args = self._args(*given)
+        self._norm.compile(*self._of_sum(args, self._where(args)))
+
+    def _where(self, args: tuple) -> torch.Tensor:
+        """Where the sum over ranks goes: into the result, unless that is the residual, which is still needed."""
+        x, _, _, residual, out, total, *_ = args
+        if not self.parts:
+            return x
+        if residual is None or residual.data_ptr() != total.data_ptr():
+            return total
+        return self._room() if out is None else out
+
+    @staticmethod
+    def _of_sum(args: tuple, where: torch.Tensor) -> tuple:
+        """What the kernel takes."""
+        _, weight, bias, residual, out, total, *rest = args
+        kept = None if where is total and bias is None and residual is None else total
+        return where, weight, bias, residual, out, kept, *rest
+
+    def run(self, group: Group, *given: torch.Tensor | None) -> None:
+        try:
+            args = self._args(*given)
+            where = self._where(args)
+        except BaseException as error:
+            withdraw(group, self.agreed.op, error)
+            raise
+        if self.parts:
+            self.run_part(self.parts[0], group, args[0], where)
+        self._norm.launch(*self._of_sum(args, where))
+
+
+def _alignment(t: torch.Tensor) -> int:
+    """The largest power of two that divides its address."""
+    return t.data_ptr() & -t.data_ptr()

@@ -3,9 +3,9 @@
 """All-reduce with what follows it in a decoder: bias, residual, a norm, and a quantised form. One kernel of self-flagged stores.
 
 residual_out [m, n] = sum over ranks of x [m, n], + bias [n] + residual [m, n]; out [m, n] = the norm of its rows, times weight
-[n]; quantised [m, n] and scales [m, .] = that in eight bits (finish.py). A program takes whole rows and holds them in registers,
-EACH vectors of 16 bytes a thread, so that nothing is read back from memory. `residual_out` may be the residual: the thread that
-reads a vector of that writes it.
+[n]; quantised [m, n] and scales [m, .] = that in eight bits (norm_rows/finish.py). A program takes whole rows and holds them in
+registers, EACH vectors of 16 bytes a thread, so that nothing is read back from memory. `residual_out` may be the residual: the
+thread that reads a vector of that writes it.
 """
 import triton
 import triton.language as tl
@@ -13,9 +13,8 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist.ops.device.launch_metadata import normed_one_hop, normed_two_hops
 from triton_dist.ops.device.packets import count_call, deltas_of_peers, epoch_in_turn
-from triton_dist.ops.all_reduce_rmsnorm.finish import store_normed
-from triton_dist.ops.device.selfflag import (COPIES, combined_words, from_elements, load_vectors, store_vectors,
-                                             taken_from_all)
+from triton_dist.ops.device.selfflag import COPIES, load_vectors, store_vectors, taken_from_all
+from triton_dist.ops.norm_rows.finish import extras, rounded, store_normed
 from triton_dist.runtime.jit import jit
 
 
@@ -186,24 +185,3 @@ def two_hops_rmsnorm(x, weight, bias, residual, out, residual_out, shift, scale,
             store_normed(row, totals, weights, shift, given, out, quantised, scales, n, vectors, row_step, group_step, EPS,
                          WEIGHT_BIAS, CENTER, HAS_SHIFT, HAS_OUT, QUANT, dtype, THREADS, EACH, WHOLE)
             dl.trace_stop("store", (row - pid) // programs)
-
-
-@triton.jit
-def extras(bias, residual, at, inside, n, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WHOLE: tl.constexpr):
-    """What is added to the sum over ranks: a tuple of words."""
-    found = ()
-    if HAS_BIAS:
-        found = found + (load_vectors(bias, at, inside, n, WHOLE), )
-    if HAS_RESIDUAL:
-        found = found + (load_vectors(residual, at, inside, n, WHOLE), )
-    return found
-
-
-@triton.jit
-def rounded(sums, extra, dtype: tl.constexpr):
-    """fp32 `sums` with each of `extra` added, in that order, as words of `dtype`. Zeros that travelled as -0.0 become 0.0."""
-    if len(extra) == 0:
-        sums = combined_words(sums, tl.zeros_like(sums[0]).to(tl.int32), dtype, "sum")
-    for i in tl.static_range(len(extra)):
-        sums = combined_words(sums, extra[i], dtype, "sum")
-    return from_elements(sums, dtype)

@@ -1,18 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """all_reduce_rmsnorm: what ranks agree on, its fused plan, and the call."""
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
-from triton_dist.ops.all_reduce.op import ALL_REDUCE
-from triton_dist.ops.all_reduce_rmsnorm.base import FusedNorm, Norm, NormedAllReduce
-from triton_dist.ops.all_reduce_rmsnorm.unfused import all_reduce_rmsnorm_unfused
+from triton_dist.ops.all_reduce_rmsnorm.base import Norm, NormedAllReduce
+from triton_dist.ops.all_reduce_rmsnorm.unfused import all_reduce_and_add, rmsnorm
 from triton_dist.ops.autograd import norm
 from triton_dist.ops.calls import checks
-from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.registry import Gradient
-from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.groups import Group
 
 
@@ -40,29 +37,15 @@ class AllReduceRmsnorm(NormedAllReduce):
         eps, weight_bias, method = asked
         return self.agreed_of(x, method, eps, group, weight_bias) if x.ndim > 1 and 0 < x.numel() < 2**31 else None
 
-    def plan(self, choice: Choice, agreed: Norm, group: Group, *tensors: torch.Tensor | None) -> Plan:
-        return _Fused(agreed, group)
-
-    def collective_of_unfused(self, agreed: Norm, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                              residual: torch.Tensor | None, out: torch.Tensor | None, *_: torch.Tensor | None) -> Plan | None:
-        if not agreed.m:
-            return None
-        return ALL_REDUCE.part(group, ALL_REDUCE.at(agreed.m, agreed.n, 1, agreed.dtype, group), x, out)
-
-    def unfused(self, agreed: Norm, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                residual: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor,
-                collective: Callable | None = None) -> None:
-        """all_reduce, then torch."""
-        if agreed.m:
-            all_reduce_rmsnorm_unfused(x, weight, self.reduce(group, collective), out, residual_out, agreed.eps, bias, residual,
-                                       agreed.weight_bias)
-
-
-class _Fused(FusedNorm):
-    """The kernel takes the op's tensors in the op's order."""
-
     def args(self, x, weight, bias, residual, out, residual_out) -> tuple:
         return x.contiguous(), weight, bias, None if residual is None else residual.contiguous(), out, residual_out
+
+    def unfused(self, agreed: Norm, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                residual: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor) -> None:
+        """all_reduce, then torch."""
+        if agreed.m:
+            all_reduce_and_add(x, self.sums(group), out, residual_out, bias, residual)
+            rmsnorm(residual_out, weight, agreed.eps, agreed.weight_bias, out)
 
 
 ALL_REDUCE_RMSNORM = AllReduceRmsnorm()
@@ -88,11 +71,12 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
         out: contiguous, of x's shape and dtype, or None to allocate. Must not overlap what is read.
         residual_out: likewise; `residual_out=residual` adds in place.
         method: "one_shot" (one kernel of self-flagged stores, everything to everyone), "two_shot" (the same, each rank
-            sums some rows and sends them), "unfused" (all_reduce, then torch) or "auto" (by size). The same on all ranks.
+            sums some rows and sends them), "unfused" (all_reduce, then a kernel for the rest) or "auto" (by size). The same on
+            all ranks.
 
     Returns (out, residual_out), both equal on every rank. The sum, bias and residual are added in fp32 in an order that all
     ranks share, with one rounding to the dtype; the norm is in fp32, of the rounded sum, with another rounding: the same inputs
-    give the same bits. "unfused" rounds after each step.
+    give the same bits. "unfused" rounds the sum over ranks once more, before bias and residual are added.
     Gradients (without `out` and `residual_out`): outputs are tensors that all ranks hold, and so are their gradients, which must
     be equal on all ranks. Then nothing is sent in the backward pass, and all gradients are equal on all ranks.
     In graphs: as all_reduce; without a call before capture auto captures "unfused".

@@ -1,33 +1,27 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What all_reduce_rmsnorm computes, with an all_reduce and torch's own steps: the unfused method, and the tests' reference."""
+"""What the norms of an all-reduced tensor compute, by torch: for dtypes, rows and captures that no kernel of ours serves."""
 from typing import Callable
 
 import torch
 
+from triton_dist.runtime.backend import backend
 
-def all_reduce_and_add(x: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Tensor], None], total: torch.Tensor,
-                       residual_out: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
+
+def all_reduce_and_add(x: torch.Tensor, reduce: Callable, total: torch.Tensor, residual_out: torch.Tensor,
+                       bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
     """residual_out = the sum over ranks of x [..., N], + bias [N] + residual [..., N]. `total` is room of x's shape.
 
-    `reduce(x, total)` makes `total` the sum over ranks of x. Rounds to the dtype after each step. `residual_out` may be the
-    residual.
+    `reduce(x, out=total)` makes `total` the sum over ranks of x, rounded to the dtype. The rest is added in fp32, with another
+    rounding, as the kernel does (norm_rows/kernels.py). `residual_out` may be the residual.
     """
-    reduce(x, total)
-    if bias is not None:
-        total += bias
-    if residual is None:
-        residual_out.copy_(total)
-    else:
-        torch.add(total, residual, out=residual_out)
-
-
-def all_reduce_rmsnorm_unfused(x: torch.Tensor, weight: torch.Tensor, reduce: Callable[[torch.Tensor, torch.Tensor], None],
-                               out: torch.Tensor, residual_out: torch.Tensor, eps: float, bias: torch.Tensor | None = None,
-                               residual: torch.Tensor | None = None, weight_bias: float = 0.0) -> None:
-    """residual_out as all_reduce_and_add gives it; out = rms_norm(residual_out) * (weight [N] + weight_bias)."""
-    all_reduce_and_add(x, reduce, out, residual_out, bias, residual)
-    rmsnorm(residual_out, weight, eps, weight_bias, out)
+    reduce(x, out=total)
+    backend().before_torch()
+    extra = [t for t in (bias, residual) if t is not None]
+    wide = torch.promote_types(total.dtype, torch.float32) if len(extra) == 2 else total.dtype
+    for t in extra:
+        total = total.to(wide) + t
+    residual_out.copy_(total)
 
 
 def rmsnorm(total: torch.Tensor, weight: torch.Tensor, eps: float, weight_bias: float, out: torch.Tensor) -> None:

@@ -6,14 +6,12 @@ from typing import Any, NamedTuple, Sequence
 
 import torch
 
-from triton_dist.ops.all_reduce_rmsnorm.base import FusedNorm, Norm, NormedAllReduce
-from triton_dist.ops.all_reduce_rmsnorm.unfused import all_reduce_rmsnorm_unfused
+from triton_dist.ops.all_reduce_rmsnorm.base import Norm, NormedAllReduce
+from triton_dist.ops.all_reduce_rmsnorm.unfused import all_reduce_and_add, rmsnorm
 from triton_dist.ops.all_reduce_rmsnorm_quant.unfused import GROUP, quantized
 from triton_dist.ops.calls import checks
 from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.calls.pipeline import wants_grad
-from triton_dist.ops.calls.plans import Plan
-from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 
@@ -40,6 +38,10 @@ class Quantized(Norm):
     """quant: how; keep: whether the norm is stored before it is quantised, too."""
     quant: str
     keep: bool
+
+    @property
+    def how(self) -> str:
+        return QUANTS[self.quant]
 
 
 class AllReduceRmsnormQuant(NormedAllReduce):
@@ -77,8 +79,12 @@ class AllReduceRmsnormQuant(NormedAllReduce):
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
         return dict(super().inputs(m, n, k, group), quant="fp8_row")
 
-    def plan(self, choice: Choice, agreed: Quantized, group: Group, *tensors: torch.Tensor | None) -> Plan:
-        return _Fused(agreed, group)
+    def args(self, x, weight, bias, residual, scale, out, residual_out, scales_out, norm_out) -> tuple:
+        """The kernels store bytes, since not every target has the dtype."""
+        if scales_out is not None and scales_out.ndim != 2:
+            scales_out = scales_out.view(x.numel() // x.shape[-1], -1)
+        return (x.contiguous(), weight, bias, None if residual is None else residual.contiguous(), norm_out, residual_out, None,
+                scale, out.view(torch.int8), scales_out)
 
     def unfused(self, agreed: Quantized, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 residual: torch.Tensor | None, scale: torch.Tensor | None, out: torch.Tensor, residual_out: torch.Tensor,
@@ -86,8 +92,8 @@ class AllReduceRmsnormQuant(NormedAllReduce):
         """all_reduce, then torch."""
         norm = torch.empty_like(x, memory_format=torch.contiguous_format) if norm_out is None else norm_out
         if agreed.m:
-            all_reduce_rmsnorm_unfused(x, weight, self.reduce(group), norm, residual_out, agreed.eps, bias, residual,
-                                       agreed.weight_bias)
+            all_reduce_and_add(x, self.sums(group), norm, residual_out, bias, residual)
+            rmsnorm(residual_out, weight, agreed.eps, agreed.weight_bias, norm)
         quantized(norm, agreed.quant, scale, out, scales_out)
 
     def filled(self, group: Group, agreed: Quantized, tensors: Sequence) -> list:
@@ -156,20 +162,6 @@ def check_scales(scales: torch.Tensor | None, shape: tuple | None) -> None:
             scales.stride(0) == 1 and scales.stride(1) >= max(1, shape[0]))
         like = torch.empty(0, dtype=torch.float32, device=scales.device if isinstance(scales, torch.Tensor) else None)
         checks.output("scales_out", scales[:, :1].t() if columns else scales, (1, shape[0]) if columns else shape, like=like)
-
-
-class _Fused(FusedNorm):
-    """The kernel stores bytes, since not every target has the dtype."""
-
-    def __init__(self, agreed: Quantized, group: Group):
-        self.quant = QUANTS[agreed.quant]
-        super().__init__(agreed, group)
-
-    def args(self, x, weight, bias, residual, scale, out, residual_out, scales_out, norm_out) -> tuple:
-        if scales_out is not None:
-            scales_out = scales_out.view(self.agreed.m, -1) if scales_out.ndim != 2 else scales_out
-        return (x.contiguous(), weight, bias, None if residual is None else residual.contiguous(), norm_out, residual_out, None,
-                scale, out.view(torch.int8), scales_out)
 
 
 ALL_REDUCE_RMSNORM_QUANT = AllReduceRmsnormQuant()

@@ -16,7 +16,7 @@ import torch
 from triton_dist.compat.torch import DUAL_LEVEL, FORWARD_AD, dispatch_modes as _modes
 from triton_dist.ops.calls import checks, decide, log, ranges
 from triton_dist.ops.calls.agree import Agreed, agree_once, meet_once, refuse, same_call, withdraw
-from triton_dist.ops.calls.plans import Plan, Trial, Unfused, Wrapped
+from triton_dist.ops.calls.plans import Plan, Trial, Wrapped
 from triton_dist.ops.calls.possible import UNFUSED
 from triton_dist.ops.calls.record import CallRecord, Known, record_of
 from triton_dist.ops.tuning.table import Choice
@@ -249,7 +249,7 @@ class Calls:
     def _plan(self, record: CallRecord, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence) -> Plan:
         """The plan of a way, not compiled yet."""
         unfused = choice.method == UNFUSED
-        plan = Unfused(self, agreed, group, *tensors) if unfused else self.plan(choice, agreed, group, *tensors)
+        plan = self.plan_of_unfused(agreed, group, *tensors) if unfused else self.plan(choice, agreed, group, *tensors)
         plan.agreed, plan.choice, plan.out_shape = agreed, choice, self.shape_of_out(agreed, group, *tensors)
         if record.ranged:
             plan.run = ranges.around(plan.run, ranges.name_of(self.name, choice, plan.out_shape))

@@ -20,3 +20,12 @@ one_hop = _elements(lambda args: 2 * args["WORLD"])             # a part to each
 two_hops = _elements(lambda args: 4)                            # the same twice, of n / world elements
 normed_one_hop = _elements(lambda args: 2 * args["WORLD"] + 1 + _norms(args))       # and the residual, and the norm
 normed_two_hops = _elements(lambda args: 5 + _norms(args))
+
+
+def _rows(args: Any) -> dict:
+    """Of rows that are here: what is added, their sum, and their norm. A tensor's shape tells how many there are."""
+    loaded = 1 + args["HAS_RESIDUAL"] + args["HAS_TOTAL"] + (_norms(args) if args["NORM"] else 0)
+    return {"bytes": int(loaded * args["x"].numel() * itemsize(args["x"]))}
+
+
+normed_rows = counting(_rows)

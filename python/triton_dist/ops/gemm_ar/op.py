@@ -18,6 +18,7 @@ from triton_dist.ops.exchange import sizes
 from triton_dist.ops.gemm_ar.packets import Packets, Tiling, tiling
 from triton_dist.ops.gemm_ar.unfused import gemm_ar_unfused
 from triton_dist.ops.gemm_rs.op import GEMM_RS
+from triton_dist.ops.norm_rows.launch import NormRows, served
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient
 from triton_dist.ops.tuning import model
@@ -162,17 +163,32 @@ class GemmAr(Op):
 
 
 class Ring(OfParts):
-    """gemm_rs, then an all-gather of its rows. `agreed` has m, n and dtype."""
+    """gemm_rs, then an all-gather of its rows, to which those of a residual have been added. `agreed` has m, n and dtype."""
+
+    _add: NormRows | None = None
 
     def __init__(self, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                  residual: torch.Tensor | None, out: torch.Tensor | None):
         whole = agreed.m, agreed.n, x.shape[1] * group.size, agreed.dtype, group
-        self._rows = backend().maker((agreed.m // group.size, agreed.n), agreed.dtype)
+        self._each, self.compiles = agreed.m // group.size, residual is not None
+        self._first = group.rank * self._each
+        self._rows = backend().maker((self._each, agreed.n), agreed.dtype)
         rows = self._rows()
         self._multiply = GEMM_RS.part(group, GEMM_RS.at(*whole), x, weight, bias, rows)
         # Of an output that there is not yet, only dtype and alignment matter, which those of `rows` are.
         self._gather = ALL_GATHER.part(group, ALL_GATHER.at(*whole), rows, rows if out is None else out)
         super().__init__(group, self._multiply, self._gather)
+
+    def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+                *_: torch.Tensor | None) -> None:
+        if residual is not None and served(residual.shape[1], residual.dtype):
+            rows = self._rows()
+            self._add = NormRows(*rows.shape, rows.dtype)
+            self._add.compile(rows, None, None, self._own(residual), None, rows)
+
+    def _own(self, residual: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of it."""
+        return checks.rows_contiguous(residual.narrow(0, self._first, self._each))
 
     def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
             residual: torch.Tensor | None, out: torch.Tensor) -> None:
@@ -182,9 +198,11 @@ class Ring(OfParts):
             withdraw(group, self.agreed.op, error)
             raise
         self.run_part(self._multiply, group, x, weight, bias, rows)
-        if residual is not None:
+        if self._add is not None:
+            self._add.launch(rows, None, None, self._own(residual), None, rows)
+        elif residual is not None:
             backend().before_torch()
-            rows += residual.tensor_split(group.size)[group.rank]
+            rows += self._own(residual)
         self.run_part(self._gather, group, rows, out)
 
 

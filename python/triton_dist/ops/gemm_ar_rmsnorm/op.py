@@ -8,15 +8,17 @@ import torch
 
 from triton_dist.ops import products, registry
 from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers, eps_of
-from triton_dist.ops.all_reduce_rmsnorm.op import ALL_REDUCE_RMSNORM, all_reduce_rmsnorm
+from triton_dist.ops.all_reduce_rmsnorm.op import ALL_REDUCE_RMSNORM
 from triton_dist.ops.all_reduce_rmsnorm.unfused import rmsnorm
 from triton_dist.ops.autograd import gemm_ar_norm
 from triton_dist.ops.calls import checks, possible
-from triton_dist.ops.calls.plans import Plan
+from triton_dist.ops.calls.agree import withdraw
+from triton_dist.ops.calls.plans import OfParts, Plan
 from triton_dist.ops.exchange import sizes
 from triton_dist.ops.gemm_ar.op import GEMM_AR, Ring, refuse_method
 from triton_dist.ops.gemm_ar.packets import Tiling, tiling
 from triton_dist.ops.gemm_ar_rmsnorm.packets import MOST_EACH, NormPackets, cut_rows
+from triton_dist.ops.norm_rows.launch import NormRows, served
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient
 from triton_dist.ops.tuning.table import Choice, Shape
@@ -114,18 +116,18 @@ class GemmArRmsnorm(Op):
     def plan(self, choice: Choice, agreed: NormedProduct, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Ring(agreed, group, *tensors) if choice.method == "ring" else NormPackets(agreed, group, *tensors)
 
+    def plan_of_unfused(self, agreed: NormedProduct, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        """A matmul, then all_reduce_rmsnorm."""
+        if not agreed.m * agreed.n:
+            return super().plan_of_unfused(agreed, group, *tensors)
+        return _ProductThenNorm(agreed, group, *tensors)
+
     def unfused(self, agreed: NormedProduct, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor,
                 residual_out: torch.Tensor) -> None:
-        """A matmul, then all_reduce_rmsnorm."""
-        if not agreed.m * agreed.n:
-            return
-        product = products.product(x, weight)
-        if x.dtype not in checks.DTYPES:
-            ALL_REDUCE_RMSNORM.unfused(agreed, group, product, norm_weight, bias, residual, out, residual_out)
-            return
-        all_reduce_rmsnorm(product, norm_weight, bias=bias, residual=residual, eps=agreed.eps, weight_bias=agreed.weight_bias,
-                           group=group, out=out, residual_out=residual_out)
+        """A matmul and all_reduce, then torch."""
+        if agreed.m * agreed.n:
+            ALL_REDUCE_RMSNORM.unfused(agreed, group, products.product(x, weight), norm_weight, bias, residual, out, residual_out)
 
     def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> tuple:
         registry.require(weight.shape[1] == x.shape[1], "weight: expected [N, K_local] with the K of x [M, K_local]")
@@ -147,20 +149,56 @@ class GemmArRmsnorm(Op):
         return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group)), "norm_weight": (n,)}
 
 
+class _ProductThenNorm(OfParts):
+    """torch's matmul, then all_reduce_rmsnorm."""
+
+    def __init__(self, agreed: NormedProduct, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                 residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor | None,
+                 residual_out: torch.Tensor | None):
+        self._product = backend().maker((agreed.m, agreed.n), agreed.dtype)
+        norm = ALL_REDUCE_RMSNORM.of_rows(agreed.m, agreed.n, agreed.dtype, agreed.eps, group, agreed.weight_bias)
+        super().__init__(group, ALL_REDUCE_RMSNORM.part(group, norm, self._product(), norm_weight, bias, residual, out,
+                                                        residual_out))
+
+    def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+            residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor, residual_out: torch.Tensor) -> None:
+        try:
+            backend().before_torch()
+            product = self._product()
+            products.product(x, weight, product)
+        except BaseException as error:
+            withdraw(group, self.agreed.op, error)
+            raise
+        self.run_part(self.parts[0], group, product, norm_weight, bias, residual, out, residual_out)
+
+
 class _Ring(Ring):
     """gemm_ar by a ring, then a norm."""
+
+    _norm: NormRows | None = None
 
     def __init__(self, agreed: NormedProduct, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                  residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor | None,
                  residual_out: torch.Tensor | None):
         super().__init__(agreed, group, x, weight, bias, residual, residual_out)
-        self._asked = agreed.eps, agreed.weight_bias
+        self.compiles, self._asked = True, (agreed.eps, agreed.weight_bias)
+
+    def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+                *rest: torch.Tensor | None) -> None:
+        super().compile(x, weight, bias, residual)
+        norm_weight, out, total = rest
+        if served(total.shape[1], total.dtype):
+            self._norm = NormRows(*total.shape, total.dtype, *self._asked)
+            self._norm.compile(total, norm_weight, None, None, out)
 
     def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
             residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor, residual_out: torch.Tensor) -> None:
         super().run(group, x, weight, bias, residual, residual_out)
-        backend().before_torch()
-        rmsnorm(residual_out, norm_weight, *self._asked, out)
+        if self._norm is not None:
+            self._norm.launch(residual_out, norm_weight, None, None, out)
+        else:
+            backend().before_torch()
+            rmsnorm(residual_out, norm_weight, *self._asked, out)
 
 
 GEMM_AR_RMSNORM = GemmArRmsnorm()

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What comes before a linear layer of few rows, and the layer itself: two kernels, of which the second begins under the first.
+"""A linear layer of few rows. It begins under the kernel ahead of it, which may be that of its norm (norm_rows/kernels.py).
 
-The norm has a kernel of its own. In the product's loop every program would make it again, for as many rows as an MMA takes. On an
-H200 that took 1 to 8 us more for one row, by the best tiling of each way.
+In the product's loop every program would make the norm again, for as many rows as an MMA takes. On an H200 that took 1 to 8 us
+more for one row, by the best tiling of each way.
 """
 import triton
 import triton.language as tl
@@ -14,29 +14,6 @@ from triton_dist.runtime.jit import jit
 from triton_dist.runtime.launch_metadata import counting, itemsize
 
 _LINE = tl.constexpr(128)               # bytes that a prefetch brings
-
-
-@jit
-def norm_rows_kernel(x, residual, weight, out, total, n, stride_x, stride_r, EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr,
-                     NORM: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
-    """A row a program: total [m, n] = x + residual, rounded to the dtype; out = its RMS norm times (weight [n] + WEIGHT_BIAS).
-
-    Without a residual total is x itself, and not stored. Without NORM out is not stored.
-    """
-    dl.gdc_wait()
-    dl.gdc_launch_dependents()
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    inside = column < n
-    dtype: tl.constexpr = x.dtype.element_ty
-    value = tl.load(x + row * stride_x + column, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        value = (value + tl.load(residual + row * stride_r + column, mask=inside, other=0.0).to(tl.float32)).to(dtype)
-        tl.store(total + row * n + column, value, mask=inside)
-        value = value.to(tl.float32)
-    if NORM:
-        by = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + WEIGHT_BIAS
-        root = tl.rsqrt(tl.sum(value * value, 0) / n + EPS)
-        tl.store(out + row * n + column, (value * by * root).to(dtype), mask=inside)
 
 
 def _work(args: dict) -> dict:

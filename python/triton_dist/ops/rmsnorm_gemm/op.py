@@ -12,9 +12,10 @@ from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers, eps_of
 from triton_dist.ops.autograd import rmsnorm_gemm as gradients
 from triton_dist.ops.calls import acts, checks
 from triton_dist.ops.calls.plans import Plan
+from triton_dist.ops.norm_rows.launch import MOST_ROW_BYTES, served
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient
-from triton_dist.ops.rmsnorm_gemm.plan import MOST_COLUMNS, FewRows
+from triton_dist.ops.rmsnorm_gemm.plan import FewRows, NormThenTorch
 from triton_dist.ops.rmsnorm_gemm.unfused import rmsnorm_gemm_unfused
 from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.runtime.backend import backend
@@ -104,8 +105,8 @@ class RmsnormGemm(Op):
     def _chosen(self, method: Any, m: int, n: int, k: int, dtype: torch.dtype, act: str | None, norm: bool,
                 adds: bool) -> tuple[str, str]:
         """(the method of a call, why, for an "auto")."""
-        wide = (norm or adds) and k > MOST_COLUMNS
-        reason = f"a row has more than {MOST_COLUMNS} elements, which the norm's kernel holds in registers" if wide else None
+        wide = (norm or adds) and k * dtype.itemsize > MOST_ROW_BYTES
+        reason = f"a row has more than {MOST_ROW_BYTES} bytes, which the norm's kernel holds in registers" if wide else None
         method, why = self.possible(method, reason)
         if method != "auto":
             return method, why
@@ -122,6 +123,12 @@ class RmsnormGemm(Op):
 
     def plan(self, choice: Choice, agreed: NormedRows, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return FewRows(agreed)
+
+    def plan_of_unfused(self, agreed: NormedRows, group: Group, *tensors: torch.Tensor | None) -> Plan:
+        """The norm's kernel, and torch's product and activation. By torch alone where the kernel cannot be compiled."""
+        if not agreed.m or not (agreed.norm or agreed.adds) or not served(agreed.k, agreed.dtype):
+            return super().plan_of_unfused(agreed, group, *tensors)
+        return NormThenTorch(agreed)
 
     def unfused(self, agreed: NormedRows, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                 residual: torch.Tensor | None, norm_weight: torch.Tensor | None, out: torch.Tensor,
@@ -187,7 +194,7 @@ def _pays(m: int, n: int, k: int) -> bool:
 def joins(rows: int, weight: torch.Tensor, act: str | None, norm: bool) -> bool:
     """Whether auto has kernels for so many rows, this weight [N, K], activation and norm, as torch.compile can trace it too."""
     (n, k), joined = weight.shape, act is not None or norm
-    fits = not norm or k <= MOST_COLUMNS
+    fits = not norm or k * weight.dtype.itemsize <= MOST_ROW_BYTES
     return joined and fits and 0 < rows and weight.dtype.itemsize == 2 and _pays(rows, n, k) and _measured()
 
 
@@ -214,8 +221,8 @@ def rmsnorm_gemm(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tenso
             silu(y @ gate^T + its bias) * (y @ up^T + its bias) of the normed y. N is even.
         out: [M, N], or [M, N / 2] with "silu_mul", contiguous, or None to allocate. Must not overlap what is read.
         residual_out: [M, K] contiguous, or None to allocate: gets the sum, and must not be the residual. Only with a residual.
-        method: "portable" (Triton kernels for all devices; for few rows), "unfused" (torch's addition, norm, product and
-            activation) or "auto" (by what was measured, "unfused" where nothing was).
+        method: "portable" (Triton kernels for all devices; for few rows), "unfused" (a kernel for addition and norm, and torch's
+            product and activation) or "auto" (by what was measured, "unfused" where nothing was).
 
     Returns out, or (out, residual_out) where there is a residual. The sum x + residual is rounded to the dtype, and so is the
     norm of that. The product accumulates in fp32. By "portable" it is rounded once, after bias and activation; "unfused" rounds

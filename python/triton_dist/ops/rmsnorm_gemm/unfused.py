@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What rmsnorm_gemm computes, by torch: the method "unfused". Each step rounds to the dtype."""
+"""What rmsnorm_gemm computes, by torch. Each step rounds to the dtype."""
 import torch
 
 from triton_dist.ops.all_reduce_rmsnorm.unfused import rmsnorm
@@ -16,6 +16,11 @@ def rmsnorm_gemm_unfused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
         normed = torch.empty_like(x, memory_format=torch.contiguous_format)
         rmsnorm(x, norm_weight, eps, weight_bias, normed)
         x = normed
+    multiplied(x, weight, bias, out, gated)
+
+
+def multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, gated: bool) -> None:
+    """out = x @ weight^T + bias, and silu-and-multiply of that where it is `gated`."""
     if not gated:
         torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
         return

@@ -9,9 +9,31 @@ import triton.language as tl
 
 from triton_dist.language.selfflag import split_words
 from triton_dist.ops.device.float8 import e4m3_word, scale_and_inverse, size_bits
-from triton_dist.ops.device.selfflag import elements, from_elements, load_vectors, store_vectors, store_word
+from triton_dist.ops.device.selfflag import (combined_words, elements, from_elements, load_vectors, store_vectors,
+                                             store_word)
 
 GROUP = tl.constexpr(128)               # columns that have a scale of their own where QUANT is "group"
+
+
+@triton.jit
+def extras(bias, residual, at, inside, n, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WHOLE: tl.constexpr):
+    """What is added to the sum over ranks: a tuple of words."""
+    found = ()
+    if HAS_BIAS:
+        found = found + (load_vectors(bias, at, inside, n, WHOLE), )
+    if HAS_RESIDUAL:
+        found = found + (load_vectors(residual, at, inside, n, WHOLE), )
+    return found
+
+
+@triton.jit
+def rounded(sums, extra, dtype: tl.constexpr):
+    """fp32 `sums` with each of `extra` added, in that order, as words of `dtype`. Zeros that travelled as -0.0 become 0.0."""
+    if len(extra) == 0:
+        sums = combined_words(sums, tl.zeros_like(sums[0]).to(tl.int32), dtype, "sum")
+    for i in tl.static_range(len(extra)):
+        sums = combined_words(sums, extra[i], dtype, "sum")
+    return from_elements(sums, dtype)
 
 
 @triton.jit

@@ -1,0 +1,65 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""The launch of the kernel for bias, residual and norm, of tensors that an op's plan gives."""
+import torch
+
+from triton_dist.ops.calls.plans import present
+from triton_dist.ops.exchange import sizes
+from triton_dist.ops.norm_rows.kernels import norm_rows_kernel
+from triton_dist.runtime.backend import backend
+
+MOST_THREADS = 1024
+MOST_ROW_BYTES = 8 * MOST_THREADS * sizes.VECTOR        # that one program holds in registers
+_FEW_THREADS = 256                      # of a row, where there are many rows
+_MOST_EACH = 8
+_TENSORS = 10
+
+
+def served(n: int, dtype: torch.dtype) -> bool:
+    """Whether the kernel can be compiled now, and holds a row of n elements."""
+    return 0 < n * dtype.itemsize <= MOST_ROW_BYTES and not backend().is_capturing()
+
+
+def threads_of(m: int, n: int, dtype: torch.dtype, whole: bool) -> tuple[int, int]:
+    """(threads of a program, vectors of a row that each of them has) for m rows of n elements.
+
+    Many rows hide each other's latency, few do not. Rows that are no whole vectors are read element by element, which is long
+    code for each vector.
+    """
+    vectors, few = sizes.vectors(n, dtype), m <= backend().num_sms() or not whole
+    threads = min(max(sizes.power_of_two(vectors), 4 * backend().warp_size), MOST_THREADS if few else _FEW_THREADS)
+    while -(-vectors // threads) > _MOST_EACH:
+        threads *= 2
+    return threads, -(-vectors // threads)
+
+
+class NormRows:
+    """Bias, residual and norm of m rows of n elements. `compile` makes it ready; then a call is one launch.
+
+    center: whether the norm is of differences from the mean (LayerNorm). quant: how the norm is quantised, as of the kernel.
+    """
+
+    def __init__(self, m: int, n: int, dtype: torch.dtype, eps: float = 0.0, weight_bias: float = 0.0, center: bool = False,
+                 quant: str = ""):
+        self._m, self._n, self._dtype = m, n, dtype
+        self._options = dict(EPS=eps, WEIGHT_BIAS=weight_bias, CENTER=center, QUANT=quant)
+
+    def compile(self, x: torch.Tensor, *others: torch.Tensor | None) -> None:
+        """Prepares launches on tensors like these: x, weight, bias, residual, out, total, shift, scale, quantised, scales.
+
+        x and the residual have rows whose elements lie one after another, all others are contiguous; `scales` is a matrix. Those
+        at the end may be left out. Without a weight there is no norm. total: None where it is x, with nothing added.
+        """
+        given = (x, *others, *[None] * (_TENSORS - 1 - len(others)))
+        _, weight, bias, residual, out, total, shift, _, quantised, scales = given
+        varying, args = present(*given)
+        strides = [self._n if t is None or t.ndim != 2 else t.stride(0) for t in (x, residual)]
+        in_rows = [t for t in (x, weight, bias, residual, out, total, shift) if t is not None]
+        whole = sizes.whole_vectors(self._n, *in_rows) and (quantised is None or quantised.data_ptr() % sizes.VECTOR == 0)
+        whole = whole and all([step * self._dtype.itemsize % sizes.VECTOR == 0 for step in strides])
+        threads, each = threads_of(self._m, self._n, self._dtype, whole)
+        options = dict(self._options, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_TOTAL=total is not None,
+                       HAS_SHIFT=shift is not None, NORM=weight is not None, HAS_OUT=out is not None, THREADS=threads, EACH=each,
+                       WHOLE=whole, num_warps=threads // backend().warp_size, num_stages=1)
+        steps = (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
+        self.launch = backend().prepare(norm_rows_kernel, (self._m,), (*args, self._n, *strides, *steps), options, varying)
