@@ -140,7 +140,7 @@ class Calls:
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
         if key is not None and self.kept and not graphs.asked():
-            written = [i for i, t in enumerate(given) if any([t is out for out in outputs])]
+            written = [i for out in outputs if out is not None for i, t in enumerate(given) if t is out]
             of_class = signature if self.resized is not None and (agreed is None or not record.known) else None
             record.learn(state(), key, given, written, known, varying, of_class)
         return known
@@ -159,8 +159,9 @@ class Calls:
         agreed = self._checked(record.group, self.resized, known.plan.agreed, record.group, given[0], key[0])
         (_, _, *parts), *words = known.signature
         for place, t in enumerate(tensors):
-            if any([t is given[i] for i in varying]):
-                parts[place] = (t.shape, *parts[place][1:])
+            for i in varying:
+                if t is given[i]:
+                    parts[place] = (t.shape, *parts[place][1:])
         return agreed, ((*_modes_of_torch(), *parts), *words)
 
     def _planned(self, record: CallRecord, group: Group, signature: tuple, tensors: list, asked: tuple,
@@ -227,7 +228,11 @@ class Calls:
         if plan.compiles:
             state().variants = plan.variants = []
             try:
-                plan.compile(*self.filled(group, agreed, tensors))
+                for out in tensors[len(self.tensors):]:
+                    if out is None:
+                        tensors = self.filled(group, agreed, tensors)
+                        break
+                plan.compile(*tensors)
             finally:
                 state().variants = None
         meet_once(group, agreed, choice, record.first_uses, graphs)

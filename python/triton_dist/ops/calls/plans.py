@@ -87,14 +87,21 @@ class OfParts(Plan):
 
     def __init__(self, group: Group, *parts: Plan):
         me, self.parts = state(), parts
-        self.captured = next((part.captured for part in parts if part.captured is not None), None)
+        for part in reversed(parts):
+            self.captured = part.captured if part.captured is not None else self.captured
         self._count, self._compared = me.calls.setdefault(group.key, [0]), backend().compares_calls or me.debug
 
     def serves(self) -> bool:
-        return super().serves() and all([part.serves() for part in self.parts])
+        for part in self.parts:
+            if not part.serves():
+                return False
+        return super().serves()
 
     def moved(self) -> bool:
-        return any([part.moved() for part in self.parts])
+        for part in self.parts:
+            if part.moved():
+                return True
+        return False
 
     def run_part(self, part: Plan, group: Group, *tensors: Any) -> Any:
         """One call by `part`, which counts as a call of its op."""
@@ -194,9 +201,14 @@ def present(*tensors: torch.Tensor | None) -> tuple[tuple, list]:
 
     One is there.
     """
-    like = next(t for t in tensors if t is not None)
-    return (tuple(place for place, t in enumerate(tensors) if t is not None),
-            [absent(like) if t is None else t for t in tensors])
+    missing, where, found = None, [], []
+    for place, t in enumerate(tensors):
+        if t is not None:
+            where.append(place)
+            missing = missing if missing is not None else absent(t)
+    for t in tensors:
+        found.append(missing if t is None else t)
+    return tuple(where), found
 
 
 class Trial:

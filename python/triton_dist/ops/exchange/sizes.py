@@ -27,9 +27,13 @@ def by_size(steps: dict, world: int, nbytes: int) -> tuple[str, str]:
 
     Steps were measured on 4 and 2 H200 up to 256 MiB (all_reduce 128); those of larger worlds are extrapolated.
     """
-    found = next(found for most, found in steps.items() if world <= most)
-    method, most = next(((method, most) for most, method in found if nbytes <= most), (UNFUSED, None))
-    return method, f"{nbytes} bytes are " + (f"more than {found[-1][0]}" if most is None else f"no more than {most}")
+    for worlds, found in steps.items():
+        if world <= worlds:
+            break
+    for most, method in found:
+        if nbytes <= most:
+            return method, f"{nbytes} bytes are no more than {most}"
+    return UNFUSED, f"{nbytes} bytes are more than {most}"
 
 
 def choose(op: Any, method: Any, group: Group, nbytes: int, unserved: str | None = None,
@@ -70,7 +74,10 @@ def words(n: int, dtype: torch.dtype) -> int:
 
 def whole_words(n: int, *tensors: torch.Tensor) -> bool:
     """Whether rows of `n` elements of contiguous tensors consist of whole words at multiples of their size."""
-    return all(t.data_ptr() % WORD == 0 and n * t.element_size() % WORD == 0 for t in tensors)
+    for t in tensors:
+        if t.data_ptr() % WORD or n * t.element_size() % WORD:
+            return False
+    return True
 
 
 def vectors(n: int, dtype: torch.dtype) -> int:
@@ -80,7 +87,10 @@ def vectors(n: int, dtype: torch.dtype) -> int:
 
 def whole_vectors(n: int, *tensors: torch.Tensor) -> bool:
     """Whether rows of `n` elements of contiguous tensors consist of whole vectors at multiples of their size."""
-    return all(t.data_ptr() % VECTOR == 0 and n * t.element_size() % VECTOR == 0 for t in tensors)
+    for t in tensors:
+        if t.data_ptr() % VECTOR or n * t.element_size() % VECTOR:
+            return False
+    return True
 
 
 def self_flagged(group: Group, count: int) -> tuple[CountedWorkspace, torch.Tensor, int]:

@@ -50,16 +50,19 @@ class NormRows:
         x and the residual have rows whose elements lie one after another, all others are contiguous; `scales` is a matrix. Those
         at the end may be left out. Without a weight there is no norm. total: None where it is x, with nothing added.
         """
+        n, size = self._n, self._dtype.itemsize
         given = (x, *others, *[None] * (_TENSORS - 1 - len(others)))
         _, weight, bias, residual, out, total, shift, _, quantised, scales = given
         varying, args = present(*given)
-        strides = [self._n if t is None or t.ndim != 2 else t.stride(0) for t in (x, residual)]
-        in_rows = [t for t in (x, weight, bias, residual, out, total, shift) if t is not None]
-        whole = sizes.whole_vectors(self._n, *in_rows) and (quantised is None or quantised.data_ptr() % sizes.VECTOR == 0)
-        whole = whole and all([step * self._dtype.itemsize % sizes.VECTOR == 0 for step in strides])
-        threads, each = threads_of(self._m, self._n, self._dtype, whole)
+        x_step = x.stride(0) if x.ndim == 2 else n
+        step = residual.stride(0) if residual is not None and residual.ndim == 2 else n
+        whole = n * size % sizes.VECTOR == x_step * size % sizes.VECTOR == step * size % sizes.VECTOR == 0
+        for t in given[:7]:
+            whole = whole and (t is None or t.data_ptr() % sizes.VECTOR == 0)
+        whole = whole and (quantised is None or quantised.data_ptr() % sizes.VECTOR == 0)
+        threads, each = threads_of(self._m, n, self._dtype, whole)
         options = dict(self._options, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_TOTAL=total is not None,
                        HAS_SHIFT=shift is not None, NORM=weight is not None, HAS_OUT=out is not None, THREADS=threads, EACH=each,
                        WHOLE=whole, num_warps=threads // backend().warp_size, num_stages=1)
         steps = (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
-        self.launch = backend().prepare(norm_rows_kernel, (self._m,), (*args, self._n, *strides, *steps), options, varying)
+        self.launch = backend().prepare(norm_rows_kernel, (self._m,), (*args, n, x_step, step, *steps), options, varying)
