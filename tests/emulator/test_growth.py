@@ -90,7 +90,7 @@ BIG = {
     "gemm_ar": lambda x, **kw: gemm_ar(x[:, :4], normal(1 << 8, 4), **kw),
     "all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_to_all_single": all_to_all_single,
     "all_to_all_vdev": lambda x, **kw: all_to_all_vdev(x, torch.full((WORLD,), 5, dtype=torch.int32), **kw)[0][:10],
-    "all_reduce_rmsnorm": lambda x, **kw: all_reduce_rmsnorm(x[:1 << 12], torch.ones(64), **kw)[1],
+    "all_reduce_rmsnorm": lambda x, **kw: all_reduce_rmsnorm(x[:1 << 12].view(64, -1), torch.ones(1 << 12), **kw)[1],
 }
 ASKED = {"ag_gemm": "portable", "gemm_rs": "portable", "gemm_ar": "ring", "all_reduce_rmsnorm": "one_shot"}
 

@@ -24,7 +24,8 @@ N = K = 4096
 LARGEST = 8192
 WORLD = 2
 # Calls of Python functions at a first call, and at a repeated one. They may only become fewer.
-BARS = {"ag_gemm": (262, 46), "gemm_rs": (224, 34), "gemm_ar": (372, 44), "all_reduce": (152, 24)}
+BARS = {"ag_gemm": (256, 43), "gemm_rs": (212, 28), "gemm_ar": (330, 38), "gemm_ar_rmsnorm": (385, 52), "all_reduce": (141, 21),
+        "all_reduce_rmsnorm": (216, 30)}
 
 
 class Stream:
@@ -91,11 +92,13 @@ def calls():
     """Each op as a function of its number of rows, by the way that large calls take."""
     group = resolve()
     x, whole = torch.empty(LARGEST, K, dtype=torch.bfloat16), torch.empty(LARGEST, N, dtype=torch.bfloat16)
-    column, row = torch.empty(N // WORLD, K, dtype=torch.bfloat16), torch.empty(N, K, dtype=torch.bfloat16)
+    column, row, norm = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((N // WORLD, K), (N, K), (N,)))
     return {"ag_gemm": lambda m: ops.ag_gemm(x[:m], column, method="ws", group=group),
             "gemm_rs": lambda m: ops.gemm_rs(x[:m], row, method="ws", group=group),
             "gemm_ar": lambda m: ops.gemm_ar(x[:m], row, method="ring", group=group),
-            "all_reduce": lambda m: ops.all_reduce(whole[:m], group=group)}
+            "gemm_ar_rmsnorm": lambda m: ops.gemm_ar_rmsnorm(x[:m], row, norm, residual=whole[:m], method="ring", group=group),
+            "all_reduce": lambda m: ops.all_reduce(whole[:m], group=group),
+            "all_reduce_rmsnorm": lambda m: ops.all_reduce_rmsnorm(whole[:m], norm, residual=x[:m], group=group)}
 
 
 def counted(call):
