@@ -8,6 +8,7 @@ from amd_isa import assert_sound
 from compile_util import CUDA, HIP, ONE_HIP, TARGETS, compile_kernel, instructions, position
 from test_norm_code import assembled, sass, spilled
 
+from triton_dist.layers._routing import choose_kernel
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
 from triton_dist.ops.ep.chunks import MOVED, ROUNDED, SUMMED, Chunks, tile_of
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
@@ -195,6 +196,20 @@ def registers_of(made):
 def test_other_dtypes_and_worlds(kernel, dtype, world):
     function, known = KERNELS[kernel]
     assert "ld" in "".join(instructions(compiled(function, "sm_90", dtype, world, **known)))
+
+
+@pytest.mark.every("target")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("experts, groups", [(256, 8), (128, 1)])
+def test_the_choice_of_experts_loads_wide_and_stays_in_registers(experts, groups, target):
+    known = dict(K=8, CHOICES=8, EXPERTS=experts, GROUPS=groups, TOP_GROUPS=min(groups, 4), TOP2=True, SIGMOID=groups > 1,
+                 NORMALIZE=True, BIASED=groups > 1, ROWS=512 // experts)
+    types = dict(logits="*bf16", bias="*fp32", ids="*i32", weights="*fp32", m="i32", experts="i32", scale="fp32",
+                 **dict.fromkeys(known, "constexpr"))
+    made = compile_kernel(choose_kernel, {name: types[name] for name in choose_kernel.arg_names}, known, target, num_warps=1,
+                          divisible=("logits", "bias", "ids", "weights", "experts"))
+    assert target != "sm_90" or spilled(made) == 0
+    position(instructions(made), r"global_load_dwordx4" if target in HIP else r"ld\.global\S*\.v4\.b32")
 
 
 # -- grouped GEMM --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from triton_dist.layers import _routing
 from triton_dist.runtime.errors import InvalidArgument
 
 SCORES = ("softmax", "sigmoid")
@@ -56,7 +57,12 @@ class TopKRouter(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, H] -> (ids int32 [T, top_k], weights fp32 [T, top_k])."""
-        logits = nn.functional.linear(x, self.weight.to(x.dtype)).float()
+        logits = nn.functional.linear(x, self.weight.to(x.dtype))
+        if _routing.supports(logits, self.groups):
+            return _routing.chosen(logits, self.top_k, self.bias, sigmoid=self.score == "sigmoid", normalize=self.normalize,
+                                   scale=self.scale, groups=self.groups, top_groups=self.top_groups,
+                                   top2=self.group_score == "top2")
+        logits = logits.float()
         scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
         choice = scores.detach() if self.bias is None else scores.detach() + self.bias.float()
         if self.groups > 1:
