@@ -10,8 +10,9 @@ from test_norm_code import assembled, sass, spilled
 
 from triton_dist.layers._routing import choose_kernel
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
-from triton_dist.ops.ep.chunks import MOVED, ROUNDED, SUMMED, Chunks, tile_of
+from triton_dist.ops.ep.chunks import MOVED, PLACED, ROUNDED, SUMMED, Chunks, tile_of, words_beside
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
+from triton_dist.ops.ep_dispatch.by_expert_kernel import rows_by_expert_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
 from triton_dist.ops.exchange.sizes import power_of_two
@@ -87,10 +88,12 @@ COMBINED = dict(COLS=1024, warps=SUMMED.warps, maxnreg=SUMMED.registers)
 KERNELS = {
     "dispatch": (ep_dispatch_kernel, {}),
     "dispatch by expert": (ep_dispatch_kernel, dict(INDEX=True, FIRST=0)),
-    "dispatch, fp8 on the way": (ep_dispatch_kernel, dict(QUANT=True, SCALES=56, SCALES_PAD=64, META=72)),
+    "dispatch, fp8 on the way": (ep_dispatch_kernel, dict(QUANT=True, SCALES=56, SCALES_PAD=64, META=96)),
     "dispatch, first half": (ep_dispatch_kernel, dict(TAKE=False)),
     "dispatch, second half": (ep_dispatch_kernel, dict(SEND=False)),
     "expand": (expand_kernel, dict(ROWS=1)),
+    "rows by expert": (rows_by_expert_kernel, dict(META=0)),
+    "rows by expert, fp8 on the way": (rows_by_expert_kernel, dict(QUANT=True, FIRST=0, SCALES=56, SCALES_PAD=64, META=64)),
     "exchange_rows": (exchange_rows_kernel, {}),
     "own_rows": (own_rows_kernel, {}),
     "combine": (ep_combine_kernel, COMBINED),
@@ -98,7 +101,7 @@ KERNELS = {
     "combine, first half": (ep_combine_kernel, dict(COMBINED, TAKE=False)),
     "combine, second half": (ep_combine_kernel, dict(COMBINED, SEND=False)),
 }
-ONE_LOAD = ("dispatch, fp8 on the way", "own_rows", "expand")     # of a row a thread
+ONE_LOAD = ("dispatch, fp8 on the way", "rows by expert, fp8 on the way", "own_rows", "expand")     # of a row a thread
 ONES = list({kernel: name for name, (kernel, _) in reversed(KERNELS.items())}.values())         # one form of each
 
 
@@ -173,16 +176,17 @@ def test_a_combine_loads_the_rows_of_four_choices_before_it_adds_one():
     assert len(runs) == 4 and min(runs) >= 8
 
 
-@pytest.mark.parametrize("row, quant", [(2048, None), (4096, None), (7168, "fp8_1x128"), (2048, "fp8_1x128")])
+@pytest.mark.parametrize("row, quant", [(2048, None), (4096, None), (7168, None), (7168, "fp8_1x128"), (2048, "fp8_1x128")])
 def test_four_programs_of_a_dispatch_fit_an_sm(row, quant):
     """Two that send and two that take: with fewer of them, those that take begin when others have ended."""
     chunks, scales = Chunks(128, 32 if row > 4096 else 64), row // 128 if quant else 0
-    pieces = ROUNDED if quant else MOVED
-    tile = tile_of(chunks, row, 1 if quant else 2, pieces, 128 if quant else 1)
-    made = compiled(ep_dispatch_kernel, "sm_90", world=2, warps=pieces.warps, TOKENS=chunks.each, SCALES=scales, META=16 + scales,
-                    SCALES_PAD=max(1, power_of_two(scales)), QUANT=quant is not None, ROWS=tile.rows, COLS=tile.cols,
-                    ROUND=tile.round)
-    assert 2 * tile.parts * 32 * pieces.warps * registers_of(made) <= 65536 and spilled(made) <= 32
+    for kernel, choices, pieces in ((ep_dispatch_kernel, 16, MOVED), (rows_by_expert_kernel, 0, PLACED)):
+        pieces = ROUNDED if quant else pieces
+        tile = tile_of(chunks, row, 1 if quant else 2, pieces, 128 if quant else 1)
+        made = compiled(kernel, "sm_90", world=2, warps=pieces.warps, maxnreg=pieces.registers, TOKENS=chunks.each, SCALES=scales,
+                        META=words_beside(choices, scales), SCALES_PAD=max(1, power_of_two(scales)), QUANT=quant is not None,
+                        FIRST=int(quant is None or choices > 0), ROWS=tile.rows, COLS=tile.cols, ROUND=tile.round)
+        assert 2 * tile.parts * 32 * pieces.warps * registers_of(made) <= 65536 and spilled(made) <= 32
 
 
 def registers_of(made):

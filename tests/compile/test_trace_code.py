@@ -30,7 +30,8 @@ from triton_dist.ops.all_reduce import kernels as all_reduce_kernels
 from triton_dist.ops.all_reduce_rmsnorm import kernels as rmsnorm_kernels
 from triton_dist.ops.all_to_all_vdev import kernels as vdev_kernels
 from triton_dist.ops.ep_combine import kernels as combine_kernels, self_flagged_kernel as combine_few_kernels
-from triton_dist.ops.ep_dispatch import kernels as dispatch_kernels, place_kernels, self_flagged_kernel as dispatch_few_kernels
+from triton_dist.ops.ep_dispatch import (by_expert_kernel, kernels as dispatch_kernels, place_kernels,
+                                         self_flagged_kernel as dispatch_few_kernels)
 from triton_dist.ops.exchange import kernels as exchange_kernels
 from triton_dist.ops.gemm_ar import kernels as gemm_ar_kernels
 from triton_dist.ops.gemm_rs import kernels as gemm_rs_kernels, scatter_kernel
@@ -99,7 +100,8 @@ EXCHANGES = [(exchange_kernels, "one_hop_packets"), (exchange_kernels, "one_hop_
              (combine_kernels, "ep_combine_kernel"), (exchange_kernels, "one_hop_self_flagged"),
              (all_reduce_kernels, "two_hops_self_flagged"), (rmsnorm_kernels, "one_hop_rmsnorm"),
              (rmsnorm_kernels, "two_hops_rmsnorm"), (place_kernels, "place_kernel"),
-             (place_kernels, "expand_kernel"), (dispatch_few_kernels, "ep_dispatch_self_flagged"),
+             (place_kernels, "expand_kernel"), (by_expert_kernel, "rows_by_expert_kernel"),
+             (dispatch_few_kernels, "ep_dispatch_self_flagged"),
              (combine_few_kernels, "ep_combine_self_flagged")]
 OFTEN = ("one_hop_push", "two_shot_kernel", "ep_combine_kernel", "two_hops_rmsnorm")          # the rest under --full
 
@@ -111,7 +113,7 @@ OFTEN = ("one_hop_push", "two_shot_kernel", "ep_combine_kernel", "two_hops_rmsno
 def test_off_the_code_of_an_exchange_is_the_same(module, name, target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     compiled = (test_experts_few_code if name.startswith("ep_") and name.endswith("self_flagged") else
-                test_experts_code if name.startswith(("ep_", "place_", "expand_")) else
+                test_experts_code if name.startswith(("ep_", "place_", "expand_", "rows_by_")) else
                 test_self_flag_code if name.endswith(("self_flagged", "rmsnorm")) else test_collective_code).compiled
     known = test_experts_code.KERNELS["expand"][1] if name == "expand_kernel" else {}
     same(*(compiled(getattr(some, name), target, **known) for some in (module, without_recorder(module, tmp_path))))

@@ -190,7 +190,8 @@ def test_a_combine_adds_the_choices_that_are_here_in_their_order(world, k, monke
 
 @pytest.mark.parametrize("mode", MODES)
 def test_shapes_in_turn_and_a_slow_rank(mode, monkeypatch):
-    monkeypatch.setattr(chunks, "MOVED", chunks.Pieces(128, 256))  # rounds
+    for name in ("MOVED", "PLACED"):
+        monkeypatch.setattr(chunks, name, chunks.Pieces(128, 256))  # rounds
     monkeypatch.setattr(chunks, "SUMMED", chunks.Pieces(64, 256))
     monkeypatch.setattr(chunks, "PASSED", 64)
     calls = [

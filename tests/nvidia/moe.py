@@ -298,7 +298,7 @@ def few_sweep(bench: Bench) -> None:
 
 def sweep(bench: Bench) -> None:
     """The exchange by other pieces, warps and parts, 128 and 4096 tokens. The fastest belong into ops/ep/chunks.py."""
-    names = ("MOVED", "ROUNDED", "SUMMED", "PASSED")
+    names = ("MOVED", "ROUNDED", "SUMMED", "PASSED", "PLACED")
     kept = [getattr(chunks, name) for name in names]
     space = [(32, 64, 4, 2), (32, 128, 4, 2), (32, 32, 4, 2), (16, 64, 4, 2), (16, 16, 4, 2), (8, 128, 4, 2), (8, 64, 4, 2),
              (16, 64, 4, 1), (32, 128, 8, 1), (4, 16, 2, 4), (8, 16, 4, 2)] if bench.gpu else [(1, 4, 4, 2)]
@@ -306,7 +306,7 @@ def sweep(bench: Bench) -> None:
         reset()
         pieces = chunks.Pieces(tile << 10, a_round << 10, warps=warps, parts=parts)
         all_fit = replace(pieces, registers=min(255, 65536 // (2 * parts * 32 * warps)))        # all programs of a chunk an SM
-        for name, value in zip(names, (pieces, pieces, all_fit, tile << 9)):
+        for name, value in zip(names, (pieces, pieces, all_fit, tile << 9, pieces)):
             setattr(chunks, name, value)
         exchange(bench, (128, 4096) if bench.gpu else (4, ), f"{tile}, {a_round} KiB, {warps} warps, {parts} parts: ")
     reset()

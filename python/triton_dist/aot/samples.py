@@ -15,6 +15,7 @@ from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
 from triton_dist.ops.all_to_all_vdev_2d.kernels import all_to_all_vdev_2d_kernel
 from triton_dist.ops.dispatch_grouped_gemm.kernels import exchange_rows_kernel, own_rows_kernel
 from triton_dist.ops.ep_combine.kernels import ep_combine_kernel
+from triton_dist.ops.ep_dispatch.by_expert_kernel import rows_by_expert_kernel
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
 from triton_dist.ops.exchange.kernels import one_hop_packets, one_hop_push
@@ -95,6 +96,8 @@ _HALVES = dict(SEND=True, TAKE=True, TOKENS=32, ROUND=4, PARTS=2, num_warps=4)
 ep_dispatch = _sample(ep_dispatch_kernel, "ep_dispatch", WEIGHTS=True, QUANT=False, INDEX=False, FIRST=1, WIDE=32, **_HALVES,
                       **_EXPERTS)
 ep_dispatch_place = _sample(place_kernel, "ep_dispatch_place", MASKED=False, SOURCES=True, LINES=256, num_warps=8, **_EXPERTS)
+ep_dispatch_by_expert = _sample(rows_by_expert_kernel, "ep_dispatch_by_expert", QUANT=False, FIRST=1, MASKED=False,
+                                TOKENS=32, ROUND=4, PARTS=2, num_warps=4, **dict(_EXPERTS, META=0))
 ep_dispatch_expand = _sample(expand_kernel, "ep_dispatch_expand", MASKED=False, PARTS=4, num_warps=4, **_EXPERTS)
 ep_combine = _sample(ep_combine_kernel, "ep_combine", PLACED=True, WEIGHTED=True, HAS_BIAS=False, HAS_RESIDUAL=False, SEND=True,
                      TAKE=True, TOKENS=32, K=8, CHOICES=8, E_LOC=32, WORLD=2, RANKS=2, PITCH=128, COLS=1024, ROUND=1, PARTS=4,

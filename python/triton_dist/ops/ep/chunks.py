@@ -18,6 +18,7 @@ MOST_PARTS = 4  # of all Pieces
 MOST_CHUNKS = MAX_PROGRAMS // (2 * MOST_PARTS)  # however many programs the device has room for
 _PACKET = 8  # bytes
 _ALIGNED = 16
+_LINE = 32  # words of a line of memory
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Pieces:
 
 # The fastest of those measured on 2 x H200 (tests/nvidia/moe.py --parts sweep)
 MOVED = Pieces(32 * KIB, 64 * KIB, narrow=16 * KIB)
-ROUNDED = Pieces(16 * KIB, 32 * KIB, row=4 * KIB)  # rows that become fp8 on the way
+ROUNDED = Pieces(16 * KIB, 32 * KIB, row=4 * KIB, registers=128)  # rows that become fp8 on the way
+PLACED = Pieces(16 * KIB, 16 * KIB)  # rows that go straight to the places of their choices
 # Rows of a combine, counted in fp32, one at a time. All 8 programs of a chunk fit an SM: those that sum would else begin when the
 # others have sent everything. With the limit the compiler takes as many registers as without one, but loads more rows before it
 # waits for the first.
@@ -105,6 +107,15 @@ def tile_of(chunks: Chunks, row: int, itemsize: int, pieces: Pieces, multiple: i
     a_round = 1 << (a_round.bit_length() - 1)
     rounds = -(-chunks.each // a_round)
     return Tile(rows, cols, a_round, rounds, min(pieces.parts, rounds))
+
+
+def words_beside(choices: int, scales: int) -> int:
+    """Words that lie beside a row: `choices` of its choices, and its scales at the end, which begin a line of memory.
+
+    What crosses a link in whole lines takes fewer packets.
+    """
+    padded = power_of_two(scales) if scales else 0
+    return (-(-choices // _LINE) * _LINE if padded >= _LINE else choices) + padded
 
 
 def whole_calls(group: Group) -> CountedWorkspace:

@@ -57,6 +57,34 @@ def token_in(to, rank, slot):
 
 
 @triton.jit
+def four_tokens(to, rank, slot):
+    """Which tokens of the chunk lie in `slot` of `rank` and in the three after it: an int64, 16 bits for each; 0 for none.
+
+    One sum for four, since threads meet for each.
+    """
+    sent = sent_to(to, rank)
+    place = tl.cumsum(sent, 0) - 1 - slot
+    bits = tl.arange(0, to.shape[0]).to(tl.int64) << 16 * (place & 3)
+    return tl.sum(tl.where((sent > 0) & (place >= 0) & (place < 4), bits, 0), 0)
+
+
+@triton.jit
+def token_of(four, i):
+    """Token i of `four_tokens`: int32."""
+    return ((four >> 16 * (i & 3)) & 0xFFFF).to(tl.int32)
+
+
+@triton.jit
+def token_of_slot(to, rank, slot, ROWS: tl.constexpr):
+    """int32 [ROWS]: which tokens of the chunk lie in `slot` of `rank` and in those after it; any where there is none."""
+    if ROWS <= 4:
+        token = token_of(four_tokens(to, rank, slot), tl.arange(0, ROWS))
+    else:
+        token = tokens_in(to, rank, slot + tl.arange(0, ROWS))
+    return token
+
+
+@triton.jit
 def slots_of(to, rank, token):
     """int32 [len(token)]: the slot of each of these tokens of the chunk on `rank`; -1 for one that does not go there."""
     sent = sent_to(to, rank)

@@ -6,7 +6,8 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist.ops.device.packets import at_member, count_call, epoch_in_turn
-from triton_dist.ops.ep.device import counts_of, floats, matrix_of, of, owners, rows_told, token_in, tokens_in
+from triton_dist.ops.ep.device import (counts_of, floats, four_tokens, matrix_of, of, owners, rows_told, token_in, token_of,
+                                       token_of_slot, tokens_in)
 from triton_dist.ops.ep.quantise import rounded, vectors_of
 from triton_dist.ops.internode.kernels import arrived_from_node
 from triton_dist.runtime.jit import jit
@@ -109,7 +110,7 @@ def ep_dispatch_kernel(x, ids, weights, scales, out, scales_out, ids_out, weight
                         for first in range(t * ROUND, tl.minimum((t + 1) * ROUND, come) if FIRST == 1 else 0, ROWS):
                             place = first + line
                             at, land = (slot + place).to(tl.int64), (land_of_peer + place).to(tl.int64)
-                            take_rows(rows + at * row, floats(words + at * META + (META - SCALES)),
+                            take_rows(rows + at * row, floats(words + at * META + (META - SCALES_PAD)),
                                       (place < come) & (land < limit), out + land * row, scales_out + land * SCALES, row, SCALES,
                                       SCALES_PAD, COLS)
                         if t == 0:
@@ -153,7 +154,7 @@ def put_chunk(x, ids, weights, scales, to, going, begin, slot, rows_in, words_in
     rank `source` from `slot` on. FIRST: 0: also to this rank itself, the one at `here` of them. part: which of PARTS programs
     this is, which share the rounds.
     FORWARD: rank `source` of another node puts the chunk here, with `signals` for `rounds` rounds of rows and as many of scales;
-    `to` and ids count from the first of these ranks.
+    `to` and ids count from the first of these ranks. K: 0: no choices are sent.
     """
     rank = tl.arange(0, RANKS)
     everyone = dl.symm_at(arrived + source * flags_source + 0 * rank,
@@ -179,11 +180,12 @@ def put_chunk(x, ids, weights, scales, to, going, begin, slot, rows_in, words_in
                     known = tl.maximum(known, needed)
                 base = (source * slots + slot).to(tl.int64)
                 put_rows(x, scales, to, owner, begin, t * ROUND, last, outbox + base * row,
-                         floats(words + base * META + (META - SCALES)), META, row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
-                if t == 0:
-                    words += base * META
-                    put_choices(ids, weights, to, begin, go, go, owner, words, floats(words + K), META, K, CHOICES, E_LOC,
-                                WEIGHTS, WIDE)
+                         floats(words + base * META + (META - SCALES_PAD)), META, row, SCALES, SCALES_PAD, QUANT, ROWS, COLS)
+                if K > 0:
+                    if t == 0:
+                        words += base * META
+                        put_choices(ids, weights, to, begin, go, go, owner, words, floats(words + K), META, K, CHOICES, E_LOC,
+                                    WEIGHTS, WIDE)
                 dl.trace_stop("push", t * WORLD + i)
         dl.notify_each(everyone + t, epoch, (rank < WORLD) & ((rank != here) | (FIRST == 0)) & (t * ROUND < going))
 
@@ -197,29 +199,12 @@ def put_rows(x, scales, to, rank, begin, first, last, goal, scale_goal, pitch, r
     rows at a time, where QUANT as many as take few registers.
     """
     if QUANT:
-        dtype: tl.constexpr = x.dtype.element_ty
-        # Rows whose loads are under way together.
-        SOME: tl.constexpr = 1 if COLS >= 4096 else (4096 // COLS if COLS > 1024 else 4)
-        vector, group = tl.arange(0, COLS // 16), tl.arange(0, COLS // 128)
-        for some in range(first, last, SOME):
-            for step in range(tl.cdiv(row, COLS)):
-                parts = ()
-                for i in tl.static_range(SOME):
-                    source = x + (begin + token_in(to, rank, some + i)).to(tl.int64) * row
-                    parts = parts + (vectors_of(source, step * COLS, row, some + i < last, COLS // 16), )
-                for i in tl.static_range(SOME):
-                    words, scale, _ = rounded(parts[i], dtype, COLS // 16)
-                    at, there = (some + i).to(tl.int64), some + i < last
-                    here = (goal + (at * row + step * COLS)).to(tl.pointer_type(tl.int32), bitcast=True)
-                    tl.store(here + (vector[:, None] * 4 + tl.arange(0, 4)[None, :]), words,
-                             mask=(there & (step * COLS + 16 * vector < row))[:, None])
-                    of_cols = step * (COLS // 128) + group
-                    tl.store(scale_goal + at * pitch + of_cols, scale, mask=there & (of_cols < SCALES))
+        put_rounded(x, to, rank, begin, first, last, goal, scale_goal, pitch, row, SCALES, COLS)
     else:
         for some in range(first, last, ROWS):
             place = some + tl.arange(0, ROWS)
             there, at = place < last, place.to(tl.int64)[:, None]
-            source = (begin + tokens_in(to, rank, place)).to(tl.int64)[:, None]
+            source = (begin + token_of_slot(to, rank, some, ROWS)).to(tl.int64)[:, None]
             if SCALES > 0:
                 group = tl.arange(0, SCALES_PAD)[None, :]
                 of_row = there[:, None] & (group < SCALES)
@@ -229,6 +214,29 @@ def put_rows(x, scales, to, rank, begin, first, last, goal, scale_goal, pitch, r
                 cols = column + tl.arange(0, COLS)[None, :]
                 tile = there[:, None] & (cols < row)
                 tl.store(goal + at * row + cols, tl.load(x + source * row + cols, mask=tile, other=0), mask=tile)
+
+
+@triton.jit
+def put_rounded(x, to, rank, begin, first, last, goal, scale_goal, pitch, row, SCALES: tl.constexpr, COLS: tl.constexpr):
+    """put_rows where they become fp8 on the way, COLS columns of a row at a time; the next ones are loaded meanwhile."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    N: tl.constexpr = COLS // 16
+    vector, group = tl.arange(0, N), tl.arange(0, COLS // 128)
+    steps = tl.cdiv(row, COLS)
+    for four in range(first, last, 4):
+        tokens = four_tokens(to, rank, four)
+        pieces = tl.minimum(last - four, 4) * steps
+        ahead = vectors_of(x + (begin + token_of(tokens, 0)).to(tl.int64) * row, 0, row, True, N)
+        for u in range(pieces):
+            part, at, column = ahead, (four + u // steps).to(tl.int64), u % steps * COLS
+            if u + 1 < pieces:
+                source = x + (begin + token_of(tokens, (u + 1) // steps)).to(tl.int64) * row
+                ahead = vectors_of(source, (u + 1) % steps * COLS, row, True, N)
+            words, scale, _ = rounded(part, dtype, N)
+            here = (goal + (at * row + column)).to(tl.pointer_type(tl.int32), bitcast=True)
+            tl.store(here + (vector[:, None] * 4 + tl.arange(0, 4)[None, :]), words, mask=(column + 16 * vector < row)[:, None])
+            of_cols = column // 128 + group
+            tl.store(scale_goal + at * pitch + of_cols, scale, mask=of_cols < SCALES)
 
 
 @triton.jit
@@ -254,17 +262,23 @@ def put_choices(ids, weights, to, begin, go, room, owner, goal, weight_goal, pit
 
     They are stored `pitch` words apart, as `owner` counts its experts, -1 for those of others.
     """
-    choice = tl.arange(0, CHOICES)
+    BOTH: tl.constexpr = 2 * CHOICES if WEIGHTS else CHOICES
+    word, goals = tl.arange(0, BOTH), weight_goal.to(tl.pointer_type(tl.int32), bitcast=True)
     for first in range(0, go, WIDE):
         place = first + tl.arange(0, WIDE)
-        here = ((place < go) & (place < room))[:, None] & (choice < K)[None, :]
-        at = (begin + tokens_in(to, owner, place)).to(tl.int64)[:, None] * K + choice[None, :]
+        inside, at = ((place < go) & (place < room))[:, None], tokens_in(to, owner, place)
+        is_id, choice = (word < K)[None, :], tl.where(word < K, word, word - K)[None, :]
+        here = inside & (word < (2 * K if WEIGHTS else K))[None, :]
+        at = (begin + at).to(tl.int64)[:, None] * K + choice
         local = tl.load(ids + at, mask=here, other=-1)
         mine = (local >= owner * E_LOC) & (local < (owner + 1) * E_LOC)
-        stored_at = place[:, None] * pitch + choice[None, :]
-        tl.store(goal + stored_at, tl.where(mine, local - owner * E_LOC, -1).to(tl.int32), mask=here)
+        value = tl.where(mine, local - owner * E_LOC, -1).to(tl.int32)
+        stored_at = goal + place[:, None] * pitch + choice
         if WEIGHTS:
-            tl.store(weight_goal + stored_at, tl.load(weights + at, mask=mine & here, other=0.0), mask=here)
+            weight = tl.load(weights + at, mask=mine & here & (word >= K)[None, :], other=0.0)
+            value = tl.where(is_id, value, weight.to(tl.int32, bitcast=True))
+            stored_at = tl.where(is_id, stored_at, goals + place[:, None] * pitch + choice)
+        tl.store(stored_at, value, mask=here)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from triton_dist.ops.ep.chunks import Room, tile_of
 from triton_dist.ops.ep.nodes_device import HEAD
 from triton_dist.ops.ep.op import TWO_LEVEL, ExpertsOp, OfTokens
 from triton_dist.ops.ep.self_flagged import METHOD, aligned
+from triton_dist.ops.ep_dispatch.by_expert import ByExpert
 from triton_dist.ops.ep_dispatch.kernels import ep_dispatch_kernel
 from triton_dist.ops.ep_dispatch.nodes import OverNodes
 from triton_dist.ops.ep_dispatch.place_kernels import expand_kernel, place_kernel
@@ -169,6 +170,8 @@ class EPDispatch(ExpertsOp):
             return SelfFlagged(agreed, group, tensors)
         if choice.method == TWO_LEVEL:
             return OverNodes(Push(agreed, group, tensors, chunks.whole_calls(group), send=False, over_nodes=True))
+        if agreed.expanded:
+            return ByExpert(Push, agreed, group, tensors)
         return Push(agreed, group, tensors, chunks.whole_calls(group))
 
     def unfused(self, agreed: Tokens, group: Group, *tensors: torch.Tensor | None) -> None:
@@ -235,23 +238,22 @@ class Push(OnWorkspace):
     """The kernel that sends and takes; for rows by expert, one that finds their places, and one that puts them there.
 
     send, take: False in a plan of the other half alone (ep/split.py). over_nodes: rows come by another kernel (nodes.py).
+    expand: False: rows stay as they came. beside: words of choices beside a row, if not all of them, and
+    pieces: in which rows move, if not as usual (by_expert.py).
     """
     def __init__(self,
-                 agreed: Tokens,
-                 group: Group,
-                 tensors: Sequence,
-                 space: CountedWorkspace,
-                 send: bool = True,
-                 take: bool = True,
-                 over_nodes: bool = False):
+                 agreed: Tokens, group: Group, tensors: Sequence, space: CountedWorkspace,
+                 send: bool = True, take: bool = True, over_nodes: bool = False, expand: bool = True,
+                 beside: int | None = None, pieces: chunks.Pieces | None = None):
         self.agreed, self.group, self.tokens, self.chunks = agreed, group, tensors[0].shape[0], agreed.chunks
         self.halves, self.places = dict(send=send, take=take), take and agreed.ordered
+        self.expands = agreed.expanded and expand
         self.sent, each = (torch.int8, 1) if agreed.quant else carrier_of(agreed.dtype)
         self.carrier, self.row = carrier_of(agreed.dtype)[0], each * agreed.row
         self.local = agreed.experts // group.size
-        self.pieces, multiple = (chunks.ROUNDED, 128) if agreed.quant else (chunks.MOVED, 1)
+        self.pieces, multiple = (chunks.ROUNDED, 128) if agreed.quant else (pieces or chunks.MOVED, 1)
         self.tile = tile_of(self.chunks, self.row, self.sent.itemsize, self.pieces, multiple)
-        self.meta = agreed.k * (1 + agreed.weighted) + agreed.scales
+        self.meta = chunks.words_beside(agreed.k * (1 + agreed.weighted) if beside is None else beside, agreed.scales)
         box = HEAD.value + self.chunks.each * self.meta if over_nodes else 0
         self.room = Room(group, self.chunks, self.tile, self.sent, self.row, self.meta, space, box)
         self.padded = power_of_two(self.local)
@@ -273,7 +275,7 @@ class Push(OnWorkspace):
                        SCALES=agreed.scales,
                        SCALES_PAD=power_of_two(max(1, agreed.scales)),
                        META=self.meta,
-                       num_warps=self.pieces.warps)
+                       **self.pieces.options)
         rest = (*room.packets, *room.rows, *room.words, *room.flags, room.space.control, team(self.group),
                 self.tokens, self.chunks.each, self.tile.rounds, self.row, agreed.limit, agreed.experts, chunked)
         self.options = dict(of_rows,
@@ -281,7 +283,7 @@ class Push(OnWorkspace):
                             WEIGHTS=agreed.weighted,
                             QUANT=agreed.quant is not None,
                             INDEX=agreed.ordered,
-                            FIRST=0 if agreed.expanded else 1,
+                            FIRST=0 if self.expands else 1,
                             TOKENS=tokens,
                             WIDE=min(tokens, _WIDE),
                             ROWS=self.tile.rows,
@@ -315,7 +317,7 @@ class Push(OnWorkspace):
                                                  PARTS=parts),
                                             varying=len(expanding))
 
-    def _sending(self, x, topk_ids, topk_weights, scales, out, scales_out, ids_out, weights_out, told, positions,
+    def sending(self, x, topk_ids, topk_weights, scales, out, scales_out, ids_out, weights_out, told, positions,
                  sources) -> tuple:
         x = flat(x, self.carrier) if x.dtype != self.carrier else x.contiguous()
         return (aligned(x) if self.agreed.quant else x, topk_ids,
@@ -324,13 +326,13 @@ class Push(OnWorkspace):
 
     def args(self, *tensors) -> tuple:
         """Of the kernel that sends and takes, of the one that places, and of the one that expands; () where there is none."""
-        sent = self._sending(*tensors)
+        sent = self.sending(*tensors)
         if not self.places:
             return sent, (), ()
         out, scales_out, ids_out, _, told = sent[4:]
         positions, sources = tensors[9:11]
         of_experts = told[1 + self.group.size * self.chunks.count:]
-        expanding = (told, positions, of_experts, out, scales_out) if self.agreed.expanded else ()
+        expanding = (told, positions, of_experts, out, scales_out) if self.expands else ()
         return sent, (told, ids_out, positions, sources, of_experts), expanding
 
     def _hist(self) -> torch.Tensor:
@@ -344,7 +346,7 @@ class Push(OnWorkspace):
         self.exchange(*sent, hist)
         if self.places:
             self.place(hist, *placing)
-        if self.places and expanding:
+        if expanding:
             self.expand(*expanding)
 
 

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Where each choice of rows that a dispatch has brought lies by expert; and the rows themselves, where they are wanted there."""
+import triton
 import triton.language as tl
 
 import triton_dist.language as dl
@@ -97,7 +98,7 @@ def expand_kernel(told, positions, experts_told, out, scales_out, data, half, me
     chunk, part = tl.program_id(0) % chunks, tl.program_id(0) // chunks
     epoch = tl.load(control + tl.program_id(0))  # of the call that has just ended
     rows_in = data + (epoch & 1).to(tl.int64) * half
-    words_in = floats(meta) + (epoch & 1).to(tl.int64) * meta_half + (META - SCALES)
+    words_in = floats(meta) + (epoch & 1).to(tl.int64) * meta_half + (META - SCALES_PAD)
     counts = words_of(told, chunks, WORLD, RANKS, PITCH)
     coming, landing, first_slot = matrix_of(counts, chunk)
     for source in range(WORLD):
@@ -111,11 +112,15 @@ def expand_kernel(told, positions, experts_told, out, scales_out, data, half, me
                    CHOICES, SCALES, SCALES_PAD, COLS)
         dl.trace_stop("store", source)
     if not MASKED:
-        for e in range(tl.program_id(0), E_LOC, PARTS * chunks):
-            count, start = tl.load(experts_told + e), tl.load(experts_told + E_LOC + e)
-            for gap in range(start + count, tl.minimum(start + tl.cdiv(count, align) * align, room)):
-                for column in range(0, row, COLS):
-                    cols = column + tl.arange(0, COLS)
-                    tl.store(out + gap.to(tl.int64) * row + cols,
-                             tl.zeros((COLS, ), out.dtype.element_ty),
-                             mask=cols < row)
+        clear_gaps(experts_told, out, room, align, row, tl.program_id(0), PARTS * chunks, E_LOC, COLS)
+
+
+@triton.jit
+def clear_gaps(experts_told, out, room, align, row, share, shares, E_LOC: tl.constexpr, COLS: tl.constexpr):
+    """Stores zeros in out where `align` leaves rows between experts: those of every `shares`-th expert from `share` on."""
+    for e in range(share, E_LOC, shares):
+        count, start = tl.load(experts_told + e), tl.load(experts_told + E_LOC + e)
+        for gap in range(start + count, tl.minimum(start + tl.cdiv(count, align) * align, room)):
+            for column in range(0, row, COLS):
+                cols = column + tl.arange(0, COLS)
+                tl.store(out + gap.to(tl.int64) * row + cols, tl.zeros((COLS, ), out.dtype.element_ty), mask=cols < row)
