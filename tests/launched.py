@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Scripts on emulated ranks that are processes, started as `bash launch.sh` starts them.
+"""Scripts on emulated ranks that are processes, started as `bash launch.sh` starts them, and programs that import what these do.
 
 launch.sh starts Python, which imports torch, Triton and triton_dist and forks the ranks. Most of the time of a short script goes
 into these imports. Without --full one process of each worker of the tests imports them, once. For each script it forks, and the
@@ -40,14 +40,26 @@ def launch_sh(*words: str, environment: dict, cwd: Path = ROOT, seconds: float =
     Raises:
         subprocess.TimeoutExpired: it has been killed.
     """
-    global _forker
     environment = {**environment, "TRITON_DIST_PYTHON": sys.executable}
+    return _run(["bash", str(ROOT / "launch.sh"), *words], environment, cwd, seconds)
+
+
+def python(*words: str, environment: Optional[dict] = None, cwd: Path = ROOT,
+           seconds: float = 120) -> subprocess.CompletedProcess:
+    """Runs `python WORDS`: a script, or `-m` and a module, and arguments. For those that import what a rank does.
+
+    Args and so on are those of `launch_sh`. environment: this process's own if None.
+    """
+    return _run([sys.executable, *words], dict(os.environ) if environment is None else environment, cwd, seconds)
+
+
+def _run(command: list, environment: dict, cwd: Path, seconds: float) -> subprocess.CompletedProcess:
+    global _forker
     if not front_end.files:
-        return subprocess.run(["bash", str(ROOT / "launch.sh"), *words], cwd=cwd, env=environment, capture_output=True, text=True,
-                              timeout=seconds, check=False)
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     if _forker is None:
         _forker = Forker(front_end.files[0])
-    return _forker.run(words, environment, cwd, seconds)
+    return _forker.run(command, environment, cwd, seconds)
 
 
 @contextmanager
@@ -71,9 +83,9 @@ class Forker:
             self.process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno()), str(shown)], env=environment,
                                             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
 
-    def run(self, words: tuple, environment: dict, cwd: Path, seconds: float) -> subprocess.CompletedProcess:
+    def run(self, command: list, environment: dict, cwd: Path, seconds: float) -> subprocess.CompletedProcess:
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            request = json.dumps([words, environment, str(cwd)]).encode()
+            request = json.dumps([command, environment, str(cwd)]).encode()
             socket.send_fds(self.channel, [request], [out.fileno(), err.fileno()])
             self.channel.settimeout(60)
             pid = int(self.channel.recv(100))
@@ -88,8 +100,8 @@ class Forker:
                 status = int(self.channel.recv(100))
             said = [(file.seek(0), file.read())[1] for file in (out, err)]
         if late:
-            raise subprocess.TimeoutExpired(list(words), seconds, *said)
-        return subprocess.CompletedProcess(list(words), status, *said)
+            raise subprocess.TimeoutExpired(command, seconds, *said)
+        return subprocess.CompletedProcess(command, status, *said)
 
 
 # -- in the process that forks -----------------------------------------------------------------------------------------
@@ -109,9 +121,8 @@ def serve(channel: socket.socket) -> Optional[list]:
         channel.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
 
 
-def become_launcher(words: list, environment: dict, cwd: str, files: list) -> int:
-    """What launch.py does with these words; returns an exit status. In a rank, after its script."""
-    from triton_dist.cli import launch
+def become(command: list, environment: dict, cwd: str, files: list) -> int:
+    """What `command` does: Python, or launch.sh; returns an exit status. In a rank, after its script."""
     for number, file in enumerate(files, 1):
         os.dup2(file, number)
         os.close(file)
@@ -129,7 +140,20 @@ def become_launcher(words: list, environment: dict, cwd: str, files: list) -> in
         sys.path[:1] = [str(Path(script).parent), *path]
         runpy.run_path(script, run_name="__main__")         # ends by SystemExit
     os.execve = in_place                                    # type: ignore[assignment]
-    return launch.main(words)
+    if command[0] == "bash":
+        from triton_dist.cli import launch
+        return launch.main(command[2:])
+    return run_python(command[1:])
+
+
+def run_python(words: list) -> int:
+    if words[0] == "-m":
+        sys.argv[:], sys.path[0] = words[1:], os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:], sys.path[0] = words, str(Path(words[0]).resolve().parent)
+        runpy.run_path(words[0], run_name="__main__")
+    return 0
 
 
 def _set(environment: dict) -> None:
@@ -145,7 +169,7 @@ def main() -> int:
     shown.__enter__()                                       # for good: ranks too show what nobody has shown
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         request = serve(channel)
-    return 0 if request is None else become_launcher(*request)
+    return 0 if request is None else become(*request)
 
 
 if __name__ == "__main__":

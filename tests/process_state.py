@@ -5,6 +5,7 @@
 A test that leaves such a change behind passes, and another one fails, in some orders only. So each test is compared before and
 after (`conftest.py`).
 """
+import functools
 import os
 import signal
 import sys
@@ -33,8 +34,14 @@ def process_state() -> dict[str, Any]:
         **({"SIGINT": signal.getsignal(signal.SIGINT), "SIGTERM": signal.getsignal(signal.SIGTERM)}
            if threading.current_thread() is threading.main_thread() else {}),
         **{f"${name}": value for name, value in os.environ.items() if not name.startswith(SET_BY_LIBRARIES)},
-        **{f"{module.__name__}.{name}": value for module in [*sys.modules.values()] if isinstance(module, ConfigModule)
+        **{f"{module.__name__}.{name}": value for module in config_modules(len(sys.modules))
            for name, value in settings(module).items()}}
+
+
+@functools.lru_cache(1)
+def config_modules(count: int) -> list[ConfigModule]:
+    """The settings of torch among the modules that are imported. count: of these, which tells whether there may be more."""
+    return [module for module in [*sys.modules.values()] if isinstance(module, ConfigModule)]
 
 
 def settings(module: ConfigModule) -> dict[str, Any]:

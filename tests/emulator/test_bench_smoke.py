@@ -5,12 +5,12 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launched import launch_sh, python
 
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.bench import command, dispatch_rows, problems, results, rows
@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = Settings(rounds=2, iterations=1, methods=("portable",), peers=("torch",))
 
 
-def started(*command: str) -> str:
+def started(run, *words: str) -> str:
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable,
                        OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT / "python"))
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = run(*words, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -47,7 +47,7 @@ def bench(monkeypatch, capsys):
 
 
 def test_bench_starts_its_ranks_and_writes_a_result(tmp_path):
-    printed = started(sys.executable, "-m", "triton_dist.bench", "ag_gemm", "--nproc_per_node", "2", "--shapes",
+    printed = started(python, "-m", "triton_dist.bench", "ag_gemm", "--nproc_per_node", "2", "--shapes",
                       "48,40,64", "--rounds", "2", "--iters", "1", "--out", str(tmp_path))
     folder, = tmp_path.iterdir()
     row, = json.loads((folder / "ag_gemm.json").read_text())
@@ -199,7 +199,7 @@ def test_every_candidate_of_a_collective_is_checked(command, monkeypatch):
 
 @pytest.mark.full
 def test_bench_as_a_script_of_the_launcher_with_a_late_rank(tmp_path):
-    printed = started("bash", "launch.sh", "--nproc_per_node", "2", "benchmarks/bench.py", "gemm_rs", "--shapes",
+    printed = started(launch_sh, "--nproc_per_node", "2", "benchmarks/bench.py", "gemm_rs", "--shapes",
                       "24,40,50", "--methods", "portable", "--rounds", "1", "--iters", "1", "--dtype", "float16",
                       "--late", "1:3", "--out", str(tmp_path))
     row, = json.loads(next(tmp_path.glob("*/gemm_rs.json")).read_text())
@@ -210,7 +210,7 @@ def test_bench_as_a_script_of_the_launcher_with_a_late_rank(tmp_path):
 @pytest.mark.full
 def test_stress_as_a_script_of_the_launcher(tmp_path):
     log = tmp_path / "stress.txt"
-    printed = started("bash", "launch.sh", "--nproc_per_node", "2", "tests/nvidia/stress.py", "--calls", "80", "--seed",
+    printed = started(launch_sh, "--nproc_per_node", "2", "tests/nvidia/stress.py", "--calls", "80", "--seed",
                       "5", "--wrap", "--log-file", str(log))
     assert "✅ stress passed" in printed and "80 calls, seed 5" in printed
     assert re.search(r"; [1-9]\d* of \d+ epochs passed 2\^31, [1-9]\d* 0; 0 kinds of calls differ", printed)
@@ -307,7 +307,7 @@ def test_a_method_that_this_device_lacks_is_skipped_without_being_a_failure():
 
 @pytest.mark.full
 def test_host_time_of_calls(tmp_path):
-    printed = started(sys.executable, "-m", "triton_dist.bench", "dispatch", "--nproc_per_node", "2", "--out", str(tmp_path))
+    printed = started(python, "-m", "triton_dist.bench", "dispatch", "--nproc_per_node", "2", "--out", str(tmp_path))
     folder, = tmp_path.iterdir()
     found = {row["call"]: row for row in json.loads((folder / "dispatch.json").read_text())}
     assert set(found) == set(dispatch_rows.CALLS) and "Host time of eager calls on 2 x emulator" in printed

@@ -141,12 +141,13 @@ def test_mutant_is_caught(name, tmp_path):
         assert any(end != "right" for end in outcomes(calls, ATTEMPTS)), f"survived: {name}"
 
 
+@pytest.mark.parametrize("schedules", [2, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("calls", [DEEP, SHALLOW, GATHER, SPLIT, GATED, GRIDS])
-def test_the_core_itself_is_right(calls, tmp_path):
+def test_the_core_itself_is_right(calls, schedules, tmp_path):
     """The same harness over unchanged source."""
     shown_by = {AG: "ag_gemm_ws", RS: "gemm_rs_ws"}[type(calls[0])]
     with mock.patch.object(PLACES[shown_by], "kernel", kernel_of("gemm_ws", [], tmp_path, shown_by)):
-        assert set(outcomes(calls, ATTEMPTS[:8])) == {"right"}
+        assert set(outcomes(calls, ATTEMPTS[:schedules])) == {"right"}
 
 
 def test_the_bug_of_the_prototype(tmp_path):

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: MIT
 """What layers take of a full weight, that models of them are right, and how they are copied, saved and converted."""
 import copy
+import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launched import launch_sh
 from torch import nn
 
 from triton_dist.backends.emulator import run_ranks
@@ -172,7 +172,6 @@ triton_dist.finalize_distributed()
 
 def test_copies_and_saved_layers_of_process_groups(tmp_path):
     (tmp_path / "save.py").write_text(PROCESSES)
-    done = subprocess.run([sys.executable, str(ROOT / "python/triton_dist/cli/launch.py"), "--nproc_per_node", "2",
-                           str(tmp_path / "save.py")], capture_output=True, text=True, timeout=120, check=False)
+    done = launch_sh("--nproc_per_node", "2", str(tmp_path / "save.py"), environment=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["named"] * 2

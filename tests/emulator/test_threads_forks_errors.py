@@ -4,7 +4,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -180,7 +179,8 @@ assert all_reduce(torch.ones(1)).item() == 1
 """)
     environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", PYTHONPATH=str(ROOT / "python"))
     environment.pop("RANK", None)
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    from launched import python
+    done = python(str(script), environment=environment)
     assert done.returncode == 0, done.stderr
 
 

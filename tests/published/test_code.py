@@ -4,11 +4,11 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launched import python
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "compile"))
@@ -56,8 +56,7 @@ def test_kernel_compiles_to(name, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_DIST_")}
     environment.update(TRITON_DIST_BACKEND="emulator", NVSHMEM_HOME=str(tmp_path), TRITON_DIST_CACHE_DIR=str(tmp_path / "cache"))
     program = str(HERE.parent / "compile" / "compile_scripts.py")
-    done = subprocess.run([sys.executable, program, script, kernel, json.dumps(given)], env=environment, capture_output=True,
-                          text=True, timeout=120, check=False)
+    done = python(program, script, kernel, json.dumps(given), environment=environment)
     assert done.returncode == 0, done.stderr
     position = 0
     for pattern in wanted:

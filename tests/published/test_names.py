@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: MIT
 """The table of published names: each name that it calls there can be imported, and the host's and the ops' do their work."""
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launched import python
 
 import triton_dist
 from triton_dist.backends.emulator import run_ranks
@@ -38,7 +38,7 @@ def test_every_name_has_a_clean_form_or_a_reason():
 
 
 def test_the_page_is_what_its_script_writes(tmp_path):
-    subprocess.run([sys.executable, str(DOCS / "write_migration.py"), str(tmp_path / "page.md")], check=True, timeout=120)
+    python(str(DOCS / "write_migration.py"), str(tmp_path / "page.md")).check_returncode()
     assert (DOCS / "migration.md").read_text() == (tmp_path / "page.md").read_text(), "write it: python docs/write_migration.py"
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launched import python
 
 from triton_dist.doctor import examine, list_variables, software, trials, variables
 from triton_dist.doctor.report import BAD, NOTE, OK, WARN
@@ -200,7 +201,7 @@ def test_misspelt_variables_and_half_a_launcher_are_flagged():
 
 def test_the_page_of_variables_is_what_its_script_writes(tmp_path):
     script = ROOT / "docs" / "write_environment.py"
-    subprocess.run([sys.executable, str(script), str(tmp_path / "page.md")], check=True, timeout=120)
+    python(str(script), str(tmp_path / "page.md")).check_returncode()
     written = (tmp_path / "page.md").read_text()
     assert (ROOT / "docs" / "environment.md").read_text() == written, "write it again: python docs/write_environment.py"
     assert set(re.findall(r"^\| `(\w+)`", written, re.M)) == set(VARIABLES)
