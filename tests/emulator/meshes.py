@@ -52,10 +52,15 @@ def two_by_two():
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
-def gpt(steps):
-    """Losses of a GPT divided by layers over one dimension, and by FSDP2, a block at a time, over the other."""
+def gpt(steps, checkpointed=None, compiled=False):
+    """Losses of a GPT divided by layers over one dimension, and by FSDP2, a block at a time, over the other.
+
+    checkpointed: as of ParallelGPT. compiled: each block is, in one graph.
+    """
     mesh = two_by_two()
-    model = ParallelGPT(GPT(), group=mesh["tp"].get_group())
+    model = ParallelGPT(GPT(), checkpointed, group=mesh["tp"].get_group())
+    for block in model.blocks if compiled else ():
+        block.compile(fullgraph=True, backend="aot_eager")
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh["dp"])
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []

@@ -111,11 +111,15 @@ def test_the_sum_or_the_norm_may_go_where_x_was(into, n):
 
 
 @pytest.mark.parametrize("sms", [1, 132])
-def test_many_rows_take_fewer_threads_each_and_the_norm_is_as_right(sms):
+def test_threads_are_those_that_were_fastest_and_the_norm_is_as_right(sms):
     """With one SM all numbers of rows are many."""
     def script():
-        assert threads_of(9, 4096, BF16, True) == ((256, 2) if sms == 1 else (512, 1))
-        assert threads_of(9, 8191, F32, False) == (1024, 2), "odd rows are long code for each vector"
+        def taken(n, whole=True, adds=True, norms=True):
+            return threads_of(9, n, BF16, whole, adds, norms)
+        assert taken(4096) == ((256, 2) if sms == 1 else (512, 1)) and taken(8192) == (512, 2)
+        assert taken(8192, adds=False) == (256, 4) and taken(4096, adds=False) == (128, 4)
+        assert taken(8192, norms=False) == taken(8191, whole=False) == (1024, 1)
+        assert taken(65536, adds=False) == (1024, 8) and taken(8, adds=False) == (128, 1)
         for center in (False, True):
             Case(9, 4096, residual="apart", center=center)()
             Case(2, 8 * 1024 + 8, F32, center=center, bias=True)()

@@ -111,6 +111,40 @@ def test_twenty_lengths_take_one_graph_forward_and_backward(world):
     assert counter.frame_count == 1, "ranks of a virtual world share the compiled code"
 
 
+def all_ops(rank, world):
+    """A function of rows that calls every op which takes any number of them."""
+    weight, square, norm, bias = tensor(6, 8, seed=rank), tensor(8, 8, seed=9 + rank), tensor(8, seed=7), tensor(8, seed=8)
+    scale = torch.tensor([0.1])
+
+    def model(x):
+        y = x * 2
+        found = [ops.all_gather(y), ops.all_reduce(y), ops.reduce_scatter(y), ops.all_to_all_single(y)]
+        found += [ops.ag_gemm(y, weight), ops.ag_gemm(y, weight, act="silu_mul"), ops.gemm_rs(y, weight)]
+        found += [ops.gemm_ar(y, square, residual=x), *ops.gemm_ar_rmsnorm(y, square, norm, residual=x, bias=bias)]
+        found += [*ops.all_reduce_rmsnorm(y, norm, bias=bias), *ops.all_reduce_layernorm(y, norm, bias, residual=x)]
+        found += [ops.rmsnorm_gemm(y, weight, norm), *ops.rmsnorm_gemm(y, square, norm, residual=x, act="silu_mul")]
+        for quant, given in (("fp8_row", None), ("fp8_tensor", scale)):
+            q, scales, total, _ = ops.all_reduce_rmsnorm_quant(y, norm, quant=quant, scale=given)
+            found += [q.view(torch.uint8), scales, total]
+        return [t + 1 for t in found]
+    return model
+
+
+@pytest.mark.parametrize("world, lengths", [(1, 4), *(pytest.param(world, 20, marks=pytest.mark.full) for world in (1, 2))])
+def test_every_op_takes_all_lengths_in_one_graph(world, lengths):
+    """Bit by bit as eager calls. No length is that of another dimension, for which torch would make a graph of its own."""
+    @torch.no_grad()
+    def ranks():
+        model = all_ops(state().world.rank, world)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+        for rows in range(9, 9 + lengths):
+            x = tensor(rows * world, 8, seed=state().world.rank + rows)
+            for a, b in zip(compiled(x), model(x), strict=True):
+                assert torch.equal(a, b)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        run_ranks(ranks, world)
+
+
 def test_a_group_is_in_the_graph_by_its_name():
     def ranks(group):
         x = tensor(2, 8, seed=state().world.rank)

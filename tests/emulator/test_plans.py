@@ -47,11 +47,13 @@ def test_groups_of_torch_in_graphs_and_fsdp_on_the_other_dimension_of_a_mesh(man
     assert "2 x 2: right" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("steps", [3, pytest.param(30, marks=pytest.mark.full)])
-def test_a_gpt_by_tensor_parallelism_and_fsdp_has_the_losses_of_one_rank(steps):
+@pytest.mark.parametrize("steps, checkpointed, compiled", [
+    (3, None, False), *(pytest.param(*case, marks=pytest.mark.full) for case in (
+        (30, None, False), (30, False, False), (3, True, False), (30, None, True), (30, False, True)))])
+def test_a_gpt_by_tensor_parallelism_and_fsdp_has_the_losses_of_one_rank(steps, checkpointed, compiled, many_graphs):
     """FSDP2 empties and fills storages of parameters, whose memory other tensors get meanwhile."""
     expected = gpt.trained(gpt.GPT(), steps)
-    for losses in run_ranks(meshes.gpt, 4, steps, heap=False):
+    for losses in run_ranks(meshes.gpt, 4, steps, checkpointed, compiled, heap=False):
         assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) <= 1e-5, (losses, expected)
 
 

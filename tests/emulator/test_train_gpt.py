@@ -3,9 +3,11 @@
 """A GPT of 4 layers, trained by tensor and sequence parallelism, has the losses of one rank that holds everything."""
 import pytest
 import torch
-from gpt import GPT, ParallelGPT, trained
+from gpt import GPT, ParallelGPT, batches, trained
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from triton_dist.backends.emulator import run_ranks
+from triton_dist.runtime.groups import resolve
 
 STEPS, FEW = 30, 3
 
@@ -50,6 +52,30 @@ def test_compiled(world, checkpointed, steps, alone):
         model = ParallelGPT(GPT(), checkpointed)
         return trained(model, steps, torch.compile(model, backend="aot_eager", fullgraph=True))
     near(run_ranks(ranks, world)[0], alone[:steps])
+    torch._dynamo.reset()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_one_graph_trains_on_twenty_lengths(world):
+    """Of the whole model, forward and backward, on sequences of any length that divides over the ranks.
+
+    Each virtual rank has a graph of its own, since their parts of the vocabulary differ.
+    """
+    counter, known = CompileCounterWithBackend("aot_eager"), []
+    torch._dynamo.reset()
+
+    def ranks():
+        model = ParallelGPT(GPT())
+        compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
+        for length in range(8, 88, 4):
+            (ids, labels), = batches(1, length)
+            found = [torch.autograd.grad(call(ids, labels), list(model.parameters())) for call in (compiled, model)]
+            assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), length
+            resolve().barrier()
+            known.append(counter.frame_count)
+    run_ranks(ranks, world)
+    assert len(set(known)) == 1 and len(known) == 20 * world
     torch._dynamo.reset()
 
 
