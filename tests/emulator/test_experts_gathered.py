@@ -15,6 +15,7 @@ from triton_dist.cores.hopper import grouped_gemm as core
 from triton_dist.cores.hopper.cores import cores
 from triton_dist.layers import EPMoE, TPMoE
 from triton_dist.ops import dispatch_grouped_gemm, ep_combine, ep_dispatch, grouped_gemm
+from triton_dist.ops.ep import self_flagged
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import random_tensor
 
@@ -28,6 +29,12 @@ def the_core_is_preferred(monkeypatch):
     """As on a GPU."""
     found = cores(emulator._core_tiles, preferred=True)
     monkeypatch.setattr(emulator.EmulatorBackend, "core", lambda self, name: found.get(name))
+
+
+@pytest.fixture(autouse=True)
+def the_product_gathers(monkeypatch):
+    """As it does for few tokens: for others rows come by expert."""
+    monkeypatch.setattr(self_flagged, "serves", lambda *_: True)
 
 
 @pytest.fixture
@@ -70,10 +77,13 @@ def test_ops_in_turn_and_the_layer_have_the_bits_of_copied_rows(world, copies):
     gathered = run_ranks(script, world)
     assert not copies.called
     in_order = run_ranks(by_expert, world)
+    with mock.patch.object(self_flagged, "serves", lambda *_: False), mock.patch.object(core, "GATHERED_N", 0):
+        straight = run_ranks(script, world)
+    assert not copies.called
     with mock.patch.object(core, "GATHERED_N", 0):
         copied = run_ranks(script, world)
     assert copies.called
-    for others in (in_order, copied):
+    for others in (in_order, straight, copied):
         for mine, other in zip(gathered, others):
             assert all(len(a) and torch.equal(a, b) for a, b in zip(mine, other))
 

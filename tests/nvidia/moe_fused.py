@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The parts "fused" and "gathered" of moe.py: dispatch_grouped_gemm and grouped_gemm_combine."""
+from contextlib import ExitStack
 from typing import Any, Callable, Iterator
 from unittest import mock
 
@@ -10,6 +11,7 @@ import triton_dist
 from triton_dist import ops
 from triton_dist.cores.hopper import grouped_gemm as core
 from triton_dist.ops.dispatch_grouped_gemm import op as choices
+from triton_dist.ops.ep import self_flagged
 from triton_dist.runtime.workspace import reset
 from triton_dist.testing import random_tensor
 
@@ -31,16 +33,20 @@ def fused(bench: Any, models: dict, routed: Callable) -> None:
 
 
 def gathered(bench: Any, models: dict, routed: Callable) -> None:
-    """The unfused way of dispatch_grouped_gemm whose product gathers rows, beside rows that are copied first; and "auto".
+    """The unfused way of dispatch_grouped_gemm whose product gathers rows, or copies them; what is chosen; and "auto".
 
     Bits are compared over several calls, by even and by skewed routing.
     """
-    ways = {"copied": 0, "gathered": 1 << 30, "as it is chosen": core.GATHERED_N}
+    ways = {"copied": 0, "gathered": 1 << 30, "as it is chosen": None}
     for where, x, weights, gate_up, down, experts, k in _layers(bench, models):
         results: dict = {True: [], False: []}
         for way, most in ways.items():
             reset()
-            with mock.patch.object(core, "GATHERED_N", most), torch.no_grad():
+            with ExitStack() as stack, torch.no_grad():
+                if most is not None:
+                    stack.enter_context(mock.patch.object(core, "GATHERED_N", most))
+                    # so that rows do not come by expert
+                    stack.enter_context(mock.patch.object(self_flagged, "serves", lambda *_: True))
                 for skew, found in results.items():
                     ids = routed(bench, len(x), k, experts, skew)
                     for _ in range(3):

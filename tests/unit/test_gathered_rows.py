@@ -36,13 +36,15 @@ def test_the_way_is_the_fastest(shape, tokens):
     assert found == min(copied, gathered)
 
 
-@pytest.mark.parametrize("shape", [QWEN, DEEPSEEK])
-def test_the_estimate_of_fused_calls_knows_the_way(shape):
-    """Of 8,192 tokens, where fused calls pay: the product by the way that is taken, within 8 % of what was measured."""
-    (k, n), gathers = shape, GroupedGemmCore.gathers(shape[1])
-    agreed = SimpleNamespace(experts=128, row=k, n=n, k=8, max_tokens=8192, dtype=torch.bfloat16)
+@pytest.mark.parametrize("shape, tokens, measured", [(QWEN, 8192, 161), (QWEN, 1024, 43), (DEEPSEEK, 8192, 467),
+                                                      (DEEPSEEK, 1024, 77)])
+def test_the_estimate_of_the_ops_in_turn_is_what_they_took(shape, tokens, measured):
+    """A dispatch by expert, measured on 2 x H200, top-8 of 128 experts; then the product of rows in order."""
+    k, n = shape
+    agreed = SimpleNamespace(experts=128, row=k, n=n, k=8, max_tokens=tokens, dtype=torch.bfloat16)
     choice = Choice("ws", GemmConfig(128, 256, 64, group_m=8, num_warps=8, num_stages=4), 1, 22)
-    found = estimate(agreed, 2, choice, 22, 132, gathers)
-    sent = estimate(SimpleNamespace(**{**vars(agreed), "n": 0}), 2, choice, 22, 132, True).in_turn
-    _, copied, gathered = MEASURED[shape, 8192]
-    assert found.in_turn - sent == pytest.approx(1e3 * (gathered if gathers else copied), rel=0.08)
+    sent = estimate(SimpleNamespace(**{**vars(agreed), "n": 0}), 2, choice, 22, 132).in_turn
+    assert sent == pytest.approx(1e3 * measured, rel=0.12)
+    if tokens == 8192:
+        found = estimate(agreed, 2, choice, 22, 132).in_turn
+        assert found - sent == pytest.approx(1e3 * MEASURED[shape, tokens][0], rel=0.08)

@@ -27,9 +27,9 @@ class EPMoE(Experts):
             symmetric heap is used (ep_dispatch).
         capacity: room for rows by expert where gradients are wanted; None: for all that can come.
 
-    Without gradients rows may travel while the product of this rank's own tokens runs, or the product gathers them
-    (dispatch_grouped_gemm). With gradients they are stored by expert first. The gradients of
-    experts' weights are those of the sum of all ranks' losses; those of the router are this rank's part.
+    Rows are stored by expert first; without gradients, few of them may be gathered by the product, and others may travel while
+    the product of this rank's own tokens runs (dispatch_grouped_gemm). The gradients of experts' weights are those of the sum of
+    all ranks' losses; those of the router are this rank's part.
     """
     def __init__(self,
                  router: nn.Module,

@@ -8,8 +8,9 @@ import torch
 
 from triton_dist.ops.calls import acts, checks
 from triton_dist.ops.calls.plans import Plan
+from triton_dist.ops.calls.possible import across_nodes
 from triton_dist.ops.dispatch_grouped_gemm.plan import Fused, estimate
-from triton_dist.ops.ep import checks as ep_checks
+from triton_dist.ops.ep import checks as ep_checks, self_flagged
 from triton_dist.ops.ep.op import ExpertsOp, OfTokens
 from triton_dist.ops.ep_dispatch.op import EP_DISPATCH, ep_dispatch_rows
 from triton_dist.ops.grouped_gemm.op import grouped_gemm
@@ -27,9 +28,11 @@ PAYS = 1.08  # so much faster than the ops in turn must the estimate be for "aut
 class Rows(OfTokens):
     """Tokens are dispatched, by weights of choices or none, and multiplied by weights [experts, n, row].
 
-    no_core: why the device's core cannot serve the call; None where it can.
+    no_core: why the device's core cannot serve the call; None where it can. by_expert: whether rows are stored by expert, not
+    gathered or copied by the product, where the two ops run in turn.
     """
     n: int
+    by_expert: bool
     weighted: bool
     act: str | None
     no_core: str | None
@@ -83,8 +86,10 @@ class DispatchGroupedGemm(ExpertsOp):
     def _agreed(self, row: int, n: int, dtype: torch.dtype, k: int, weighted: bool, experts: int, act: str | None,
                 max_tokens: int, method: Any, group: Group) -> Rows:
         method, why = self.chosen(method, max_tokens, group)
+        no_core = _no_core(dtype, row, acts.columns(act, n))
         return Rows(op=self.name, dtype=dtype, method=method, why=why, row=row, n=n, k=k, weighted=weighted, experts=experts,
-                    act=act, max_tokens=max_tokens, no_core=_no_core(dtype, row, acts.columns(act, n)))
+                    act=act, max_tokens=max_tokens, no_core=no_core, by_expert=no_core is None and not across_nodes(group)
+                    and not self_flagged.serves(row * dtype.itemsize, max_tokens, k, experts // group.size, group))
 
     def candidates(self, agreed: Rows, group: Group) -> Sequence[Choice]:
         unfused = Choice("unfused")
@@ -107,8 +112,7 @@ class DispatchGroupedGemm(ExpertsOp):
     def _pays(self, agreed: Rows, group: Group, way: Choice) -> bool:
         if way.pieces != 1:         # two steps have not run on GPUs: they are only measured, on request
             return False
-        gathers = backend().core("grouped_gemm").gathers(agreed.n)
-        found = estimate(agreed, group.size, way, way.comm_sms, backend().num_sms(), gathers)
+        found = estimate(agreed, group.size, way, way.comm_sms, backend().num_sms())
         return found.in_turn >= PAYS * found.fused
 
     def rule(self, agreed: Rows, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:
@@ -125,10 +129,11 @@ class DispatchGroupedGemm(ExpertsOp):
                 weight: torch.Tensor, h: torch.Tensor | None = None, *_: torch.Tensor | None) -> tuple:
         """The two ops in turn."""
         rows, _, ids_out, weights_out, told, positions, sources = ep_dispatch_rows(
-            x, topk_ids, topk_weights, num_experts=agreed.experts, layout="indexed", max_tokens=agreed.max_tokens, group=group)
+            x, topk_ids, topk_weights, num_experts=agreed.experts, layout="expert" if agreed.by_expert else "indexed",
+            max_tokens=agreed.max_tokens, group=group)
         local = agreed.experts // group.size
-        h = grouped_gemm(rows, weight, offsets=told[-local - 1:], counts=told[-2 * local - 1:-local - 1], sources=sources,
-                         act=agreed.act, out=h)
+        h = grouped_gemm(rows, weight, offsets=told[-local - 1:], counts=told[-2 * local - 1:-local - 1],
+                         sources=None if agreed.by_expert else sources, act=agreed.act, out=h)
         return h, ids_out, weights_out, told, positions
 
     def shape_of_out(self, agreed: Rows, group: Group, *_: torch.Tensor | None) -> tuple:

@@ -23,7 +23,6 @@ PIECES, WARPS = Pieces(64 * KIB, 64 * KIB), 16  # few SMs move the rows, so each
 # For the estimate, which changes times, not results. What an SM does, and what a GPU does in the ops in turn: read off 2 x H200.
 SENT_GBS, STORED_GBS, FLOP_NS = 11.0, 50.0, 5000.0
 LINK_GBS, COPY_GBS, START_NS = 330.0, 2000.0, 25e3
-GATHERED = 1.15  # of a product's time, if it gathers its rows: 1.07 to 1.16 where this is done (grouped_gemm of the Hopper core)
 BUSY_SMS = 22  # more of them move rows no faster
 
 
@@ -52,11 +51,8 @@ def near_of(choice: Choice, world: int) -> int:
     return world // 2 if choice.pieces == 2 else 1
 
 
-def estimate(agreed: Any, world: int, choice: Choice, comm_sms: int, num_sms: int, gathers: bool = False) -> Estimate:
-    """If all experts are chosen equally often.
-
-    gathers: whether the product of the ops in turn gathers its rows. Else they are copied first, as they always are where fused.
-    """
+def estimate(agreed: Any, world: int, choice: Choice, comm_sms: int, num_sms: int) -> Estimate:
+    """If all experts are chosen equally often, and the dispatch of the ops in turn stores rows by expert."""
     local, row, near = agreed.experts // world, agreed.row * agreed.dtype.itemsize, near_of(choice, world)
     choices = agreed.max_tokens * agreed.k / world  # of a rank's tokens on another rank
     sent = (world - near) * min(agreed.max_tokens, choices) * row
@@ -69,8 +65,7 @@ def estimate(agreed: Any, world: int, choice: Choice, comm_sms: int, num_sms: in
     under = min(exchange, local * expert)           # of the product, on the SMs that are left to it
     fused = (START_NS + near * choices * row / COPY_GBS + max(exchange, under) + product
              - under * (num_sms - comm_sms) / num_sms)
-    by_expert = product * GATHERED if gathers else product + world * choices * row / COPY_GBS
-    in_turn = START_NS + sent / LINK_GBS + by_expert
+    in_turn = START_NS + max(sent / LINK_GBS, world * choices * row / COPY_GBS) + product
     return Estimate(exchange, expert, in_turn, fused)
 
 

@@ -57,6 +57,12 @@ def pays(row_bytes: int, max_tokens: int, k: int, world: int) -> tuple[bool, str
     return True, f"up to {rows} rows of a rank with {row_bytes} bytes each are few"
 
 
+def serves(row_bytes: int, max_tokens: int, k: int, local_experts: int, group: Group) -> bool:
+    """Whether "auto" takes it, inside a node."""
+    return (unserved(row_bytes, max_tokens, k, local_experts, group) is None
+            and pays(row_bytes, max_tokens, k, group.size)[0])
+
+
 @dataclass(frozen=True)
 class Threads:
     """How programs share rows: `parts` programs a row, each with `pieces` / `parts` pieces of `each` vectors a thread."""
