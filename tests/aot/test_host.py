@@ -273,8 +273,7 @@ def test_c_lays_calls_out_as_python_does(host, mocked_device):
     )
     for line in done.named("cuLaunchKernelEx gemm_rs_ws_kernel "):
         assert "grid=8,1,1" in line and integers(line, 40, 4) == [2, 200, 256, 64]
-        mixed = mocked_device.cores._mixed(plan)
-        assert integers(line, 44, 2) == [mocked_device.cores._gap(plan, 32 * 64 * 2, mixed), mixed]
+        assert integers(line, 44, 2) == [*mocked_device.cores._pace(plan, 32 * 64 * 2)]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_gemm_rs_whose_last_two_steps_alternate(world, mode, monkeypatch):
     """On all ranks, or only on those whose K is small: each waits for tiles that others send in an order of their own."""
     mixed = []
     monkeypatch.setattr(cores, "MARGIN", 8)
-    monkeypatch.setattr(cores, "_mixed", lambda plan, real=cores._mixed: mixed.append(real(plan)) or mixed[-1])
+    monkeypatch.setattr(cores, "_pace", lambda *given, real=cores._pace: mixed.append(real(*given)[1]) or real(*given))
     uneven = RS(200, 24, lambda rank: depth([1, 30][rank % 2]))
     calls = [RS(130, 40, depth(2)), uneven, RS(200, 24, depth(3), bias=True), uneven]
     for sms in (1, 3):

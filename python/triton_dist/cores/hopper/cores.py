@@ -5,7 +5,6 @@
 Ops ask the backend's registry for "ag_gemm" or "gemm_rs" and get one of these objects, or nothing.
 """
 import functools
-import math
 from typing import Any, Callable
 
 import torch
@@ -39,44 +38,34 @@ def _wide_tiles(tiles: int, programs: int) -> int:
     return tiles - last if 2 * last <= programs else tiles
 
 
-def _gap(plan: Any, box_bytes: int, mixed: int) -> int:
-    """Clock cycles from box to box when all programs of a gemm_rs plan send. mixed: as of _mixed."""
-    tiles = _tiles(plan)
-    until_needed = _compute_ns(plan) * max(1.0, tiles / plan.programs)
-    rate = min(FULL_GBS, max(SEND_GBS, _burst(plan) / (HIDDEN * max(until_needed, 1.0))))
-    if mixed:                           # every other program loads what stays, and misses no more than that
-        rate = FULL_GBS
-    return int(box_bytes * plan.programs / rate * CLOCK_GHZ)
+def _pace(plan: Any, box_bytes: int) -> tuple[int, int]:
+    """(clock cycles from box to box when all programs of a gemm_rs plan send, how many tiles of its last two steps alternate).
 
-
-def _mixed(plan: Any) -> int:
-    """How many tiles of a gemm_rs plan's last two steps alternate, of each.
-
-    None, unless a wave of tiles takes longer to send than to compute. Then all but a wave, with which the last step but one
-    begins: half of the programs send, while the others compute tiles that stay.
+    The second is 0, unless a wave of tiles takes longer to send than to compute. Then it is all but a wave, with which the last
+    step but one begins: half of the programs send, while the others compute tiles that stay, and miss no more than that.
     """
-    slow = plan.group.size > 1 and MARGIN * _burst(plan) / SEND_GBS > _compute_ns(plan)
-    return max(0, _tiles(plan) - plan.programs) if slow else 0
-
-
-def _tiles(plan: Any) -> int:
-    """Of a chunk."""
-    return plan.pitch // plan.config.block_m * -(-plan.n // plan.config.block_n)
-
-
-def _burst(plan: Any) -> int:
-    """Bytes of a tile of each program."""
-    return plan.programs * plan.config.block_m * plan.config.block_n * plan.hop_dtype.itemsize
-
-
-def _compute_ns(plan: Any) -> float:
-    """Of a tile."""
-    return 2 * plan.config.block_m * plan.config.block_n * plan.k / FLOP_NS
+    config, programs = plan.config, plan.programs
+    tiles = plan.pitch // config.block_m * -(-plan.n // config.block_n)         # of a chunk
+    area = config.block_m * config.block_n
+    burst, compute_ns = programs * area * plan.hop_dtype.itemsize, 2 * area * plan.k / FLOP_NS        # of a tile of each program
+    mixed = tiles - programs if plan.group.size > 1 and MARGIN * burst / SEND_GBS > compute_ns else 0
+    rate = FULL_GBS
+    if mixed <= 0:
+        until_needed = compute_ns * max(1.0, tiles / programs)
+        rate = min(FULL_GBS, max(SEND_GBS, burst / (HIDDEN * max(until_needed, 1.0))))
+    return int(box_bytes * programs / rate * CLOCK_GHZ), max(0, mixed)
 
 
 @functools.cache
 def _half_width(c: GemmConfig) -> GemmConfig:
     return c._replace(block_n=c.block_n // 2, num_stages=c.num_stages + 2)
+
+
+@functools.cache
+def _among(usual: GemmConfig, wide: GemmConfig, narrow: bool) -> list[GemmConfig]:
+    """Tilings beside `usual`, which comes first: of both widths, unless only the `narrow` one has room, and of other groups."""
+    widths = [] if narrow else [c for c in (wide, _half_width(wide)) if c != usual]
+    return [usual, *widths, *_in_other_groups(usual)]
 
 
 @functools.cache
@@ -218,8 +207,7 @@ class _GemmRs(_Bound):
         bm, bn, _ = self.blocks
         box = min(bm, BOX_ROWS), min(bn, BOX_BYTES // plan.hop_dtype.itemsize)
         self.buffers = plan.space.derived((plan.hop_dtype, plan.n, bm, bn), lambda: self._buffers((bm, bn), box))
-        self.mixed = _mixed(plan)
-        self.gap = _gap(plan, math.prod(box) * plan.hop_dtype.itemsize, self.mixed)
+        self.gap, self.mixed = _pace(plan, box[0] * box[1] * plan.hop_dtype.itemsize)
         self.varying = (0, 1, 2, *[7] * has_bias)
 
     def _buffers(self, block: tuple, box: tuple) -> tuple:
@@ -276,9 +264,7 @@ class GemmRsCore(_Core):
 
     def configs(self, dtype: torch.dtype, m: int, n: int, hop_dtype: torch.dtype) -> list[GemmConfig]:
         """The same, `config` first. Of fp32 hops only the half width has room."""
-        usual, wide = self.config(dtype, m, n, hop_dtype), self.tiles(dtype, m)
-        widths = [usual] if hop_dtype == torch.float32 else [wide, _half_width(wide)]
-        return [usual, *(c for c in widths if c != usual), *_in_other_groups(usual)]
+        return _among(self.config(dtype, m, n, hop_dtype), self.tiles(dtype, m), hop_dtype == torch.float32)
 
 
 def cores(tiles: Callable[[torch.dtype, int], GemmConfig], preferred: bool) -> dict:

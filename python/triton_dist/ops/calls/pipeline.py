@@ -136,10 +136,12 @@ class Calls:
         plan = self._planned(record, members, signature, tensors, asked, agreed)
         if state().watched is not None and not self.local:
             state().watched += [(each.agreed.op, each.agreed.family, each.choice, each.variants) for each in plan.with_parts()]
+        # A number of rows that is new may never come again. What finds a repeated call at once is made when it does.
+        once, plan.repeated = agreed is not None and bool(record.known) and not plan.repeated, True
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
-        if key is not None and self.kept and not graphs.asked():
+        if key is not None and self.kept and not once and not graphs.asked():
             written = [i for out in outputs if out is not None for i, t in enumerate(given) if t is out]
             of_class = signature if self.resized is not None and (agreed is None or not record.known) else None
             record.learn(state(), key, given, written, known, varying, of_class)
@@ -186,7 +188,7 @@ class Calls:
             with ambient.clean():
                 if moved:
                     found = self._made(record, group, agreed, tensors, plan.choice)
-                    found.prepared, plan = plan.prepared, found
+                    found.prepared, found.repeated, plan = plan.prepared, plan.repeated, found
                     record.keep(where, plan)
                 elif plan is None or not plan.valid():
                     plan = self._made(record, group, agreed, tensors, None)
@@ -229,7 +231,7 @@ class Calls:
             state().variants = plan.variants = []
             try:
                 for out in tensors[len(self.tensors):]:
-                    if out is None:
+                    if out is None and plan.fills:
                         tensors = self.filled(group, agreed, tensors)
                         break
                 plan.compile(*tensors)

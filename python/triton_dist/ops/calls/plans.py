@@ -23,6 +23,8 @@ class Plan:
         captured: whether it serves inside graph capture only, outside only (False) or both (None).
         compiles: whether `compile` does something.
         prepared: whether a plan for captured calls has been asked for, where this one does not serve them.
+        repeated: whether a call has found it that was made for another.
+        fills: whether `compile` needs outputs of their shape. Else they are None where the call allocates them.
         agreed, choice, out_shape: set once it is in use: what ranks have agreed on, the way that was chosen, the output's shape.
         variants: (kernel, constexprs and launch options) of each launch that `compile` has prepared.
         parts: plans of calls of other ops that its calls consist of.
@@ -30,7 +32,8 @@ class Plan:
 
     captured: bool | None = None
     compiles = False
-    prepared = False
+    prepared = repeated = False
+    fills = True
     variants: Sequence = ()
     parts: Sequence["Plan"] = ()
     agreed: Any
@@ -73,7 +76,7 @@ class Retired(Plan):
 
     def __init__(self, plan: Plan):
         self.agreed, self.choice, self.out_shape = plan.agreed, plan.choice, plan.out_shape
-        self.captured, self.prepared = plan.captured, plan.prepared
+        self.captured, self.prepared, self.repeated = plan.captured, plan.prepared, plan.repeated
 
     def moved(self) -> bool:
         return True

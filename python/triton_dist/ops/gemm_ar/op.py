@@ -24,6 +24,7 @@ from triton_dist.ops.registry import Gradient
 from triton_dist.ops.tuning import model
 from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.device import absent
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 
@@ -165,6 +166,7 @@ class GemmAr(Op):
 class Ring(OfParts):
     """gemm_rs, then an all-gather of its rows, to which those of a residual have been added. `agreed` has m, n and dtype."""
 
+    fills = False
     _add: NormRows | None = None
 
     def __init__(self, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
@@ -182,8 +184,8 @@ class Ring(OfParts):
     def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
                 *_: torch.Tensor | None) -> None:
         if residual is not None and served(residual.shape[1], residual.dtype):
-            rows = self._rows()
-            self._add = NormRows(*rows.shape, rows.dtype)
+            rows = absent(residual)                 # of which only dtype and alignment matter
+            self._add = NormRows(self._each, residual.shape[1], residual.dtype)
             self._add.compile(rows, None, None, self._own(residual), None, rows)
 
     def _own(self, residual: torch.Tensor) -> torch.Tensor:

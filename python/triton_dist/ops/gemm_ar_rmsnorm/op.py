@@ -23,6 +23,7 @@ from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient
 from triton_dist.ops.tuning.table import Choice, Shape
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.device import absent
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 
@@ -186,9 +187,10 @@ class _Ring(Ring):
     def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
                 *rest: torch.Tensor | None) -> None:
         super().compile(x, weight, bias, residual)
-        norm_weight, out, total = rest
-        if served(total.shape[1], total.dtype):
-            self._norm = NormRows(*total.shape, total.dtype, *self._asked)
+        norm_weight, *outputs = rest
+        out, total = (absent(x) if t is None else t for t in outputs)       # where only dtype and alignment matter
+        if served(weight.shape[0], x.dtype):
+            self._norm = NormRows(x.shape[0], weight.shape[0], x.dtype, *self._asked)
             self._norm.compile(total, norm_weight, None, None, out)
 
     def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
