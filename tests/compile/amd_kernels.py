@@ -20,6 +20,7 @@ import test_experts_nodes_code
 import test_gemm_ar_code
 import test_gemm_ar_rmsnorm_code
 import test_internode_code
+import test_norm_rows_code
 import test_op_code
 import test_rmsnorm_gemm_code
 import test_self_flag_code
@@ -114,7 +115,7 @@ KERNELS = {
     "gemm_ar two-shot packets": functools.partial(test_gemm_ar_code.compiled, world=8, split=2, two_shot=True),
     "gemm_ar_rmsnorm packets": functools.partial(test_gemm_ar_rmsnorm_code.compiled, world=8, split=2),
     "rmsnorm_gemm product": functools.partial(test_rmsnorm_gemm_code.compiled, columns=128, depth=64),
-    "rmsnorm_gemm norm": functools.partial(test_rmsnorm_gemm_code.compiled_norm),
+    "norm of rows": functools.partial(test_norm_rows_code.compiled),
     "all_to_all_vdev": functools.partial(test_vdev_code.compiled, world=8),
     "all_to_all_vdev_2d": functools.partial(test_vdev_2d_code.compiled, world=8),
     "all_to_all_vdev_2d_offset": functools.partial(test_vdev_2d_code.compiled, world=8, by_rank=False),

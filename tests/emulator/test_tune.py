@@ -79,6 +79,7 @@ def test_ranks_that_measure_different_times_decide_alike(world, op, monkeypatch)
     assert found[0].choice.method == "portable" and "1.9 ms at this shape" in found[0].reason
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("mode", ["random", "late"])
 @pytest.mark.parametrize("op", OPS)
 def test_by_the_emulators_own_clock(op, mode):

@@ -344,10 +344,10 @@ class Push(OnWorkspace):
     def launch(self, sent: tuple, placing: tuple, expanding: tuple) -> None:
         hist = self._hist()
         self.exchange(*sent, hist)
-        if self.places:
+        if self.places:  # the half of a call that only sends is launched with the arguments of both
             self.place(hist, *placing)
-        if expanding:
-            self.expand(*expanding)
+            if expanding:
+                self.expand(*expanding)
 
 
 EP_DISPATCH = EPDispatch()
