@@ -131,14 +131,12 @@ def become(command: list, environment: dict, cwd: str, files: list) -> int:
     execve = os.execve
 
     def in_place(program: Any, argv: list, environment: dict) -> None:
-        script = argv[argv.index("-u") + 1] if "-u" in argv else ""
-        if Path(script).name != "forks.py":
+        words = argv[2:] if argv[1] == "-u" else argv[1:]
+        if words[0] != "-m" and Path(words[0]).name != "forks.py":
             execve(program, argv, environment)
         _set(environment)
-        sys.argv = argv[argv.index(script):]
-        path = [folder for folder in environment["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
-        sys.path[:1] = [str(Path(script).parent), *path]
-        runpy.run_path(script, run_name="__main__")         # ends by SystemExit
+        sys.path[1:1] = [folder for folder in environment["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
+        sys.exit(run_python(words))
     os.execve = in_place                                    # type: ignore[assignment]
     if command[0] == "bash":
         from triton_dist.cli import launch
