@@ -34,12 +34,13 @@ def test_a_plan_gives_what_one_rank_gives_and_its_checkpoint_loads_on_other_numb
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize("world", [2, *(pytest.param(world, marks=pytest.mark.full) for world in (1, 4))])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_a_decoder_of_transformers_is_divided(name, tmp_path, capsys):
+def test_a_decoder_of_transformers_is_divided(name, world, tmp_path, capsys):
     """Logits, gradients, generate(), and what it saves, as those of one rank."""
     import decoders
-    run_ranks(decoders.main, 2, name, tmp_path, heap=False)
-    assert f"{name} on 2: right" in capsys.readouterr().out
+    run_ranks(decoders.main, world, name, tmp_path, heap=False)
+    assert f"{name} on {world}: right" in capsys.readouterr().out
 
 
 def test_groups_of_torch_in_graphs_and_fsdp_on_the_other_dimension_of_a_mesh(many_graphs, capsys):
