@@ -126,7 +126,7 @@ def pushes(group: Group, hops: str, dtype: torch.dtype, part: int, n: int) -> tu
     space = workspace(group, f"pushes in {hops}", CountedWorkspace)
     space.reserve(group.size * blocks * options["BLOCK"] * dtype.itemsize, 2 * rounds * programs * group.size,
                   writer=lambda flag: flag % (space.flags.numel() // 2) % group.size)
-    data, flags = space.data.view(dtype), space.flags
+    data, flags = space.derived(("whole", dtype), lambda: space.data.view(dtype)), space.flags
     rest = (data, data.numel() // 2, flags, flags.numel() // 2, space.control, team(group), n, blocks, rounds)
     return space, programs, rest, options
 

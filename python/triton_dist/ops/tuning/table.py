@@ -106,7 +106,9 @@ def find(entries: dict, shape: Shape) -> Entry | None:
     """Of {Shape: Entry}: the shape's own, else the nearest of its class. Equal tables give equal answers on all ranks."""
     kind = shape.kind
     alike = [other for other in entries if other.kind == kind]
-    return entries[min(alike, key=lambda other: (other.distance(shape), str(other)))] if alike else None
+    if len(alike) > 1:
+        return entries[min(alike, key=lambda other: (other.distance(shape), str(other)))]
+    return entries[alike[0]] if alike else None
 
 
 def read(path: Path) -> list[Entry]:
