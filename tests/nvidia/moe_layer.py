@@ -148,11 +148,9 @@ def layer(bench: Any, models: dict, peer_path: Path | None) -> None:
 
 def _times(bench: Any, what: str, moe: EPMoE, x: torch.Tensor, exchanges: dict, flops: int) -> None:
     wanted = moe(x).double()
-    kept: list = []  # a graph does not keep what its calls hold
 
     def prepared(make: Callable) -> Callable:
         call = make()
-        kept.append(call)
         error = float((call(x).double() - wanted).norm() / wanted.norm())
         if not error < 0.02:
             raise AssertionError(f"relative error {error} beside EPMoE")
