@@ -124,12 +124,43 @@ def apart(rank, size):
 
 
 # -- starting them -----------------------------------------------------------------------------------------
+def variables(scenario, directory, size=2, **environment):
+    return dict(os.environ, PYTHONPATH=os.pathsep.join([PACKAGE, HERE, os.environ.get("PYTHONPATH", "")]),
+                TRITON_DIST_BACKEND="emulator", TRITON_DIST_HEAP_SIZE="4M", OMP_NUM_THREADS="1", SCENARIO=scenario,
+                STORE=str(directory / "store"), WORLD_SIZE=str(size), **environment)
+
+
 def start(scenario, directory, size=2, **environment):
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join([PACKAGE, HERE, os.environ.get("PYTHONPATH", "")]),
-               TRITON_DIST_BACKEND="emulator", TRITON_DIST_HEAP_SIZE="4M", OMP_NUM_THREADS="1", SCENARIO=scenario,
-               STORE=str(directory / "store"), WORLD_SIZE=str(size), **environment)
+    env = variables(scenario, directory, size, **environment)
     return [subprocess.Popen([sys.executable, __file__, scenario], env=dict(env, RANK=str(rank), LOCAL_RANK=str(rank)),
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(size)]
+
+
+def forked(scenario, directory, seconds, size=2, **environment):
+    """`finish(start(...))`, where the processes are forks of one that has imported what they need."""
+    from launched import python                         # of the tests: ranks, which run this file too, have no need of it
+    done = python(__file__, "forks", scenario, environment=variables(scenario, directory, size, **environment), seconds=seconds)
+    assert done.returncode == 0, done.stderr
+    return [(int((directory / f"{rank}.code").read_text()), (directory / f"{rank}.out").read_text(),
+             (directory / f"{rank}.err").read_text()) for rank in range(size)]
+
+
+def fork_ranks(folder, size):
+    """In a rank it returns, with its output in files; else it waits for all ranks and ends."""
+    ranks = {}
+    for rank in range(size):
+        pid = os.fork()
+        if not pid:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            for number, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(f"{folder}/{rank}.{name}", os.O_CREAT | os.O_WRONLY, 0o600), number)
+            return
+        ranks[pid] = rank
+    for pid, rank in ranks.items():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with open(f"{folder}/{rank}.code", "w") as file:
+            file.write(str(code))
+    sys.exit()
 
 
 def finish(processes, seconds):
@@ -148,7 +179,7 @@ def left_over():
 
 
 def test_ping_pong(tmp_path):
-    for code, out, err in finish(start("ping_pong", tmp_path), 60):
+    for code, out, err in forked("ping_pong", tmp_path, 60):
         assert code == 0, err
         assert out.count("round trip") == 2
     assert not left_over()
@@ -181,7 +212,7 @@ def told_once(results, error):
 
 
 def test_hang_report_of_all_ranks(tmp_path):
-    head, header, first, second = told_once(finish(start("hung", tmp_path, TRITON_DIST_HANG_SECONDS="1"), 60), "HangError")
+    head, header, first, second = told_once(forked("hung", tmp_path, 60, TRITON_DIST_HANG_SECONDS="1"), "HangError")
     assert head == "hang: all ranks wait, or have left, and none has moved for 1 seconds:"
     assert re.split("  +", header) == ["rank", "kernel", "program", "at", "waits for", "wanted", "seen", "last writer"]
     assert re.split("  +", first) == ["0", "stuck", "(0, 0, 0)", "kernel.py:1 (wait)", "flag ready flags + 4, of rank 0",
@@ -226,6 +257,9 @@ def test_bounded_wait(tmp_path):
 
 if __name__ == "__main__":
     import torch.distributed as dist
+    if sys.argv[1] == "forks":
+        fork_ranks(os.path.dirname(os.environ["STORE"]), int(os.environ["WORLD_SIZE"]))
+        del sys.argv[1]
     my_rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if sys.argv[1] != "again":
         dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=my_rank, world_size=world_size)
