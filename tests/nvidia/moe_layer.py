@@ -149,17 +149,24 @@ def layer(bench: Any, models: dict, peer_path: Path | None) -> None:
 def _times(bench: Any, what: str, moe: EPMoE, x: torch.Tensor, exchanges: dict, flops: int) -> None:
     wanted = moe(x).double()
 
-    def prepared(make: Callable) -> Callable:
+    def checked(make: Callable) -> Callable:
         call = make()
         error = float((call(x).double() - wanted).norm() / wanted.norm())
         if not error < 0.02:
-            raise AssertionError(f"relative error {error} beside EPMoE")
+            raise AssertionError(f"relative error {error} beside the first call of EPMoE, on rank {bench.group.rank}")
+        return call
+
+    def prepared(call: Callable) -> Callable:
         if bench.gpu:
             return _graph(lambda _: call(x), 4, SimpleNamespace(group=bench.group, sets=1))  # pyright: ignore
         return lambda: 1e3 * milliseconds(lambda: call(x), bench.group, 1)
 
     ways = {"EPMoE": lambda: moe} | {name: lambda e=e: GroupedMM(moe, e, x) for name, e in exchanges.items()}
-    calls = {name: bench.attempt(f"{what}, {name}", lambda make=make: prepared(make)) for name, make in ways.items()}
+    calls = {}
+    for name, make in ways.items():  # two steps, since a rank that is wrong must not leave the others alone in a capture
+        call = bench.attempt(f"{what}, {name}", lambda make=make: checked(make))
+        if call is not None:
+            calls[name] = bench.attempt(f"{what}, {name}", lambda call=call: prepared(call))
 
     def once(name: str) -> float:
         bench.group.barrier()
