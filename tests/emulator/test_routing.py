@@ -1,13 +1,19 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""The router's choice as one kernel, beside torch's: the same experts in the same order, and the same weights."""
+"""Which experts the router chooses: as one kernel the same as torch, in the same order and with the same weights."""
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+from scenarios import capturing, captures_by_rank  # noqa: F401
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
+from triton_dist.compat.torch import neg_view
 from triton_dist.layers import TopKRouter, _routing
+from triton_dist.layers._routing import choose_kernel
 from triton_dist.testing import random_tensor
 
 H = 32
@@ -70,16 +76,83 @@ def test_of_equal_scores_the_first_experts_are_chosen():
         run_ranks(script, 1)
 
 
-def test_torch_chooses_where_gradients_are_wanted_or_there_is_no_world():
-    router = router_of(8, 2)
-    router.weight.requires_grad_()
+def test_torch_chooses_what_the_kernel_does_not_take():
     logits = torch.zeros(3, 8)
-    assert not _routing.supports(logits, 1)
+    assert not _routing.supports(logits, 1), "there is no world"
 
     def script():
-        assert _routing.supports(logits, 1) and not _routing.supports(torch.zeros(3, 8, requires_grad=True), 1)
+        assert _routing.supports(logits, 1) and _routing.supports(torch.zeros(3, 8, requires_grad=True), 1)
         assert not _routing.supports(logits.double(), 1) and not _routing.supports(torch.zeros(3, 12), 4)
-        assert not _routing.supports(torch.zeros(3, 4096), 1)
-        router(random_tensor(4, H, dtype=torch.float32, seed=3))[1].sum().backward()
-        assert router.weight.grad is not None
+        assert not _routing.supports(torch.zeros(3, 4096), 1) and not _routing.supports(torch.zeros(2, 3, 8), 1)
+        router = router_of(8, 2)
+        x = random_tensor(6, H, dtype=torch.float32, seed=3)
+        for found, wanted in zip(router(x.view(2, 3, H)), router(x)):
+            torch.testing.assert_close(found, wanted.view(2, 3, 2))
     run_ranks(script, 1)
+
+
+def test_the_same_experts_are_chosen_with_and_without_gradients():
+    """Of scores that are equal too, which those of bf16 often are: a checkpoint computes what it has dropped with gradients."""
+    def script():
+        weight, x = torch.randint(-1, 2, (64, H)).bfloat16(), torch.randint(-1, 2, (40, H)).bfloat16()
+        router = TopKRouter(weight.requires_grad_(), 6, score="sigmoid", groups=8, top_groups=3, bias=torch.randn(64).round())
+        ids, weights = router(x)
+        with torch.no_grad():
+            wanted = by_kernel(router, x)
+        assert torch.equal(ids, wanted[0])
+        torch.testing.assert_close(weights, wanted[1], rtol=1e-5, atol=1e-7)
+        weights.square().sum().backward()
+        scores = (x.float() @ (of_torch := weight.detach().float().requires_grad_()).t()).bfloat16().float().sigmoid()
+        kept = scores.gather(-1, ids.long())
+        (kept / (kept.sum(-1, keepdim=True) + 1e-20)).square().sum().backward()
+        torch.testing.assert_close(router.weight.grad.float(), of_torch.grad, rtol=2**-6, atol=2**-7)
+    run_ranks(script, 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_follows_tensors_through_torch_follows_them_through_the_router():
+    """torch.jit.trace, torch.func, make_fx, torch.fx and forward-mode AD see torch's operators and no kernels."""
+    def script():
+        router, (x, other, along) = router_of(8, 2).requires_grad_(False), (
+            random_tensor(3, H, dtype=torch.float32, seed=seed) for seed in (3, 4, 5))
+        wanted = router(other)
+        for recorded in (torch.jit.trace(router, (x, ), check_trace=False), torch.fx.symbolic_trace(router),
+                         make_fx(lambda x: router(x))(x)):
+            assert torch.equal(recorded(other)[0], wanted[0])
+            torch.testing.assert_close(recorded(other)[1], wanted[1])
+        both = torch.vmap(router)(torch.stack([x, other]))
+        assert torch.equal(both[0][1], wanted[0])
+        step = 1e-3
+        difference = (router(other + step * along)[1] - router(other - step * along)[1]) / (2 * step)
+        _, tangent = torch.func.jvp(lambda x: router(x)[1], (other, ), (along, ))
+        torch.testing.assert_close(tangent, difference, rtol=1e-2, atol=1e-3)
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(router(forward_ad.make_dual(other, along))[1])
+            torch.testing.assert_close(found.tangent, tangent)
+    run_ranks(script, 1)
+
+
+def test_a_negated_view_may_be_the_bias():
+    def script():
+        router = router_of(8, 2, bias=True)
+        x = random_tensor(4, H, dtype=torch.float32, seed=3)
+        negated = TopKRouter(router.weight, 2, bias=neg_view(-router.bias))
+        assert torch.equal(by_kernel(negated, x)[0], by_kernel(router, x)[0])
+    with torch.no_grad():
+        run_ranks(script, 1)
+
+
+def test_inside_graph_capture_no_kernel_is_compiled(captures_by_rank):
+    """torch chooses there until the kernel has run outside, with tokens of that dtype."""
+    def script():
+        router = router_of(24, 3)
+        x = random_tensor(4, H, dtype=torch.float32, seed=3)
+        with capturing(), mock.patch.object(choose_kernel, "run", side_effect=AssertionError):
+            before = router(x)
+        found = router(x)
+        with capturing(), mock.patch.object(choose_kernel, "run", side_effect=RuntimeError("launched")), \
+                pytest.raises(RuntimeError, match="launched"):
+            router(x)
+        assert torch.equal(found[0], before[0])
+    with torch.no_grad():
+        run_ranks(script, 1)

@@ -6,38 +6,50 @@ import triton
 import triton.language as tl
 
 from triton_dist.ops.exchange.sizes import power_of_two
+from triton_dist.runtime import ambient
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.jit import jit
 from triton_dist.runtime.state import state
 
-_AT_ONCE = 512  # logits of a program, which has one warp
-_MOST = 2048  # experts
+_AT_ONCE = 512          # logits of a program, which has one warp
+_MOST = 2048            # experts
+_compiled: set = set()  # what the kernel has been launched for outside of graph capture, inside which none is compiled
 
 
 def supports(logits: torch.Tensor, groups: int) -> bool:
-    """Whether `chosen` can take them: no gradient is wanted, and this process has what kernels run on."""
-    experts = logits.shape[-1]
-    plain = type(logits) is torch.Tensor and not torch.compiler.is_compiling() and state().world is not None
-    wanted = torch.is_grad_enabled() and logits.requires_grad
+    """Whether the kernel can take them: this process has what kernels run on, and nothing records what happens to them."""
+    if (type(logits) is not torch.Tensor or torch.compiler.is_compiling() or state().world is None
+            or ambient.is_followed((logits, )) or logits.ndim != 2):
+        return False
+    experts = logits.shape[1]
     fits = experts <= _MOST and (groups == 1 or power_of_two(experts) == experts and power_of_two(groups) == groups)
-    return (plain and not wanted and fits and logits.dtype in (torch.float16, torch.bfloat16, torch.float32)
-            and logits.device.type == backend().device().type)
+    return fits and logits.dtype in (torch.float16, torch.bfloat16, torch.float32) and logits.device == backend().device()
 
 
 def chosen(logits: torch.Tensor, top_k: int, bias: torch.Tensor | None, *, sigmoid: bool, normalize: bool, scale: float,
-           groups: int, top_groups: int, top2: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int32 [T, top_k], weights fp32 [T, top_k]) of logits [T, E], best first; of equal ones the lower number first."""
+           groups: int, top_groups: int, top2: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(ids int32 [T, top_k], weights fp32 [T, top_k]) of logits [T, E], best first; of equal ones the lower number first.
+
+    Without gradients. None where torch has to choose.
+    """
+    if not supports(logits, groups):
+        return None
     tokens, experts = logits.shape
+    padded = power_of_two(experts)
+    rows = max(1, _AT_ONCE // padded)
+    options = dict(K=top_k, CHOICES=power_of_two(top_k), EXPERTS=padded, GROUPS=groups, TOP_GROUPS=top_groups, TOP2=top2,
+                   SIGMOID=sigmoid, NORMALIZE=normalize, BIASED=bias is not None, ROWS=rows, num_warps=1 if padded <= 1024 else 4)
+    kind = (logits.dtype, experts, *options.values())
+    if kind not in _compiled and backend().is_capturing():
+        return None
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
     if tokens:
-        padded = power_of_two(experts)
-        rows = max(1, _AT_ONCE // padded)
         choose_kernel[(triton.cdiv(tokens, rows), )](  # pyright: ignore[reportIndexIssue]
-            logits.contiguous(), weights if bias is None else bias.float().contiguous(), ids, weights, tokens, experts, scale,
-            K=top_k, CHOICES=power_of_two(top_k), EXPERTS=padded, GROUPS=groups, TOP_GROUPS=top_groups, TOP2=top2,
-            SIGMOID=sigmoid, NORMALIZE=normalize, BIASED=bias is not None, ROWS=rows, num_warps=1 if padded <= 1024 else 4)
+            logits.detach().contiguous(), weights if bias is None else bias.float().resolve_neg().contiguous(), ids, weights,
+            tokens, experts, float(scale), **options)
         backend().before_torch()
+        _compiled.add(kind)
     return ids, weights
 
 

@@ -58,20 +58,24 @@ class TopKRouter(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, H] -> (ids int32 [T, top_k], weights fp32 [T, top_k])."""
         logits = nn.functional.linear(x, self.weight.to(x.dtype))
-        if _routing.supports(logits, self.groups):
-            return _routing.chosen(logits, self.top_k, self.bias, sigmoid=self.score == "sigmoid", normalize=self.normalize,
-                                   scale=self.scale, groups=self.groups, top_groups=self.top_groups,
-                                   top2=self.group_score == "top2")
+        found = _routing.chosen(logits, self.top_k, self.bias, sigmoid=self.score == "sigmoid", normalize=self.normalize,
+                                scale=self.scale, groups=self.groups, top_groups=self.top_groups,
+                                top2=self.group_score == "top2")
+        if found is not None and not (torch.is_grad_enabled() and logits.requires_grad):
+            return found
         logits = logits.float()
         scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
-        choice = scores.detach() if self.bias is None else scores.detach() + self.bias.float()
-        if self.groups > 1:
-            choice = self._within_groups(choice)
-        ids = choice.topk(self.top_k, -1).indices
+        ids = self._ids_by_torch(scores.detach()) if found is None else found[0].to(torch.int64)
         weights = scores.gather(-1, ids)
         if self.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return ids.to(torch.int32), weights * self.scale
+
+    def _ids_by_torch(self, scores: torch.Tensor) -> torch.Tensor:
+        choice = scores if self.bias is None else scores + self.bias.float()
+        if self.groups > 1:
+            choice = self._within_groups(choice)
+        return choice.topk(self.top_k, -1).indices
 
     def _within_groups(self, choice: torch.Tensor) -> torch.Tensor:
         """`choice` [T, E] with -inf for experts of groups that a token does not choose."""

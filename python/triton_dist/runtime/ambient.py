@@ -118,24 +118,43 @@ def is_recorded(tensors: Iterable[Any]) -> bool:
 
 def refuse(what: str, tensors: Iterable[Any] = ()) -> None:
     """Raises InvalidArgument where `what`, called with `tensors`, cannot do what the state around it asks for."""
+    found = _hindrance(tensors)
+    if found is not None:
+        raise _refused(what, *found)
+
+
+def is_followed(tensors: Iterable[Any]) -> bool:
+    """Whether something around a call records, transforms or differentiates what happens to `tensors`, and cannot see kernels."""
+    return _hindrance(tensors) is not None
+
+
+def _hindrance(tensors: Iterable[Any]) -> tuple[str, str] | None:
+    """(how a call is made that cannot do what is asked of it, what to do instead); None where it can."""
     if private.tracing_state() is not None:
-        raise _refused(what, "inside torch.jit.trace, which cannot record it", "trace the parts before and after it")
+        return "inside torch.jit.trace, which cannot record it", "trace the parts before and after it"
     if private.transforms() is not None:
-        raise _refused(what, "inside a transform of torch.func (vmap, grad, jvp, ...)", "call it outside of that")
+        return "inside a transform of torch.func (vmap, grad, jvp, ...)", "call it outside of that"
     for key, where in _TRACERS:
         if private.dispatch_mode(key) is not None:
-            raise _refused(what, where, "call it outside, with tensors that have memory")
-    refuse_tangents(what, tensors)
+            return where, "call it outside, with tensors that have memory"
+    return _tangent(tensors)
 
 
 def refuse_tangents(what: str, tensors: Iterable[Any]) -> None:
     """Raises InvalidArgument where one of `tensors` carries a tangent of forward-mode AD."""
+    found = _tangent(tensors)
+    if found is not None:
+        raise _refused(what, *found)
+
+
+def _tangent(tensors: Iterable[Any]) -> tuple[str, str] | None:
     # Below autograd, where an operator's own code runs, a tensor has no tangent, and torch may not be asked for it.
     if private.dual_level() >= 0 and not private.key_is_excluded(_AUTOGRAD):
         for t in tensors:
             if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
-                raise _refused(what, "with a tensor that carries a tangent of forward-mode AD, which it would drop",
-                               "pass forward_ad.unpack_dual(t).primal")
+                return ("with a tensor that carries a tangent of forward-mode AD, which it would drop",
+                        "pass forward_ad.unpack_dual(t).primal")
+    return None
 
 
 def _refused(what: str, where: str, instead: str) -> InvalidArgument:
