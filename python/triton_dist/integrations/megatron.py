@@ -74,7 +74,7 @@ def fused_dispatch(x: torch.Tensor, token_indices: torch.Tensor, token_probs: to
         x: [T, H]; T may differ over the ranks, and be 0.
         token_indices: int32 or int64 [T, K], -1 for no choice.
         token_probs: float32 [T, K].
-        num_experts: E, which the number of ranks divides.
+        num_experts: E, a multiple of the number of ranks.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         async_finish: runs on a stream of its own, for which the current one waits.
         allocate_on_comm_stream: has no meaning here.

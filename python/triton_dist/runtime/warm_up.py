@@ -15,16 +15,16 @@ _ALIGNED = 16                   # bytes: torch's library has other kernels for o
 
 
 def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
-    """Makes ready for calls with any of these numbers of rows. Collective: all ranks call it alike.
+    """Prepares calls with any of these numbers of rows. Collective: all ranks call it with the same arguments.
 
-    A first call with some number of rows may have to compile a kernel and to wait for the other ranks. After this, calls with
-    a number in `rows` do neither. `call` runs with the largest number first, so that buffers have their final size. Then come
-    the numbers that divide by the size of the world, and those of each other remainder, since ops may treat them differently.
-    Between two numbers whose ops ran in different ways `call` runs with the one halfway, and so on until all ways are known.
-    That a way which serves two numbers serves those between them is taken for granted. A way that is not fused is called at
-    numbers a tenth apart, since the group's own collective may run in other ways. Its matmul by torch is then made alone, with
-    each number of rows between the fewest and the most of the calls: torch's library takes kernels by that number, and loads
-    each at its first use, which takes milliseconds. Other matmuls that `call` makes are not known here.
+    A first call with a new number of rows may have to compile a kernel and wait for the other ranks. After warm_up, calls with
+    a number in `rows` do neither. `call` first runs with the largest number, so that buffers get their final size. Then it runs
+    with multiples of the world size, and with numbers of each other remainder, since ops may treat them differently. If ops ran
+    in different ways for two numbers, `call` also runs with the number halfway, until all ways are known. warm_up assumes that
+    a way which serves two numbers also serves those between them. Unfused calls run at numbers that are 10 % apart, since the
+    group's own collective may change its algorithm. Then their torch matmul runs alone with each number of rows between the
+    smallest and the largest of these: cuBLAS picks a kernel by that number and loads it at its first use, which takes
+    milliseconds. warm_up does not know the other matmuls that `call` makes.
 
     Args:
         call: makes the calls to prepare, with as many rows as it is given: one op, a layer, or a model. Its result is dropped.

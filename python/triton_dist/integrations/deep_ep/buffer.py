@@ -122,7 +122,7 @@ class Buffer(LowLatency):
 
         Args:
             topk_idx: int32 or int64 [T, K], -1 for no choice.
-            num_experts: E, which the number of ranks divides.
+            num_experts: E, a multiple of the number of ranks.
             previous_event, async_finish: as in dispatch. allocate_on_comm_stream: has no meaning here.
 
         Returns:

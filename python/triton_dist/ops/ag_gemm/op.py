@@ -264,11 +264,11 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Gradients (without `out`): that of x by gemm_rs, that of weight from the gathered x. The same tensors must require them on
     all ranks. "silu_mul" multiplies once more for them, in the same call that gathers x again; training that has memory for the
     product is faster without it.
-    In graphs: run the same call once before capture, under `triton_dist.prepare_graphs()` or on another stream than the default
-    one as torch's warm-ups do, else auto captures "unfused" and other methods refuse. Shards of more than 4 MiB are pushed by the
-    copy engine there too, into a buffer of their own of the size of the gathered x. Smaller ones, and all where graphs cannot
-    hold a device's copies, are pushed by SMs: by comm_sms, else by 4, or 16 for shards of up to 512 KiB. Replays and eager calls
-    may follow each other in any order, all on one stream or on ones that wait for each other.
+    In graphs: run the same call once before capture, under `triton_dist.prepare_graphs()` or on a stream other than the default
+    one, as torch's warm-ups do. Otherwise auto captures "unfused", and other methods are refused. In a graph SMs push shards of
+    up to 8 MiB: comm_sms of them, or by default 16 for up to 512 KiB and else 4 or 8. The copy engine pushes larger shards, into
+    a buffer of its own of the size of the gathered x. Where graphs cannot hold a device's copies, SMs push gathers of up to
+    64 MiB. Replays and eager calls may follow each other in any order, on one stream or on streams that wait for each other.
     Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
 
     Returns out [M, N_local], with "silu_mul" [M, N_local / 2], rows in group order, or (out, gathered).

@@ -94,7 +94,7 @@ def ep_dispatch(x: torch.Tensor,
         topk_ids: int32 or int64 [T, K], contiguous, K up to 16: each token's experts, counted over all ranks. What is no
             expert's number, such as -1, is no choice. A number that a token has twice is two choices.
         topk_weights: contiguous float32 [T, K], or None: travel along.
-        num_experts: E, which the number of ranks divides. The same on all ranks, as all that follows.
+        num_experts: E, a multiple of the number of ranks. The same on all ranks, and so are the arguments below.
         scales: contiguous float32 [T, S], or None: of rows of fp8, one a token or one for each 128; travel along.
         layout: "compact": one row a token, in the order (source rank, token). "indexed": the same, and where each choice would
             lie by expert, for a grouped GEMM that gathers rows. "expert": a row for each choice, by expert, each expert's in the

@@ -224,8 +224,8 @@ def gemm_ar(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None 
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: [M, N] contiguous, or None to allocate. `out=residual` adds in place.
         method: "packets" (one kernel: tiles of the product travel in packets that carry their own flag; for few rows), "ring"
-            (gemm_rs, then an all-gather; M divides by the group size), "unfused" (a matmul, then all_reduce) or "auto" (by M
-            and N). The same on all ranks.
+            (gemm_rs, then an all-gather; M is a multiple of the group size), "unfused" (a matmul, then all_reduce) or "auto"
+            (by M and N). The same on all ranks.
 
     Returns out [M, N], equal on every rank. Products accumulate in fp32. "packets" rounds each rank's product to the dtype, and
     sums these, bias and residual in fp32 with one rounding, in an order that depends on shapes and group only: the same inputs

@@ -227,8 +227,9 @@ def gemm_ar_rmsnorm(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Te
         out: [M, N] contiguous, or None to allocate. Must not overlap what is read.
         residual_out: likewise; `residual_out=residual` adds in place.
         method: "packets" (one kernel: the product's terms travel in packets that carry their own flag, and programs that share
-            a row exchange its sums of squares; for few rows), "ring" (gemm_ar by that method, then torch's norm; M divides by
-            the group size), "unfused" (a matmul, then all_reduce_rmsnorm) or "auto" (by M and N). The same on all ranks.
+            a row exchange its sums of squares; for few rows), "ring" (gemm_ar by that method, then a kernel for the norm; M is a
+            multiple of the group size), "unfused" (a matmul, then all_reduce_rmsnorm) or "auto" (by M and N). The same on all
+            ranks.
 
     Returns (out, residual_out), both [M, N] and equal on every rank. Products accumulate in fp32. "packets" rounds each piece of
     a rank's product to the dtype, and sums these, bias and residual in fp32 with one rounding, in an order that depends on

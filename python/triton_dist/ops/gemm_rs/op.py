@@ -180,7 +180,7 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     """reduce_scatter(x @ weight^T) + bias, with the reduction hidden behind the GEMM. Collective over `group`.
 
     Args:
-        x: [M, K_local] fp16, bf16 or fp32 on `triton_dist.device()`. M divides by the group size W and is equal on all ranks.
+        x: [M, K_local] fp16, bf16 or fp32 on `triton_dist.device()`. M is a multiple of the group size W, equal on all ranks.
         weight: [N, K_local], same dtype: this rank's columns. N is equal on all ranks; K_local may differ and may be 0.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         bias: [N] or None, same dtype: added once, in fp32, to the sum. Pass the same on every rank.

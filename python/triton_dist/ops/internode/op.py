@@ -212,7 +212,8 @@ def reduce_scatter_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor |
     keeps it. Inside one node, and where kernels cannot call SHMEM, it is torch's collective.
 
     Args:
-        x: [M, K] fp16, bf16 or fp32 on `triton_dist.device()`. M divides by the group size W. Equal shape and dtype on all ranks.
+        x: [M, K] fp16, bf16 or fp32 on `triton_dist.device()`. M is a multiple of the group size W. Equal shape and
+            dtype on all ranks.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: [M / W, K] contiguous, or None to allocate.
 
