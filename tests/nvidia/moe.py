@@ -4,6 +4,7 @@
 
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py                    # everything, a few minutes
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts check      # or "exchange", "gemm", "layer", "fused", "sweep"
+    bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts repeat     # EPMoE in many calls, with late ranks
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts sweep      # tiles, warps and programs of the exchange
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts few --tokens 1 128   # self-flagged rows beside "push"
     bash launch.sh --nproc_per_node 2 tests/nvidia/moe.py --parts layer --peer-path FILE   # beside others' exchanges, too
@@ -29,6 +30,7 @@ from typing import Any, Callable
 import moe_few
 import moe_fused
 import moe_layer
+import moe_repeat
 import torch
 
 import triton_dist
@@ -47,7 +49,7 @@ MODELS = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768),
     "Qwen3-235B-A22B": (128, 8, 4096, 1536)
 }
-PARTS = ("check", "exchange", "gemm", "layer", "fused", "gathered", "few", "sweep", "few_sweep")
+PARTS = ("check", "repeat", "exchange", "gemm", "layer", "fused", "gathered", "few", "sweep", "few_sweep")
 
 
 class Bench:
@@ -345,6 +347,11 @@ def gemm(bench: Bench) -> None:
                 )
 
 
+def repeat(bench: Bench) -> None:
+    """EPMoE in many calls: bits of the first of its kind, which is right beside a reference; what is wrong if not."""
+    moe_repeat.repeat(bench, MODELS)
+
+
 def layer(bench: Bench) -> None:
     """A whole EPMoE beside layers by other projects' parts."""
     moe_layer.layer(bench, MODELS, bench.peer_path)
@@ -357,10 +364,10 @@ def fused(bench: Bench) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:5]))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:6]))
     parser.add_argument("--rounds", type=int, default=9, help="replays of each graph, of which the median is taken")
-    parser.add_argument("--tokens", nargs="+", type=int, help="numbers of tokens for layer, fused, gathered, few and few_sweep")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="for the parts layer, fused and gathered")
+    parser.add_argument("--tokens", nargs="+", type=int, help="numbers of tokens for repeat, layer, fused, gathered, few*")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="for the parts repeat, layer, fused and gathered")
     parser.add_argument("--peer-path", type=Path, help="a Python file whose EXCHANGES the part layer times too (moe_layer.py)")
     parser.add_argument("--ways", nargs="+", choices=list(moe_few.WAYS), help="what these two time; default: the first three")
     parser.add_argument("--case-limit", type=float, default=60, help="seconds after which a case of the check counts as hung")

@@ -21,13 +21,14 @@ from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
+from moe_repeat import Layers
 
 from triton_dist.bench.collective.measure import _graph
 from triton_dist.bench.measure import in_turn
-from triton_dist.layers import EPMoE, TopKRouter
-from triton_dist.testing import milliseconds, random_tensor
+from triton_dist.layers import EPMoE
+from triton_dist.testing import milliseconds
 
-BF16 = torch.bfloat16
+CHECKED = 3  # calls of each way before it is timed
 
 
 class AllGather:
@@ -103,8 +104,9 @@ class GroupedMM:
         self.mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
         compiled: Callable = torch.compile if x.is_cuda else lambda call: call
         self.silu_mul, self.sums = compiled(_silu_mul), compiled(_sums)
-        _, ids, _ = self.exchange.gather(x, ids, weights)
+        x, ids, _ = self.exchange.gather(x, ids, weights)
         self.rows = int(self._here(ids)[1].sum())
+        self.exchange.reduce(torch.zeros_like(x))  # until then a peer must not gather anew: ids here may lie where it writes
         self.ends = torch.arange(1, self.local + 1, device=x.device)
 
     def _here(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,32 +133,25 @@ def layer(bench: Any, models: dict, peer_path: Path | None) -> None:
     Ways take turns in each round. "ratio" is the time of the fastest peer over that of EPMoE.
     """
     exchanges = EXCHANGES | (runpy.run_path(str(peer_path))["EXCHANGES"] if peer_path else {})
-    world = bench.group.size
     for name in bench.models if bench.gpu else ("tiny", ):
-        experts, k, hidden, inner = models.get(name, (4 * world, 2, 32, 16))
-        experts = min(experts, 64)
-        local = experts // world
-        gate_up = random_tensor(local, 2 * inner, hidden, dtype=BF16, seed=bench.group.rank) / hidden**0.5
-        down = random_tensor(local, hidden, inner, dtype=BF16, seed=bench.group.rank + 9) / inner**0.5
-        moe = EPMoE(TopKRouter(random_tensor(experts, hidden, dtype=BF16, seed=5), k), gate_up, down)
+        layers = Layers(bench.group, *models.get(name, (4 * bench.group.size, 2, 32, 16)))
         for tokens in bench.tokens or ((128, 1024, 8192) if bench.gpu else (4, )):
-            x = random_tensor(tokens, hidden, dtype=BF16, seed=bench.group.rank + 20)
             with torch.no_grad():
-                _times(bench, f"EPMoE {name}, {experts} experts, {tokens} tokens", moe, x, exchanges,
-                       6 * tokens * k * hidden * inner)
+                _times(bench, f"EPMoE {name}, {layers.experts} experts, {tokens} tokens", layers, layers.tokens(tokens),
+                       exchanges, 6 * tokens * layers.k * layers.hidden * layers.inner)
 
 
-def _times(bench: Any, what: str, moe: EPMoE, x: torch.Tensor, exchanges: dict, flops: int) -> None:
-    wanted = moe(x).double()
+def _times(bench: Any, what: str, layers: Layers, x: torch.Tensor, exchanges: dict, flops: int) -> None:
+    moe, reference = layers.moe, layers.reference(x)
 
     def checked(make: Callable) -> Callable:
-        call = make()
-        error = float((call(x).double() - wanted).norm() / wanted.norm())
-        if not error < 0.02:
-            raise AssertionError(f"relative error {error} beside the first call of EPMoE, on rank {bench.group.rank}")
+        layers.router.keeps, call = True, make()
+        for number in range(CHECKED):
+            reference.check(call(x), f"call {number} on rank {bench.group.rank}", layers.router)
         return call
 
     def prepared(call: Callable) -> Callable:
+        layers.router.keeps = False
         if bench.gpu:
             return _graph(lambda _: call(x), 4, SimpleNamespace(group=bench.group, sets=1))  # pyright: ignore
         return lambda: 1e3 * milliseconds(lambda: call(x), bench.group, 1)
