@@ -12,8 +12,8 @@ _HEAD = """# Performance
 
 <!-- Written by `python -m tools.perf docs` from benchmarks/results. Change those files, not this one. -->
 
-Each picture shows the speed-up of an op over an alternative: the other's time divided by ours. More is better, and
-the dashed line is a tie. Inputs are random and of type bf16. Figures are medians over interleaved rounds, of the
+Each picture shows the speed-up of an op over an alternative: the other's time divided by ours. The dashed line is a
+tie. Inputs are random and of type bf16. Figures are medians over interleaved rounds, of the
 slowest rank. M is the global number of rows. The machines have NVIDIA GPUs joined by NVLink without multicast, so
 NCCL runs without NVLS. Nothing was measured on AMD GPUs. [All rows](performance_rows.md) lists every measurement with
 its interval, the versions, and what was learned.
@@ -27,13 +27,13 @@ its range."""),
 A row-parallel linear layer: `gemm_rs` compared with a cuBLAS matmul and an NCCL reduce-scatter in sequence, and with
 torch's fused symmetric-memory op."""),
     "gemm_ar": ("GEMM-AR", """
-Decoding: `gemm_ar` compared with a cuBLAS matmul and the fastest of NCCL's and torch's all-reduces, in CUDA graphs."""),
+Decoding: `gemm_ar` compared with a cuBLAS matmul and the fastest other all-reduce, in CUDA graphs."""),
     "collectives": ("Collectives", """
 Each collective is compared with NCCL, in CUDA graphs, by the size of the larger of input and output."""),
 }
 _LIMIT = """Times are in milliseconds per call, for the shapes with 2048 rows and more. T\\* is the longer of matmul and
-collective, each alone: the limit of overlapping them. T\\*/T says how close a call comes to it. Above 1 our GEMM is faster than
-cuBLAS.
+collective, each alone: the limit of overlapping them. T\\*/T says how close a call comes to it. It is above 1 if our GEMM is faster
+than cuBLAS.
 """
 _ROWS = """Times are in microseconds per call. The best other is a matmul, then an all-reduce of NCCL, torch, sglang or
 FlashInfer.
