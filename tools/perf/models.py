@@ -9,8 +9,8 @@ from triton_dist.bench import results
 _WORDS = """## In a model
 
 Times of four decoder layers with random weights, in milliseconds. *fastest without us* is the fastest of NCCL (eager and
-compiled), torch's asynchronous tensor parallelism and torch's symmetric memory. *times as fast* is its time divided by that of our
-fastest variant, formed inside a round, with its 95 % interval. [In a model](models.md#how-fast) has the command.
+compiled), torch's asynchronous tensor parallelism and torch's symmetric memory. *times as fast* is its time divided by that of
+our fastest variant, formed inside a round, with its 95 % interval. [In a model](models.md#how-fast) has the command.
 """
 _HEADS = ["model", "phase", "fastest without us", "triton_dist, eager", "triton_dist, fastest", "times as fast", "commit"]
 

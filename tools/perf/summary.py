@@ -32,8 +32,8 @@ Decoding: `gemm_ar` compared with a cuBLAS matmul and the fastest other all-redu
 Each collective is compared with NCCL, in CUDA graphs, by the size of the larger of input and output."""),
 }
 _LIMIT = """Times are in milliseconds per call, for the shapes with 2048 rows and more. T\\* is the longer of matmul and
-collective, each alone: the limit of overlapping them. T\\*/T says how close a call comes to it. It is above 1 if our GEMM is faster
-than cuBLAS.
+collective, each alone: the limit of overlapping them. T\\*/T says how close a call comes to it. It is above 1 if our GEMM is
+faster than cuBLAS.
 """
 _ROWS = """Times are in microseconds per call. The best other is a matmul, then an all-reduce of NCCL, torch, sglang or
 FlashInfer.

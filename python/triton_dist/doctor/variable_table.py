@@ -46,44 +46,44 @@ MACHINE = (
        "[shmem.md](shmem.md)), `ipc` and `rocshmem` (AMD; never run) or `auto`", "`auto`: `p2p` where all ranks are on one host",
        one_of("auto", "p2p", "nvshmem", "ipc", "rocshmem")),
     _v("TRITON_DIST_NODES",
-       "nodes x ranks of each, such as `2x2`, the same on all ranks: loads and stores do not reach other "
-       "nodes, as if they were hosts without NVLink between them ([nodes](shmem.md#nodes))", "one node, or what the machines are",
+       "divides the ranks into nodes: nodes x ranks of each, such as `2x2`, the same on all ranks. Loads and stores do not "
+       "reach other nodes, as if they were hosts without NVLink between them ([nodes](shmem.md#nodes))", "the hosts that the "
+       "ranks run on",
        read_by(parse_nodes)),
     _v("TRITON_DIST_SHARE_GPUS",
        "`1`: several ranks may run on one GPU, to try a program of many ranks. They take turns, so results are "
-       "right and times say nothing; `bench` and `tune` refuse", "off: one rank on each GPU", one_of("0", "1")),
+       "right, but times mean nothing. `bench` and `tune` refuse to run", "off: one rank on each GPU", one_of("0", "1")),
     _v("TRITON_DIST_WAIT_TIMEOUT",
        "seconds after which a device wait gives up. All ranks then report what they wait for, and end. Read "
        "when a process first uses its backend", "none: waits are unbounded, and the generated code is the same as without the "
        "feature", number(float, 0)),
     _v("TRITON_DIST_DEBUG",
        "set and not `0`: every call of an op first compares its shapes, dtype and method over the ranks, by a "
-       "collective, and names two ranks that differ; the emulator always compares, without a collective. Also refuses lists of "
-       "splits that do not fit each other (`all_to_all_single`), and reports rows that were cut off (`all_to_all_vdev`, for "
-       "which the host then waits)", _UNSET),
+       "collective, and names two ranks that differ. (The emulator always compares, without a collective.) Split sizes of "
+       "`all_to_all_single` that do not match, and rows that `all_to_all_vdev` and `ep_dispatch` cut off, are errors too; "
+       "to find such rows the host waits for the device", _UNSET),
     _v("TRITON_DIST_LOG",
        "`plans`: prints a line to stderr for each kind of call that an op plans: op, shape, ranks, method, "
        "tiling and the reason, also where a rank falls back on a slower way. Logger `triton_dist.plans` of Python's `logging`",
        _UNSET, read_by(parse_logs)),
     _v("TRITON_DIST_NVTX",
-       "set and not `0` when an op is called for the first time on a group: each of its calls is a range, by NVTX or roctx on "
-       "GPUs, and for torch's profiler everywhere: op, way, and shape of the output ([profiling.md](profiling.md))", _UNSET),
+       "set and not `0` before the first call of an op: each call is a range with op, method and shape of the output, for NVTX or "
+       "roctx on GPUs and for torch's profiler everywhere ([profiling.md](profiling.md))", _UNSET),
     _v("TRITON_DIST_TRACE",
-       "set and not `0`, when a process first uses its backend: kernels are compiled to record what they do, on GPUs. "
+       "set and not `0` when a process first uses its backend: kernels for GPUs are compiled to record what they do. "
        "`triton-dist trace` sets it ([profiling.md](profiling.md))", "unset: the code contains no recorder"),
     _v("TRITON_DIST_AUTOTUNE",
        "`1`: the first use of a shape that no table has measures the ways to run it; `force`: the first use of any shape does; "
-       "`0`: nothing is measured, and shipped tables and the model decide ([tuning.md](tuning.md)). Rank 0's value is used",
+       "`0`: nothing is measured, and shipped tables or a rule decide ([tuning.md](tuning.md)). Rank 0's value is used",
        "`0`", read_by(parse_autotune)),
     _v("TRITON_DIST_CACHE_DIR",
-       "where the device runtime is written, one file for each content, the cut-down NVSHMEM device "
-       "library, and measured times (`tuned.json`)", "`.triton_dist` in the user's home folder", folder),
+       "folder for the device runtime, the cut-down NVSHMEM device library, and measured times (`tuned.json`)", "`.triton_dist` in the user's home folder", folder),
     _v("TRITON_DIST_AOT_RECORD",
        "file to which rank 0 appends a line for each kernel that ops prepare on a GPU, for `triton-dist "
        "aot @FILE` ([aot.md](aot.md))", "none"),
     _v("TRITON_DIST_PTX_VERSION",
-       "version of PTX that kernels are compiled to, such as `8.3`, for a driver older than Triton's "
-       "ptxas; our kernels and those of `triton_dist.jit`, where a launch does not give `ptx_version` itself",
+       "version of PTX that our kernels and those of `triton_dist.jit` are compiled to, such as `8.3`, for a driver older than "
+       "Triton's ptxas. A launch may override it by `ptx_version`",
        "what Triton's ptxas has", read_by(_ptx_version)),
 )
 
@@ -98,24 +98,24 @@ EMULATOR = (
        "the delay of the mode", "`0`", number(int, 0)),
     _v("TRITON_DIST_HANG_SECONDS",
        "seconds without progress on any rank after which processes report a hang; eight times as many "
-       "where all ranks are in collectives", "`3`", number(float, 0)),
+       "if all ranks are in collectives", "`3`", number(float, 0)),
 )
 
 TOOLS = (
-    _v("TRITON_DIST_PYTHON", "interpreter for `launch.sh` and `scripts/test.sh`, used as it is",
+    _v("TRITON_DIST_PYTHON", "interpreter for `launch.sh` and `scripts/test.sh`; nothing is installed into it",
        "the current `python3` if it has what is needed, else `.venv`", program),
     _v("TRITON_DIST_DEV", "set: `scripts/setenv.sh` also installs what the tests need", _UNSET),
-    _v("TRITON_DIST_COMMIT", "commit that a benchmark writes into its results, where git cannot be run", "what git says"),
+    _v("TRITON_DIST_COMMIT", "commit that a benchmark writes into its results, for machines without git", "what git says"),
 )
 
 OTHERS = (
     _v("USE_TRITON_DISTRIBUTED_AOT",
-       "a variable of Triton-distributed: `1`, or the folder of a library: ops launch kernels that were compiled "
-       "ahead of time ([aot.md](aot.md)), where the library has them", _UNSET),
+       "`1`, or the folder of a library: ops launch the kernels of this library, which were compiled ahead of time "
+       "([aot.md](aot.md)), and compile the others", _UNSET),
     _v("RANK", "set by torchrun. Without it a process is a world of its own", _UNSET, number(int, 0)),
     _v("WORLD_SIZE", "set by torchrun: number of ranks in the world", _UNSET, number(int, 1)),
-    _v("LOCAL_RANK", "set by torchrun: the rank's GPU on its machine", _UNSET, number(int, 0)),
-    _v("GROUP_RANK", "set by torchrun: in the emulator each of several launchers is a node", _UNSET, number(int, 0)),
+    _v("LOCAL_RANK", "set by torchrun: the rank's GPU on its machine", "`0`", number(int, 0)),
+    _v("GROUP_RANK", "set by torchrun: number of the launcher. In the emulator each launcher is a node", _UNSET, number(int, 0)),
     _v("CUDA_VISIBLE_DEVICES", "the launcher counts only the GPUs that it names", _UNSET),
     _v("HIP_VISIBLE_DEVICES", "the same", _UNSET),
     _v("ROCR_VISIBLE_DEVICES", "the same", _UNSET),
@@ -124,8 +124,8 @@ OTHERS = (
        "the wheel", folder),
     _v("NVSHMEM_SYMMETRIC_SIZE", "set to a little more than the heap size, unless it is set already", _UNSET),
     _v("ROCSHMEM_HOME", "rocSHMEM's device bitcode is taken from its `lib`", "`ROCM_PATH`, then `/opt/rocm`", folder),
-    _v("TMPDIR", "heap files of the emulator, where the system has no memfd", "the system's", folder),
-    _v("CUDA_DEVICE_MAX_CONNECTIONS", "a benchmark notes it in host.json", _UNSET, number(int, 1)),
+    _v("TMPDIR", "folder for heap files of the emulator, if the system has no memfd", "the system's", folder),
+    _v("CUDA_DEVICE_MAX_CONNECTIONS", "benchmarks record it in host.json", _UNSET, number(int, 1)),
     _v("NCCL_NVLS_ENABLE", "the same", _UNSET),
 )
 
@@ -135,7 +135,7 @@ TRITON_CACHE = (
        "where compiled kernels are kept; the launcher and the doctor report where it cannot be written",
        "`.triton/cache`", folder),
     _v("TRITON_ALWAYS_COMPILE",
-       "`1`: compile even what the cache has. Needed with dumps and overrides, or a fresh cache", _OFF, flag),
+       "`1`: compile even what the cache has. Dumps and overrides need this, or an empty cache", _OFF, flag),
     _v("TRITON_STORE_BINARY_ONLY", "`1`: the cache keeps the binary alone, no IR and no assembly", _OFF, flag),
     _v("TRITON_PRINT_AUTOTUNING",
        "`1`: `triton.autotune` prints what it has chosen; rank 0 also prints what our ops have tried, "
@@ -145,17 +145,17 @@ TRITON_CACHE = (
 
 TRITON_COMPILE = (
     _v("TRITON_OVERRIDE_ARCH",
-       "`sm80`, `gfx942`: the architecture to compile for, in place of the device's. Stock Triton takes it "
-       "for an option only, its PTX stays that of the device; in kernels of `triton_dist.jit` it is the whole target. A binary "
-       "for another architecture compiles (`kernel.warmup`) and does not load", "the device's"),
+       "`sm80`, `gfx942`: the architecture to compile for, in place of the device's. Kernels of `triton_dist.jit` are compiled "
+       "for it entirely; stock Triton keeps the PTX version of the device. A binary for another architecture compiles "
+       "(`kernel.warmup`) but does not load", "the device's"),
     _v("TRITON_INTERPRET", "set and not `0`: the emulator is the backend", _OFF,
        one_of("0", "1", "true", "false", "on", "off", "y", "n", "yes", "no")),
     _v("TRITON_DEBUG",
-       "`1`: `tl.device_assert` is compiled, and overflow checks as well, so that times mean nothing", _OFF, flag),
+       "`1`: `tl.device_assert` and overflow checks are compiled, so times mean nothing", _OFF, flag),
     _v("TRITON_FRONT_END_DEBUGGING", "`1`: errors of kernels keep Triton's own traceback", _OFF, flag),
     _v("TRITON_ALLOW_NON_CONSTEXPR_GLOBALS", "`1`: kernels may read globals that are not constexpr", _OFF, flag),
     _v("TRITON_DISABLE_LINE_INFO",
-       "`1`: no line numbers in the code: smaller binaries, and code that can be compared", _OFF, flag),
+       "`1`: no line numbers in the code, for smaller binaries and for comparing code", _OFF, flag),
     _v("USE_IR_LOC",
        "`ttir`, `ttgir`, `ptx`, ...: debuggers and profilers show lines of that stage, not of the source", _UNSET),
     _v("TRITON_F32_DEFAULT", "`ieee`, `tf32`, `tf32x3`: precision of `tl.dot` on float32", "`tf32` where the GPU has it"),
