@@ -67,8 +67,8 @@ MACHINE = (
        "tiling and the reason, also where a rank falls back on a slower way. Logger `triton_dist.plans` of Python's `logging`",
        _UNSET, read_by(parse_logs)),
     _v("TRITON_DIST_NVTX",
-       "set and not `0` before the first call of an op: each call is a range with op, method and shape of the output, for NVTX or "
-       "roctx on GPUs and for torch's profiler everywhere ([profiling.md](profiling.md))", _UNSET),
+       "set and not `0` before the first call of an op: each call is a range with op, method and shape of the output, for NVTX "
+       "or roctx on GPUs and for torch's profiler everywhere ([profiling.md](profiling.md))", _UNSET),
     _v("TRITON_DIST_TRACE",
        "set and not `0` when a process first uses its backend: kernels for GPUs are compiled to record what they do. "
        "`triton-dist trace` sets it ([profiling.md](profiling.md))", "unset: the code contains no recorder"),
@@ -77,7 +77,8 @@ MACHINE = (
        "`0`: nothing is measured, and shipped tables or a rule decide ([tuning.md](tuning.md)). Rank 0's value is used",
        "`0`", read_by(parse_autotune)),
     _v("TRITON_DIST_CACHE_DIR",
-       "folder for the device runtime, the cut-down NVSHMEM device library, and measured times (`tuned.json`)", "`.triton_dist` in the user's home folder", folder),
+       "folder for the device runtime, the cut-down NVSHMEM device library, and measured times (`tuned.json`)",
+       "`.triton_dist` in the user's home folder", folder),
     _v("TRITON_DIST_AOT_RECORD",
        "file to which rank 0 appends a line for each kernel that ops prepare on a GPU, for `triton-dist "
        "aot @FILE` ([aot.md](aot.md))", "none"),
