@@ -135,7 +135,7 @@ def layer(bench: Any, models: dict, peer_path: Path | None) -> None:
     exchanges = EXCHANGES | (runpy.run_path(str(peer_path))["EXCHANGES"] if peer_path else {})
     for name in bench.models if bench.gpu else ("tiny", ):
         layers = Layers(bench.group, *models.get(name, (4 * bench.group.size, 2, 32, 16)))
-        for tokens in bench.tokens or ((128, 1024, 8192) if bench.gpu else (4, )):
+        for tokens in bench.tokens or ((128, 1024, 8192) if bench.gpu else (4, 264)):
             with torch.no_grad():
                 _times(bench, f"EPMoE {name}, {layers.experts} experts, {tokens} tokens", layers, layers.tokens(tokens),
                        exchanges, 6 * tokens * layers.k * layers.hidden * layers.inner)
@@ -145,9 +145,11 @@ def _times(bench: Any, what: str, layers: Layers, x: torch.Tensor, exchanges: di
     moe, reference = layers.moe, layers.reference(x)
 
     def checked(make: Callable) -> Callable:
-        layers.router.keeps, call = True, make()
-        for number in range(CHECKED):
-            reference.check(call(x), f"call {number} on rank {bench.group.rank}", layers.router)
+        layers.router.keeps, call, found = True, make(), []
+        for _ in range(CHECKED):
+            found.append((call(x).clone(), layers.router.ids, layers.router.weights))
+        for number, (out, *routed) in enumerate(found):  # after all calls, which a rank that is wrong makes with the others
+            reference.check(out, f"call {number} on rank {bench.group.rank}", *routed)
         return call
 
     def prepared(call: Callable) -> Callable:

@@ -86,17 +86,16 @@ class Reference:
         """Relative, in the norm of all tokens."""
         return float((found.float() - self.wanted).norm() / self.wanted.norm())
 
-    def check(self, found: torch.Tensor, what: str, router: Recorder | None = None) -> None:
-        """Raises AssertionError where `found` is wrong, which says what is. router: as it was in the call."""
+    def check(self, found: torch.Tensor, what: str, ids: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> None:
+        """Raises AssertionError where `found` is wrong, which says what is. ids, weights: what the router gave in the call."""
         error = self.error(found)
-        if not error < BOUND:
-            raise AssertionError(f"{what}: relative error {error:.4f}; {self.differences(found)}{self._other_choices(router)}")
-
-    def _other_choices(self, router: Recorder | None) -> str:
-        if router is None or router.ids.shape != self.ids.shape:
-            return ""
-        other = ((router.ids != self.ids) | (router.weights != self.weights)).any(1)
-        return f"; the router gave {int(other.sum())} tokens other choices or weights than before"
+        if error < BOUND:
+            return
+        text = f"{what}: relative error {error:.4f}; {self.differences(found)}"
+        if ids is not None:
+            other = ((ids != self.ids) | (weights != self.weights)).any(1)
+            text += f"; the router gave {int(other.sum())} tokens other choices or weights than before"
+        raise AssertionError(text)
 
     def differences(self, found: torch.Tensor) -> str:
         """Which tokens of `found` are wrong, and which of their choices are lost."""

@@ -41,6 +41,15 @@ def test_a_row_in_place_of_another_is_seen_as_both(reference):
     assert "has 0.00 beside" not in reference.differences(found)
 
 
+def test_a_router_that_chose_otherwise_is_told(reference):
+    found = reference.wanted.clone()
+    found[2] = 0
+    other = reference.weights.clone()
+    other[2, 0] = 0.4
+    with pytest.raises(AssertionError, match="the router gave 1 tokens other choices"):
+        reference.check(found, "a call", reference.ids, other)
+
+
 def test_nan_is_wrong(reference):
     found = reference.wanted.clone()
     found[4, 7] = float("nan")
