@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Running programs on a driver that records what it is asked, on a machine without a GPU."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import triton.backends
@@ -51,11 +53,35 @@ class Result:
         return [line for line in self.calls if line.startswith(name)]
 
 
-class Mock:
-    """Runs programs on the mock driver."""
+START = """
+import ctypes
+from pathlib import Path
+from triton_dist.backends.gpu.kernel_library import *
+lib = KernelLibrary(Path({library!r}))
+def code(f, *args, **more):
+    try:
+        f(*args, **more)
+    except LibraryError as error:
+        return error.code, str(error)
+    return 0, ''
+"""
+CURRENT_DEVICE = """
+cuda, context = driver, ctypes.c_void_p()
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+"""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+
+class Mock:
+    """Runs programs on the mock driver.
+
+    Args:
+        driver: its file, under the name by which it is looked for.
+        start: Python that `python` runs first, with `driver` loaded.
+    """
+
+    def __init__(self, driver: Path, start: str = ""):
+        self.driver, self.folder, self.start = driver, driver.parent, start
         self.runs = 0
 
     def run(self, *words, timeout: float = 60, **environ) -> Result:
@@ -72,7 +98,6 @@ class Mock:
                 "LD_LIBRARY_PATH": str(self.folder),
                 "TDIST_MOCK_LOG": str(log),
                 "TRITON_DIST_BACKEND": "emulator",
-                "PYTHONPATH": f"{HERE.parents[1] / 'python'}:{os.environ.get('PYTHONPATH', '')}",
                 **environ,
             },
         )
@@ -80,26 +105,24 @@ class Mock:
 
     def python(self, code: str, library: Path, **environ) -> Result:
         """Runs `code` with `lib`, the library, and device 0 current."""
-        start = (
-            "import ctypes\nfrom pathlib import Path\nfrom triton_dist.backends.gpu.kernel_library import *\n"
-            f"cuda, context = ctypes.CDLL({str(self.folder / 'libcuda.so.1')!r}), ctypes.c_void_p()\n"
-            "cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)\ncuda.cuCtxSetCurrent(context)\n"
-            f"lib = KernelLibrary(Path({str(library)!r}))\n"
-            "def code(f, *args, **more):\n    try:\n        f(*args, **more)\n    except LibraryError as error:\n"
-            "        return error.code, str(error)\n    return 0, ''\n"
-        )
         self.runs += 1
         log, out = self.folder / f"calls.{self.runs}", self.folder / f"out.{self.runs}"
-        child = os.fork()  # an interpreter that has imported torch: a fresh one would take seconds
-        if child == 0:
-            _run_here(start + code, out, {"TDIST_MOCK_LOG": str(log), **environ})
-        _, status = os.waitpid(child, 0)
-        words = out.read_text()
-        assert status == 0, words
+        words = forked(self.start + code, library, out, self.driver, TDIST_MOCK_LOG=str(log), **environ)
         return Result(0, words, "", log.read_text().splitlines() if log.exists() else [])
 
 
-def _run_here(code: str, out: Path, environ: dict) -> None:
+def forked(code: str, library: Path, out: Path, driver: Optional[Path] = None, **environ) -> str:
+    """What `code` prints with `lib`, the library, where `driver` is loaded, in a fork: a new process would import torch anew."""
+    child = os.fork()
+    if child == 0:
+        _run_here(START.format(library=str(library)) + code, out, driver, environ)
+    _, status = os.waitpid(child, 0)
+    words = out.read_text()
+    assert status == 0, words
+    return words
+
+
+def _run_here(code: str, out: Path, driver: Optional[Path], environ: dict) -> None:
     status = 1
     try:
         os.environ.update(environ)
@@ -107,7 +130,7 @@ def _run_here(code: str, out: Path, environ: dict) -> None:
         os.dup2(file, 1)
         os.dup2(file, 2)
         sys.stdout = sys.stderr = os.fdopen(1, "w")
-        exec(code, {"__name__": "child"})
+        exec(code, {"__name__": "child", "driver": driver and ctypes.CDLL(str(driver))})
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -5,7 +5,7 @@
 from pathlib import Path
 
 import pytest
-from aot_mock import HERE, INCLUDE, KERNELS, TARGETS, Mock, compile_c
+from aot_mock import CURRENT_DEVICE, HERE, INCLUDE, KERNELS, TARGETS, Mock, compile_c
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,9 +15,9 @@ def _all_have_own_caches(own_caches):
 
 @pytest.fixture(scope="session")
 def mock(tmp_path_factory) -> Mock:
-    folder = tmp_path_factory.mktemp("mock")
+    driver = tmp_path_factory.mktemp("mock") / "libcuda.so.1"
     compile_c(
-        folder / "libcuda.so.1",
+        driver,
         "-std=gnu11",
         "-O1",
         "-g",
@@ -31,7 +31,7 @@ def mock(tmp_path_factory) -> Mock:
         HERE / "mock_cuda.c",
         "-lpthread",
     )
-    return Mock(folder)
+    return Mock(driver, CURRENT_DEVICE)
 
 
 @pytest.fixture(scope="session")

@@ -3,47 +3,29 @@
 """A library's code for AMD devices on a mock of HIP's driver; no AMD device has run it."""
 
 import struct
-import sys
+from functools import partial
 
 import pytest
 from aot_mock import HERE, HIP_INCLUDE, Mock, compile_c, parameters
-
-START = """
-from pathlib import Path
-from triton_dist.backends.gpu.kernel_library import *
-lib = KernelLibrary(Path({library!r}))
-def code(f, *args, **more):
-    try:
-        f(*args, **more)
-    except LibraryError as error:
-        return error.code, str(error)
-    return 0, ''
-"""
 
 
 @pytest.fixture(scope="module")
 def hip(library, tmp_path_factory):
     """Runs Python on the library, where HIP's driver is the only one."""
-    folder = tmp_path_factory.mktemp("hip")
+    driver = tmp_path_factory.mktemp("hip") / "libamdhip64.so"
     compile_c(
-        folder / "libamdhip64.so",
+        driver,
         "-std=gnu11",
         "-O1",
         "-shared",
         "-fPIC",
+        "-Wl,-soname,libamdhip64.so",
         "-w",
         "-Werror=incompatible-pointer-types",
         f"-I{HIP_INCLUDE}",
         HERE / "mock_hip.c",
     )
-    mock = Mock(folder)
-
-    def run(code: str, **environ):
-        done = mock.run(sys.executable, "-c", START.format(library=str(library)) + code, **environ)
-        assert done.code == 0, done.err
-        return done
-
-    return run
+    return partial(Mock(driver).python, library=library)
 
 
 def test_kernels_are_loaded_and_launched_with_64_lanes_a_warp(hip):

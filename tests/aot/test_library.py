@@ -5,10 +5,9 @@
 import json
 import re
 import struct
-import sys
 
 import pytest
-from aot_mock import HERE, KERNELS, TARGETS, WARNINGS, compile_c, parameters
+from aot_mock import HERE, KERNELS, TARGETS, WARNINGS, compile_c, forked, parameters
 
 from triton_dist.aot.library import FLAGS, LIBRARY, MANIFEST
 from triton_dist.runtime.backend import device_nodes
@@ -199,28 +198,9 @@ def test_what_cannot_be_launched_says_why(mock, library, call, environ, code, wo
 
 
 @pytest.mark.skipif(device_nodes(), reason="this machine has a driver")
-def test_without_a_driver_there_is_an_error_and_no_more(library):
-    import os
-    import subprocess
-
-    code = (
-        "from pathlib import Path\nfrom triton_dist.backends.gpu.kernel_library import *\n"
-        f"lib = KernelLibrary(Path({str(library)!r}))\n"
-        "try:\n    lib.launch('add_fp32', 0, [0, 0, 0, 16])\nexcept LibraryError as error:\n    print(error.code, error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{HERE.parents[1] / 'python'}:{os.environ.get('PYTHONPATH', '')}",
-            "LD_LIBRARY_PATH": "",
-        },
-    )
-    assert done.stdout.startswith("6 NO_DRIVER") and "libcuda.so.1" in done.stdout, done.stdout + done.stderr
+def test_without_a_driver_there_is_an_error_and_no_more(library, tmp_path):
+    words = forked("print(*code(lib.launch, 'add_fp32', 0, [0, 0, 0, 16]))", library, tmp_path / "out")
+    assert words.startswith("6 NO_DRIVER") and "libcuda.so.1" in words, words
 
 
 def test_a_first_launch_is_not_captured_and_a_later_one_is(mock, library):

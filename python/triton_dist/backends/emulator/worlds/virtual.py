@@ -33,7 +33,9 @@ class _Host(Actor):
     def __init__(self, rank: int, script: Callable[[], Any]):
         super().__init__("host", rank, "host")
         self.result: Any = None
-        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._go, self._back = threading.Lock(), threading.Lock()        # held, but where the other thread is told to go on
+        self._go.acquire()
+        self._back.acquire()
         self._rng = torch.get_rng_state()        # each rank draws its own numbers, as a process would
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._live, script), name=f"rank {rank}", daemon=True)
