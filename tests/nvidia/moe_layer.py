@@ -104,9 +104,9 @@ class GroupedMM:
         self.mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
         compiled: Callable = torch.compile if x.is_cuda else lambda call: call
         self.silu_mul, self.sums = compiled(_silu_mul), compiled(_sums)
-        x, ids, _ = self.exchange.gather(x, ids, weights)
-        self.rows = int(self._here(ids)[1].sum())
-        self.exchange.reduce(torch.zeros_like(x))  # until then a peer must not gather anew: ids here may lie where it writes
+        everyone = ids.new_empty(dist.get_world_size() * len(ids), ids.shape[1])
+        dist.all_gather_into_tensor(everyone, ids)  # not by the exchange: peers may write there before this has read
+        self.rows = int(self._here(everyone)[1].sum())
         self.ends = torch.arange(1, self.local + 1, device=x.device)
 
     def _here(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
