@@ -119,7 +119,7 @@ def test_threads_are_those_that_were_fastest_and_the_norm_is_as_right(sms):
         assert taken(4096) == ((256, 2) if sms == 1 else (512, 1)) and taken(8192) == (512, 2)
         assert taken(8192, adds=False) == (256, 4) and taken(4096, adds=False) == (128, 4)
         assert taken(8192, norms=False) == taken(8191, whole=False) == (1024, 1)
-        assert taken(65536, adds=False) == (1024, 8) and taken(8, adds=False) == (128, 1)
+        assert taken(65536, adds=False) == taken(65536) == (1024, 8) and taken(8, adds=False) == (128, 1)
         for center in (False, True):
             Case(9, 4096, residual="apart", center=center)()
             Case(2, 8 * 1024 + 8, F32, center=center, bias=True)()

@@ -195,16 +195,16 @@ class Ring(OfParts):
     def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
             residual: torch.Tensor | None, out: torch.Tensor) -> None:
         try:
-            rows = self._rows()
+            rows, own = self._rows(), None if residual is None else self._own(residual)        # which may be copied
         except BaseException as error:
             withdraw(group, self.agreed.op, error)
             raise
         self.run_part(self._multiply, group, x, weight, bias, rows)
         if self._add is not None:
-            self._add.launch(rows, None, None, self._own(residual), None, rows)
-        elif residual is not None:
+            self._add.launch(rows, None, None, own, None, rows)
+        elif own is not None:
             backend().before_torch()
-            rows += self._own(residual)
+            rows += own
         self.run_part(self._gather, group, rows, out)
 
 

@@ -27,8 +27,10 @@ def threads_of(m: int, n: int, dtype: torch.dtype, whole: bool, adds: bool, norm
     """
     vectors = sizes.vectors(n, dtype)
     wanted = sizes.power_of_two(vectors)
-    if whole and norms:
-        wanted = -(-wanted // 4) if not adds else min(wanted, 512) if m <= backend().num_sms() else -(-wanted // 2)
+    if whole and norms and not adds:
+        wanted = -(-wanted // 4)
+    elif whole and norms:
+        wanted = min(wanted, max(512, wanted // 8)) if m <= backend().num_sms() else -(-wanted // 2)
     threads = min(max(wanted, 4 * backend().warp_size), MOST_THREADS)
     return threads, -(-vectors // threads)
 
