@@ -13,11 +13,11 @@ _PREPARES: ContextVar = ContextVar("triton_dist_prepare_graphs", default=False)
 
 @contextmanager
 def prepare_graphs() -> Iterator[None]:
-    """Calls of ops inside are made ready to be captured in graphs later. All ranks must make them so.
+    """Context manager: calls of ops inside prepare their later capture in a CUDA graph. All ranks must use it alike.
 
-    Most calls are ready once they have been made. ag_gemm is not, where the copy engine sends x: a graph needs another plan, with
-    room of its own in the symmetric heap. That plan is made here, or by a call on another stream than the default one, as the
-    warm-up before a capture is.
+    Most ops can be captured after any earlier call. If the copy engine sends x of ag_gemm, a graph needs another plan, with its
+    own room in the symmetric heap. That plan is made here, or by a call on a stream other than the default one, such as torch's
+    warm-up before a capture.
 
     Example:
         with triton_dist.prepare_graphs():

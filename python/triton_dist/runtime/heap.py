@@ -219,12 +219,23 @@ def elsewhere(nodes: Sequence[int], rank: int, peer: int) -> str:
 
 
 def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = None, *, name: str = "") -> torch.Tensor:
-    """Collective over `group`: a zeroed tensor at the same heap offset on every member.
+    """Allocates a zeroed tensor at the same heap offset on every member of `group`. Collective over `group`.
 
-    Args: shape and dtype, equal on all members; group as for ops; name, shown in reports.
-    Returns a contiguous tensor on this rank's device. Free it with `free_symm_tensor`; or drop it and all views of it on
-    every member, then its memory is free for what its members allocate next.
-    Raises OutOfHeap on every member when no common range is free.
+    Args:
+        shape: equal on all members.
+        dtype: equal on all members.
+        group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+        name: shown in reports of hangs and faults.
+
+    Returns:
+        A contiguous tensor on this rank's device. Free it with `free_symm_tensor`, or drop it and all its views on every member.
+        Its members can then allocate the memory again.
+
+    Raises:
+        OutOfHeap: no common range is free; on every member.
+
+    Example:
+        flag = triton_dist.create_symm_tensor((1,), torch.int32, name="flag")
     """
     try:
         shape = (shape,) if isinstance(shape, int) else tuple(operator.index(s) for s in shape)

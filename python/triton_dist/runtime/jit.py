@@ -89,12 +89,16 @@ def jit(fn: Optional[Callable] = None, *, version=None, repr: Optional[Callable]
         launch_metadata: Optional[Callable] = None, do_not_specialize: Optional[Iterable] = None,
         do_not_specialize_on_alignment: Optional[Iterable] = None, debug: Optional[bool] = None,
         noinline: Optional[bool] = None):
-    """Decorator for kernels that use `triton_dist.language`; takes what triton.jit takes and means the same.
+    """Decorator for kernels that use `triton_dist.language`. Its arguments are those of triton.jit.
 
-    On a GPU the kernel is compiled by the installed Triton with the device runtime linked in. With no GPU, or under
-    TRITON_INTERPRET=1, it runs in the emulator.
+    On a GPU the installed Triton compiles the kernel, with the device runtime linked in. Without a GPU, or with
+    TRITON_INTERPRET=1, the kernel runs in the emulator. Without `launch_metadata`, profilers get the kernel's name with shapes of
+    tensors, integers and constexprs.
 
-    Without `launch_metadata`, profilers are told the kernel's name with shapes of tensors, integers and constexprs.
+    Example:
+        @triton_dist.jit
+        def signal(flag, peer):
+            dl.notify(flag, peer, 1)
     """
     return _decorator(lambda: DistJITFunction, fn,
                       dict(version=version, do_not_specialize=do_not_specialize,

@@ -242,10 +242,10 @@ def _written_by(space: Workspace | None, flag: int) -> int | None:
 
 
 def reset(group: Any = None) -> None:
-    """Collective over `group`: forgets all that calls on it have left, and frees their buffers.
+    """Drops all state that calls on `group` have left, and frees their buffers. Collective over `group`.
 
-    That are plans, workspaces with their epochs, measured times and decisions. The next calls are like first ones, also after
-    one that has failed and poisoned a workspace. Graphs that have captured ops on this group must not be replayed any more.
+    The state consists of plans, workspaces with their epochs, measured times and decisions. Later calls work like first ones,
+    also after a failure that poisoned a workspace. Graphs that have captured ops on this group must not be replayed any more.
 
     Args:
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.

@@ -31,14 +31,26 @@ _worlds = count()               # process groups that this process has made: as 
 def initialize_distributed(seed: int | None = None, initialize_shmem: bool = True, aot: bool | str | None = None) -> Any:
     """Joins the world that torchrun (or launch.sh) started, or makes a world of one.
 
-    Binds this process to its device, makes the default process group unless there is one, and reserves the symmetric
-    heap, unless `initialize_shmem` is False: then a later call does. Idempotent. `seed` seeds torch with seed + rank.
-    `aot`: whether ops launch kernels that were compiled ahead of time, True or the folder of a library; the binaries are those
-    that would be compiled here, and what the library lacks is compiled. None: as USE_TRITON_DISTRIBUTED_AOT says.
-    Returns torch's default process group where there is one, otherwise a HeldGroup of this world of one rank: both have
-    `rank()` and `size()`, and work as `group=`.
-    Raises InvalidArgument where ranks ask for different heaps or nodes, for nodes that do not fit the world, and for more
-    than 64 ranks; NotInitialized in a fork of a process that has joined a world.
+    Collective. Binds this process to GPU LOCAL_RANK, makes torch's default process group unless there is one, and reserves the
+    symmetric heap. A second call does nothing that is done already.
+
+    Args:
+        seed: torch is seeded with seed + rank. None: it is not seeded.
+        initialize_shmem: False leaves the symmetric heap to a later call.
+        aot: True, or the folder of a library: ops launch its kernels, which were compiled ahead of time, and compile those that
+            it lacks. The binaries are those that would be compiled here. None: USE_TRITON_DISTRIBUTED_AOT decides.
+
+    Returns:
+        torch's default process group if there is one, otherwise a HeldGroup of this world of one rank. Both have `rank()` and
+        `size()`, and work as `group=`.
+
+    Raises:
+        InvalidArgument: ranks ask for different heaps or nodes, nodes do not fit the world, or there are more than 64 ranks.
+        NotInitialized: this process is a fork of one that has joined a world.
+
+    Example:
+        triton_dist.initialize_distributed()
+        x = torch.randn(1024, 4096, dtype=torch.bfloat16, device=triton_dist.device())
     """
     me = state()
     if seed is not None and (not isinstance(seed, int) or not -2**63 <= seed < 2**63):

@@ -252,24 +252,23 @@ def ag_gemm(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
         return_gathered: also return the gathered x [M, K], rows in group order.
         method: "auto", "ws" (fused, the device's warp-specialised core; what it cannot read or write is copied at each
             call), "portable" (fused) or "unfused" (a collective, then a matmul). The same on all ranks.
-        comm_sms: None, or the number of SMs (1 to 32) that push x instead of the copy engine, and which the GEMM leaves to
-            them: for few rows, where a copy's start takes longest. Over nodes, how many programs send at most. The same on
-            all ranks.
-        save_gathered: where a gradient of weight is wanted, keep the gathered x [M, K] for it. False: keep x [M / W, K], and
-            gather it again in the backward pass, by the copy engine beside the gemm_rs of x's gradient. The same on all ranks.
-        act: None, or "silu_mul" as for grouped_gemm: the first N_local / 2 rows of weight are gate's, the others up's, and the
-            result is silu(x @ gate^T + its bias) * (x @ up^T + its bias), so that a decoder's feed-forward part needs no kernel
-            of its own for it. N_local is even. The same on all ranks.
+        comm_sms: None, or the number of SMs (1 to 32) that push x instead of the copy engine. The GEMM leaves them free. This
+            suits few rows, because a copy takes long to start. Over nodes: the most programs that send. The same on all ranks.
+        save_gathered: True keeps the gathered x [M, K] for the gradient of weight. False keeps x [M / W, K] and gathers it again
+            in the backward pass, while gemm_rs computes the gradient of x. The same on all ranks.
+        act: None, or "silu_mul": the first N_local / 2 rows of weight are gate's, the others up's, and the result is
+            silu(x @ gate^T + its bias) * (x @ up^T + its bias), computed in the GEMM's epilogue. N_local is even. The same on all
+            ranks.
 
-    Gradients (without `out`): that of x by gemm_rs, that of weight from the gathered x. The same tensors must require them on
-    all ranks. "silu_mul" multiplies once more for them, in the same call that gathers x again; training that has memory for the
-    product is faster without it.
+    Gradients (without `out`): gemm_rs gives the gradient of x, and the gathered x that of weight. The same tensors must require
+    gradients on all ranks. With "silu_mul" the backward pass computes gate and up again; training is faster without it if there
+    is memory for the product.
     In graphs: run the same call once before capture, under `triton_dist.prepare_graphs()` or on a stream other than the default
     one, as torch's warm-ups do. Otherwise auto captures "unfused", and other methods are refused. In a graph SMs push shards of
     up to 8 MiB: comm_sms of them, or by default 16 for up to 512 KiB and else 4 or 8. The copy engine pushes larger shards, into
     a buffer of its own of the size of the gathered x. Where graphs cannot hold a device's copies, SMs push gathers of up to
     64 MiB. Replays and eager calls may follow each other in any order, on one stream or on streams that wait for each other.
-    Over nodes shards travel by SHMEM to the equal place of each other node and are shared inside each.
+    Over nodes SHMEM sends shards to the rank at the same position of each other node, which passes them on inside its node.
 
     Returns out [M, N_local], with "silu_mul" [M, N_local / 2], rows in group order, or (out, gathered).
     Sums accumulate in fp32 with one rounding to the output dtype, after the activation; fp32 follows torch's allow_tf32 switch

@@ -41,21 +41,22 @@ class EPHandle:
 
 @dataclass(frozen=True, eq=False)
 class EPDispatched:
-    """What a dispatch brings. R is the number of rows that there is room for.
+    """The result of a dispatch. R is the number of rows that there is room for.
 
     Attributes:
-        x: [R, H] in the order (source rank, token), one row a token ("compact", "indexed"); rows by expert, one a choice
-            ("expert"); [E / W, capacity, H] ("masked").
-        scales: float32, a row for each of x; None where none travel.
-        topk_ids: int32 [R, K]: a row's experts, counted from this rank's first; -1 for those of others and for rows that
-            nothing came for.
-        topk_weights: float32 [R, K]: their weights, 0 where topk_ids is -1; None where none were given.
-        rows: int32 [1] on the device: tokens that came, one for each token and rank. More than R: the rest was cut off.
-        expert_rows: int32 [E / W] on the device: choices of each of this rank's experts, cut off or not; None where "compact".
-        expert_offsets: int32 [E / W + 1] on the device: where each expert's rows begin by expert, and the end; None likewise. An
+        x: "compact" and "indexed": [R, H], one row for each token, in the order (source rank, token). "expert": one row for each
+            choice, in the order of experts. "masked": [E / W, capacity, H].
+        scales: float32, a row for each row of x; None if none were sent.
+        topk_ids: int32 [R, K]: a row's experts, counted from this rank's first one; -1 for experts of other ranks and for rows
+            that are not used.
+        topk_weights: float32 [R, K]: their weights, 0 where topk_ids is -1; None if none were given.
+        rows: int32 [1] on the device: number of tokens that came. If it is larger than R, the rest was cut off.
+        expert_rows: int32 [E / W] on the device: choices of each of this rank's experts, including those cut off; None for
+            "compact".
+        expert_offsets: int32 [E / W + 1] on the device: where the rows of each expert begin, and the end; None for "compact". An
             end beyond the capacity of "expert" says that rows were cut off.
-        positions: int32 [R, K]: for each choice its row by expert, -1 for what is not there; None where "compact".
-        sources: int32: for each row by expert its row of x ("indexed"); None else. Rows between experts are not set.
+        positions: int32 [R, K]: for each choice its row in the order of experts, -1 if there is none; None for "compact".
+        sources: "indexed": int32, for each row in the order of experts its row of x; not set between experts. Otherwise None.
         handle: for ep_combine.
     """
     x: torch.Tensor
@@ -86,34 +87,35 @@ def ep_dispatch(x: torch.Tensor,
                 method: str = "auto") -> EPDispatched:
     """Sends each token to the ranks that have its experts, once to each. Collective over `group`.
 
-    Rank r has experts r * E / W to (r + 1) * E / W. No host waits for a number, so the call can be captured in graphs; and no
-    rank waits before it sends. The order of rows is fixed: the same inputs give the same bits.
+    Rank r has experts r * E / W to (r + 1) * E / W. The host waits for nothing, so the call can be captured in graphs. The order
+    of rows is fixed: the same inputs give the same bits.
 
     Args:
-        x: [T, H] of any dtype on `triton_dist.device()`. T may differ over the ranks, and be 0, where max_tokens is given.
-        topk_ids: int32 or int64 [T, K], contiguous, K up to 16: each token's experts, counted over all ranks. What is no
-            expert's number, such as -1, is no choice. A number that a token has twice is two choices.
-        topk_weights: contiguous float32 [T, K], or None: travel along.
+        x: [T, H] of any dtype on `triton_dist.device()`. If max_tokens is given, T may differ over the ranks, and be 0.
+        topk_ids: int32 or int64 [T, K], contiguous, K up to 16: each token's experts, counted over all ranks. A number of no
+            expert, such as -1, is ignored. If a token has a number twice, these are two choices.
+        topk_weights: contiguous float32 [T, K], or None: sent with the rows.
         num_experts: E, a multiple of the number of ranks. The same on all ranks, and so are the arguments below.
-        scales: contiguous float32 [T, S], or None: of rows of fp8, one a token or one for each 128; travel along.
-        layout: "compact": one row a token, in the order (source rank, token). "indexed": the same, and where each choice would
-            lie by expert, for a grouped GEMM that gathers rows. "expert": a row for each choice, by expert, each expert's in the
-            order (source rank, token). "masked": [E / W, capacity, H], each expert's from row 0 on.
+        scales: contiguous float32 [T, S], or None: scales of rows in fp8, one for each token or for each 128 columns; sent with
+            the rows.
+        layout: "compact": one row for each token, in the order (source rank, token). "indexed": the same, and the place of each
+            choice in the order of experts, for a grouped GEMM that gathers rows. "expert": a row for each choice, in the order
+            (expert, source rank, token). "masked": [E / W, capacity, H], each expert's rows from row 0 on.
         align: each expert's rows begin at a multiple of this ("indexed", "expert"). Rows of x between experts are zeros; those
             after the last one are not written.
-        capacity: rows of x that there is room for, of each expert where masked. None: W * max_tokens, K times that for "expert",
-            and what it takes to align them. What does not fit is cut off, never written elsewhere, and told (see EPDispatched);
-            under TRITON_DIST_DEBUG=1 the call then raises.
+        capacity: number of rows of x, for "masked" of each expert. None: W * max_tokens, K times that for "expert", and the
+            rows that `align` adds. Rows that do not fit are cut off, and the result says so (see EPDispatched). With
+            TRITON_DIST_DEBUG=1 the call then raises an error.
         max_tokens: the most tokens that a rank may have; None: T, which is then the same on all ranks. It decides how much of
             the symmetric heap is used, 2 * W * max_tokens rows; over N nodes 4 * N * max_tokens more.
         quant: "fp8_1x128": rows are sent as float8_e4m3fn with a scale for each 128 columns: amax / 448, amax at least 1e-4. A
-            NaN stays one and does not count for amax. An infinity makes the scale one, so that all 128 are NaN when scaled back.
+            NaN stays NaN and does not count for amax. An infinity makes the scale infinite, so all 128 are NaN when scaled back.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of the shape of the result's x, or None to allocate. With quant its address is a multiple of 4 bytes.
-        method: "self_flagged" (one kernel for few tokens; rows of whole vectors of 16 bytes), "push" (kernels), "two_level" (the
-            same over nodes: a row crosses once to each node), "unfused" (the group's own collective; the host waits) or "auto":
-            over nodes "two_level"; inside one the first for up to 256 rows that a rank may send to others, with up to 3.5 MiB,
-            and else the second.
+        method: "self_flagged" (one kernel for few tokens; rows of whole vectors of 16 bytes), "push" (kernels for more tokens),
+            "two_level" (over nodes: a row crosses once to each node), "unfused" (the group's own collective; the host waits) or
+            "auto": over nodes "two_level"; inside a node "self_flagged" if a rank may send up to 256 rows of up to 3.5 MiB
+            together to others, otherwise "push".
 
     Returns:
         An EPDispatched. Gradients flow through x and topk_weights, by ep_combine, unless rows are fp8.
@@ -168,24 +170,24 @@ def ep_combine(y: torch.Tensor,
                residual: torch.Tensor | None = None,
                out: torch.Tensor | None = None,
                method: str = "auto") -> torch.Tensor:
-    """Brings what experts made of a dispatch's rows back to the tokens: their sum. Collective over the dispatch's group.
+    """Sends the outputs of experts back to the ranks of their tokens, and sums them. Collective over the dispatch's group.
 
     Args:
-        y: fp16, bf16 or fp32 [R, H], laid out as the dispatch's x, with all rows that this has room for; H may be another one.
+        y: fp16, bf16 or fp32 [R, H], with the rows of the dispatch's x; H may differ.
         handle: of the dispatch.
-        topk_weights: float32 [R, K], of the dispatch: each choice's row counts as often. None: once. For rows by expert only.
-        positions: of an "indexed" dispatch whose y has a row for each choice, by expert, as `sources` has; else None.
+        topk_weights: float32 [R, K] of the dispatch: factors of the choices' rows. None: 1. Only for rows by expert.
+        positions: those of an "indexed" dispatch, if y has a row for each choice in the order of experts. Otherwise None.
         bias: [H] or None, of y's dtype: added once to each token. Pass the same on every rank.
         residual: [T, H] or None, of y's dtype: added to each token.
         out: contiguous [T, H] of y's dtype, or None to allocate.
-        method: as of ep_dispatch.
+        method: as in ep_dispatch.
 
     Returns:
-        out [T, H]. Each rank sums its own experts' rows in fp32, in the order of choices, and rounds once to y's dtype; the
-        token's rank sums these in fp32, in the order of ranks, with bias and residual, and rounds once. A token of no choice
-        has bias and residual. What was cut off counts as zero. Over nodes ("two_level") the ranks of each node are summed first,
-        in order, with one rounding to y's dtype; then the nodes, in order.
-        Gradients flow through y, topk_weights, bias and residual; that of the bias is this rank's tokens' part.
+        out [T, H]. Each rank sums its own experts' rows in fp32, in the order of choices, and rounds once to y's dtype. The
+        token's rank sums these in fp32, in the order of ranks, with bias and residual, and rounds once. A token without choices
+        gets bias and residual. Rows that were cut off count as zero. Over nodes ("two_level") the ranks of each node are summed
+        first, in order, with one rounding to y's dtype, and then the nodes, in order.
+        Gradients flow through y, topk_weights, bias and residual. The gradient of the bias is that of this rank's tokens.
         In graphs: as ep_dispatch. Raises InvalidArgument before anything is sent.
 
     Example:

@@ -23,15 +23,15 @@ def dispatch_grouped_gemm(x: torch.Tensor,
                           max_tokens: int | None = None,
                           group: Any = None,
                           method: str = "auto") -> tuple[torch.Tensor, EPDispatched]:
-    """Sends each token to the ranks that have its experts, and multiplies it there with the weight of each of them.
+    """Sends each token to the ranks that have its experts, and multiplies it there by the weight of each of them.
 
-    The same as ep_dispatch, then grouped_gemm, with the same bits. Fused, rows travel while the product of this rank's own tokens
-    runs. Collective over `group`. No host waits for a number, so the call can be captured in graphs.
+    Gives the same bits as ep_dispatch followed by grouped_gemm. The fused methods multiply this rank's own rows while rows of
+    other ranks travel. Collective over `group`. The host waits for nothing, so the call can be captured in graphs.
 
     Args:
-        x: fp16, bf16 or fp32 [T, H]. T may differ over the ranks, and be 0, where max_tokens is given.
+        x: fp16, bf16 or fp32 [T, H]. If max_tokens is given, T may differ over the ranks, and be 0.
         topk_ids: int32 or int64 [T, K], as for ep_dispatch.
-        topk_weights: contiguous float32 [T, K], or None: travel along, for the combine.
+        topk_weights: contiguous float32 [T, K], or None: sent with the rows, for the combine.
         weight: [E / W, N, H] of x's dtype: those of this rank's experts.
         num_experts: E, a multiple of the number of ranks. The same on all ranks, and so are N and the arguments below.
         act: "silu_mul": as for grouped_gemm, then the result has N / 2 columns; or None.
@@ -42,10 +42,9 @@ def dispatch_grouped_gemm(x: torch.Tensor,
             the two ops in turn. With TRITON_DIST_AUTOTUNE=1 the ways are measured instead.
 
     Returns:
-        (h, came). h: a row for each choice, by expert, each expert's in the order (source rank, token, choice); rows after the
-        last one are not written. came: what a dispatch of layout "expert" gives, with h as its x; for grouped_gemm_combine or
-        ep_combine.
-        Gradients flow through x, topk_weights and weight; then the two ops run in turn.
+        (h, came). h: a row for each choice, in the order (expert, source rank, token, choice); rows after the last one are not
+        written. came: the result of a dispatch with layout "expert", with h as its x; for grouped_gemm_combine or ep_combine.
+        Gradients flow through x, topk_weights and weight. Calls with gradients run the two ops in turn.
         In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
 
     Example:
@@ -75,7 +74,7 @@ def grouped_gemm_combine(h: torch.Tensor,
                          bias: torch.Tensor | None = None,
                          residual: torch.Tensor | None = None,
                          out: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiplies rows by expert with the weight of their expert, and brings the sums of choices back to the tokens.
+    """Multiplies each row by the weight of its expert, and sends the sums of choices back to the tokens.
 
     It is grouped_gemm, then ep_combine. Collective over the dispatch's group.
 

@@ -195,29 +195,29 @@ def grouped_gemm(x: torch.Tensor,
                  row_weights: torch.Tensor | None = None,
                  out: torch.Tensor | None = None,
                  method: str = "auto") -> torch.Tensor:
-    """Multiplies rows by expert with the weight of their expert. No host waits for a number; works in graphs.
+    """Multiplies each row by the weight of its expert. The host waits for nothing; works in graphs.
 
-    Nothing is sent: each rank calls it for itself, and ranks need not call it alike.
+    Nothing is sent: each rank calls it independently, and ranks may make different calls.
 
     Args:
-        x: fp16, bf16 or fp32 [R, K], rows by expert; or [E, capacity, K], each expert's from row 0 on ("masked").
+        x: fp16, bf16 or fp32 [R, K], rows in the order of experts; or [E, capacity, K], each expert's from row 0 on ("masked").
         weight: [E, N, K] of x's dtype, any strides: a row for each output column, as in nn.Linear.
         offsets: int32 or int64 [E + 1] on the device, contiguous: where each expert's rows begin, and the end.
-        counts: int32 or int64 [E] on the device, contiguous: rows of each expert. None: up to where the next one begins. What
-            goes beyond x is taken as cut off.
-        sources: int32 [rows] or None: row r by expert is row sources[r] of x, as an "indexed" dispatch tells.
-        act: "silu_mul": the result is silu(x @ the first N / 2 rows of the weight^T) * (x @ the others^T).
-        row_weights: float32, one for each row by expert, or None: by which its result is multiplied.
-        out: the result's tensor, contiguous, or None to allocate. Then there is no gradient.
+        counts: int32 or int64 [E] on the device, contiguous: rows of each expert. None: all rows up to the next expert. Rows
+            beyond x are ignored.
+        sources: int32 [rows] or None: row r in the order of experts is row sources[r] of x, as an "indexed" dispatch gives it.
+        act: None, or "silu_mul": the result is silu(x @ the first N / 2 rows of the weight^T) * (x @ the others^T).
+        row_weights: float32, one for each row in the order of experts, or None: factors of the result's rows.
+        out: contiguous, of the result's shape, or None to allocate. A call with `out` has no gradient.
         method: "auto", "ws" (the Hopper core: fp16 and bf16, tensors that TMA can read), "portable" (a Triton kernel for all
             devices) or "unfused" (a loop of torch's products, which rounds after each step; the host waits for the numbers of
-            rows, so it cannot be captured). "auto" takes the core where it can serve the call. It gathers rows that `sources`
-            names on their way to the product where N is at most 2048. For a wider weight it copies them first: that is faster.
+            rows, so it cannot be captured). "auto" takes the core if it supports the call. For N up to 2048 the core gathers the
+            rows that `sources` names while it loads them. For larger N it copies them first, which is faster.
 
     Returns:
-        [rows, N], or [E, capacity, N]; N / 2 columns with "silu_mul". Sums are in fp32 and rounded once. Rows of no expert, such
-        as those between experts, are not written.
-        Gradients flow through x, weight and row_weights; "silu_mul" multiplies once more for them.
+        [rows, N], or [E, capacity, N]; N / 2 columns with "silu_mul". Sums are in fp32 and rounded once. Rows between experts are
+        not written. Gradients flow through x, weight and row_weights. With "silu_mul" the backward pass computes gate and up
+        again.
 
     Example:
         came = ep_dispatch(x, ids, weights, num_experts=64, layout="expert")

@@ -185,8 +185,8 @@ ALL_GATHER_2D, REDUCE_SCATTER_2D = AllGather2d(), ReduceScatter2d()
 def all_gather_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None) -> torch.Tensor:
     """The rows of all members, in group order. Collective over `group`, which may span nodes.
 
-    Each rank sends its rows by SHMEM to the equal place of each other node, and what has come so by loads and stores to the
-    others of its node. Inside one node, and where kernels cannot call SHMEM, it is torch's collective.
+    Each rank sends its rows by SHMEM to the rank at the same position of each other node. It passes the rows that it receives on
+    to the ranks of its own node. Inside one node, and if kernels cannot call SHMEM, it is torch's collective.
 
     Args:
         x: [M / W, K] fp16, bf16 or fp32 on `triton_dist.device()`. Equal shape and dtype on all ranks.
@@ -208,8 +208,8 @@ def all_gather_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | Non
 def reduce_scatter_2d(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None = None) -> torch.Tensor:
     """This rank's rows of the sum over all members. Collective over `group`, which may span nodes.
 
-    Rows are first summed inside each node by loads and stores, and a node's sum goes by SHMEM to the equal place of the node that
-    keeps it. Inside one node, and where kernels cannot call SHMEM, it is torch's collective.
+    Rows are first summed inside each node, by loads and stores. Then SHMEM sends a node's sum to the rank at the same position of
+    the node that keeps it. Inside one node, and if kernels cannot call SHMEM, it is torch's collective.
 
     Args:
         x: [M, K] fp16, bf16 or fp32 on `triton_dist.device()`. M is a multiple of the group size W. Equal shape and
