@@ -66,6 +66,17 @@ def test_exchanges_tell_their_bytes(told, call, least):
     assert all(entry["constexprs"]["WORLD"] == 2 for entry in told)
 
 
+def test_a_norm_of_rows_tells_its_bytes(told):
+    """Without a residual x and the norm; with one x, the residual, their sum and the norm."""
+    def script():
+        x, weight = operands(1, M)
+        ones = torch.ones(K, dtype=torch.bfloat16)
+        rmsnorm_gemm(x, weight, ones, method="unfused")
+        rmsnorm_gemm(x, weight, ones, residual=x.clone(), method="unfused")
+    run_ranks(script, 1)
+    assert [entry["bytes"] for entry in told if entry["name"].startswith("norm_rows_kernel(")] == [2 * 2 * M * K, 2 * 4 * M * K]
+
+
 @triton_dist.jit
 def users(x, out, n, BLOCK: tl.constexpr, NOTHING: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

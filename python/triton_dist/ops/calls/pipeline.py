@@ -137,11 +137,12 @@ class Calls:
         if state().watched is not None and not self.local:
             state().watched += [(each.agreed.op, each.agreed.family, each.choice, each.variants) for each in plan.with_parts()]
         # A number of rows that is new may never come again. What finds a repeated call at once is made when it does.
-        once, plan.repeated = agreed is not None and bool(record.known) and not plan.repeated, True
+        first = agreed is not None and not plan.used and bool(record.known)
+        plan.used = True
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
-        if key is not None and self.kept and not once and not graphs.asked():
+        if key is not None and self.kept and not first and not graphs.asked():
             written = [i for out in outputs if out is not None for i, t in enumerate(given) if t is out]
             of_class = signature if self.resized is not None and (agreed is None or not record.known) else None
             record.learn(state(), key, given, written, known, varying, of_class)
@@ -188,7 +189,7 @@ class Calls:
             with ambient.clean():
                 if moved:
                     found = self._made(record, group, agreed, tensors, plan.choice)
-                    found.prepared, found.repeated, plan = plan.prepared, plan.repeated, found
+                    found.prepared, found.used, plan = plan.prepared, plan.used, found
                     record.keep(where, plan)
                 elif plan is None or not plan.valid():
                     plan = self._made(record, group, agreed, tensors, None)

@@ -23,7 +23,7 @@ class Plan:
         captured: whether it serves inside graph capture only, outside only (False) or both (None).
         compiles: whether `compile` does something.
         prepared: whether a plan for captured calls has been asked for, where this one does not serve them.
-        repeated: whether a call has found it that was made for another.
+        used: whether a call has been made by it; the next one repeats that.
         fills: whether `compile` needs outputs of their shape. Else they are None where the call allocates them.
         agreed, choice, out_shape: set once it is in use: what ranks have agreed on, the way that was chosen, the output's shape.
         variants: (kernel, constexprs and launch options) of each launch that `compile` has prepared.
@@ -32,7 +32,7 @@ class Plan:
 
     captured: bool | None = None
     compiles = False
-    prepared = repeated = False
+    prepared = used = False
     fills = True
     variants: Sequence = ()
     parts: Sequence["Plan"] = ()
@@ -76,7 +76,7 @@ class Retired(Plan):
 
     def __init__(self, plan: Plan):
         self.agreed, self.choice, self.out_shape = plan.agreed, plan.choice, plan.out_shape
-        self.captured, self.prepared, self.repeated = plan.captured, plan.prepared, plan.repeated
+        self.captured, self.prepared, self.used = plan.captured, plan.prepared, plan.used
 
     def moved(self) -> bool:
         return True
@@ -90,8 +90,10 @@ class OfParts(Plan):
 
     def __init__(self, group: Group, *parts: Plan):
         me, self.parts = state(), parts
-        for part in reversed(parts):
-            self.captured = part.captured if part.captured is not None else self.captured
+        for part in parts:
+            if part.captured is not None:
+                self.captured = part.captured
+                break
         self._count, self._compared = me.calls.setdefault(group.key, [0]), backend().compares_calls or me.debug
 
     def serves(self) -> bool:
