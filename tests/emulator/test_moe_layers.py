@@ -11,11 +11,13 @@ from torch import nn
 import triton_dist
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.layers import EPMoE, TopKRouter, TPMoE, moe as moe_layers
+from triton_dist.ops.ep import chunks, self_flagged
+from triton_dist.ops.ep_dispatch.by_expert import ByExpert
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import assert_matches, random_tensor
 
-F32 = torch.float32
+BF16, F32 = torch.bfloat16, torch.float32
 E, H, INNER = 6, 16, 12
 
 
@@ -96,6 +98,36 @@ def test_the_layer_is_what_a_loop_gives(world):
         assert "max_tokens=5" in repr(moe)
 
     run_ranks(script, world)
+
+
+@pytest.mark.parametrize("world, mode, order", [(2, "skew", (2, 9, 9, 2)), *[
+    pytest.param(w, mode, (2, 9, 9, 2, 40, 9, 2), marks=pytest.mark.full) for w in (2, 3, 4) for mode in ("random", "late")
+]])
+def test_few_and_many_tokens_in_turn_keep_their_bits(world, mode, order, monkeypatch):
+    """Few are self-flagged and gathered, many come by expert; no host waits between calls, and workspaces grow."""
+    monkeypatch.setattr(self_flagged, "AUTO_ROWS", 4)
+    monkeypatch.setattr(chunks, "PLACED", chunks.Pieces(128, 128))  # several rounds of a chunk
+    plans = []
+    made = ByExpert.__init__
+    monkeypatch.setattr(ByExpert, "__init__", lambda self, *args: plans.append(args[1].max_tokens) or made(self, *args))
+
+    def script():
+        gate_up, down = (random_tensor(2 * world, 32, size, dtype=BF16, seed=size) / 4 for size in (32, 16))
+        router = TopKRouter(random_tensor(2 * world, 32, dtype=BF16, seed=1) / 4, 2)
+        moe = EPMoE.from_full(router, gate_up, down)
+        inputs = {tokens: random_tensor(tokens, 32, dtype=BF16, seed=10 * tokens + resolve().rank) for tokens in order}
+        with torch.no_grad():
+            found = [moe(inputs[tokens]) for tokens in order]
+            triton_dist.synchronize()
+            first: dict = {}
+            for tokens, out in zip(order, found):
+                if tokens not in first:
+                    first[tokens] = out
+                    assert_matches(out, by_loop(inputs[tokens], router, gate_up, down), k=48, roundings=8)
+                assert torch.equal(out, first[tokens])
+
+    run_ranks(script, world, mode=mode)
+    assert set(plans) == {tokens for tokens in order if tokens > 4}
 
 
 @pytest.mark.parametrize("dtype, rounded_once", [(F32, True), (torch.float64, False)])
