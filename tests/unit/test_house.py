@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The rules of the house: which room may import which, where a vendor may be named, and what every file looks like."""
 import ast
+import functools
 import gzip
 import importlib
 import inspect
@@ -53,6 +54,7 @@ VENDOR_PLACES = {
 VENDOR_WORD = re.compile(r"nvidia|cuda|rocm|nvshmem|rocshmem|(?<![a-z])(hip|amd|ptx|mori)(?![a-z])", re.I)
 
 
+@functools.cache
 def imports_of(module: str) -> set:
     """Modules of the package that `module` imports, at its top or inside a function."""
     found = set()

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Twins of the device runtime: one Python function for every row of language/abi.py, under the same symbol."""
+import math
 from typing import Any, Callable
 
 import torch
@@ -12,7 +13,7 @@ from triton_dist.backends.emulator.memory import memory, unreachable
 from triton_dist.backends.emulator.rebuild import primitives, rebuild, threads
 from triton_dist.backends.emulator.twins.memory import await_flag, wait_word
 from triton_dist.backends.emulator.values.casts import cast
-from triton_dist.backends.emulator.values.promotion import I32, I64, info, wrap
+from triton_dist.backends.emulator.values.promotion import I32, I64, Info, info, wrap
 from triton_dist.backends.emulator.values.scalars import IntScalar, Pointer, Scalar
 from triton_dist.backends.emulator.values.tensors import Tensor, as_tensor, broadcast_shape, filled
 from triton_dist.language import memory as device_memory
@@ -178,30 +179,48 @@ def gdc_launch_dependents() -> IntScalar:
 
 
 # -- packets -----------------------------------------------------------------------------------------------------------
-def lanes(*args: Any) -> tuple:
-    """(shape, flat int64 tensors) of element-wise operands."""
+def lanes(pred: Any, *args: Any) -> tuple:
+    """(shape, mask, flat int64 tensors) of element-wise operands, of which lanes that are off are left out.
+
+    mask: which lanes are on; None where all are, which costs less.
+    """
     shape = ()
-    for x in args:
+    for x in (pred, *args):
         if isinstance(x, Tensor):
             shape = broadcast_shape(shape, x.shape) if shape else x.shape
-    return shape, [as_tensor(cast(x, I64), shape or (1, )).d.reshape(-1).contiguous() for x in args]
+    parts = [_flat(x, shape) for x in args]
+    if not isinstance(pred, Tensor) and pred.v:
+        return shape, None, parts
+    on = _flat(pred, shape) != 0
+    return (shape, None, parts) if bool(on.all()) else (shape, on, [part[on] for part in parts])
+
+
+def _flat(x: Any, shape: tuple) -> torch.Tensor:
+    x = cast(x, I64)
+    if not isinstance(x, Tensor):
+        return torch.full((math.prod(shape), ), x.v)
+    return as_tensor(x, shape).d.reshape(-1).contiguous()
+
+
+def spread(found: torch.Tensor, mask: Any, shape: tuple, known: Info) -> Any:
+    """A result of the lanes that are on, with zeros for the others."""
+    if mask is not None:
+        found = torch.zeros(mask.shape, dtype=torch.int64).masked_scatter_(mask, found)
+    return Tensor(found.to(known.torch).view(shape), known.ty) if shape else IntScalar(wrap(int(found[0]), known), known.ty)
 
 
 _PACKET = info(I64)
 
 
 def prefetch(address: Any, pred: Any) -> Any:
-    shape, _ = lanes(address, pred)
+    shape, _, _ = lanes(pred, address)
     return filled(_ZERO, shape) if shape else _ZERO
 
 
 def _ll_store(packets: int) -> Callable:
     def ll_store(address: Any, data: Any, flag: Any, pred: Any) -> Any:
-        shape, (at, words, high, on) = lanes(address, data, flag, pred)
-        running, keep = scheduler.active(), on != 0
-        if not bool(keep.all()):
-            at, words, high = at[keep], words[keep], high[keep]
-        high = high << 32
+        shape, _, (at, words, high) = lanes(pred, address, data, flag)
+        running, high = scheduler.active(), high << 32
         for i in range(packets):             # of a pair, one may be seen before the other
             running.point()
             running.current.polled = None
@@ -216,22 +235,18 @@ def _ll_load(packets: int) -> Callable:
     known = info(I32 if packets == 1 else I64)
 
     def ll_load(address: Any, flag: Any, pred: Any) -> Any:
-        shape, (at, wanted, on) = lanes(address, flag, pred)
+        shape, mask, (at, want) = lanes(pred, address, flag)
         running, mem = scheduler.active(), memory.active()
-        keep = on != 0
-        every = bool(keep.all())
-        some, want = (at, wanted) if every else (at[keep], wanted[keep])
-        want, found = want.to(torch.int32), torch.zeros(some.shape, dtype=torch.int64)
+        want, found = want.to(torch.int32), torch.zeros(at.shape, dtype=torch.int64)
         for i in range(packets):
             running.point()
-            if some.numel():
-                late = some + 8 * i + 4      # flags lie in the packets' upper halves
+            if at.numel():
+                late = at + (8 * i + 4)      # flags lie in the packets' upper halves
                 if not torch.equal(mem.glance(late), want):
                     for address, flag in zip(late.tolist(), want.tolist()):
                         wait_word(address, 32, "eq", lambda: mem.peek(address, 32) == flag, flag)
-                found |= (mem.load_points(some + 8 * i, _PACKET, "packet", "sys") & 0xFFFFFFFF) << 32 * i
-        out = found if every else torch.zeros(at.shape, dtype=torch.int64).masked_scatter_(keep, found)
-        return Tensor(out.to(known.torch).view(shape), known.ty) if shape else IntScalar(wrap(int(out[0]), known), known.ty)
+                found |= (mem.load_points(at + 8 * i, _PACKET, "packet", "sys") & 0xFFFFFFFF) << 32 * i
+        return spread(found, mask, shape, known)
     return ll_load
 
 

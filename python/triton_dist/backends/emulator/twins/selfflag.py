@@ -10,15 +10,14 @@ from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.registry import fault, twin
 from triton_dist.backends.emulator.memory import memory
 from triton_dist.backends.emulator.rebuild import primitives
-from triton_dist.backends.emulator.twins.dist import lanes
+from triton_dist.backends.emulator.twins.dist import lanes, spread
 from triton_dist.backends.emulator.twins.memory import wait_word
 from triton_dist.backends.emulator.values.promotion import I32, I64, info
 from triton_dist.backends.emulator.values.scalars import IntScalar
-from triton_dist.backends.emulator.values.tensors import Tensor, filled
+from triton_dist.backends.emulator.values.tensors import filled
 
-_WORD = info(core.int32)
+_WORD, _PAIR = info(core.int32), info(I64)
 _NOTHING = IntScalar(0, I32)
-_ALL = slice(None)
 
 
 @twin("selfflag._takes_whole_slots", "selfflag._takes_in_time")
@@ -27,21 +26,15 @@ def takes_whole_slots() -> bool:
     return False
 
 
-def _kept(on: torch.Tensor) -> Any:
-    """The index of the lanes that are on. A mask takes longer than a slice."""
-    keep = on != 0
-    return _ALL if bool(keep.all()) else keep
-
-
 def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
-    shape, (at, *columns, on) = lanes(address, a, b, c, d, pred)
-    running, mem, keep = scheduler.active(), memory.active(), _kept(on)
+    shape, _, (at, *columns) = lanes(pred, address, a, b, c, d)
+    running, mem = scheduler.active(), memory.active()
     for i, column in enumerate(columns):     # of the four words, one may be seen before another
         running.point()
         running.current.polled = None
-        some, words = at[keep] + 4 * i, column[keep].to(torch.int32)
-        if not some.numel():
+        if not at.numel():
             continue
+        some, words = at + 4 * i, column.to(torch.int32)
         if not bool(words.all()):
             raise fault("sf_store of a word that is 0, which its receiver takes for one that has not arrived; pass the words "
                         "through sf_filled", "self-flag")
@@ -55,24 +48,26 @@ def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
 
 
 def take_pair(address: Any, pred: Any) -> Any:
-    shape, (at, on) = lanes(address, pred)
-    running, mem, keep = scheduler.active(), memory.active(), _kept(on)
-    out, some = torch.zeros(at.shape, dtype=torch.int64), at[keep]
+    shape, mask, (at, ) = lanes(pred, address)
+    running, mem = scheduler.active(), memory.active()
+    found, empty = torch.zeros(at.shape, dtype=torch.int64), torch.zeros(at.shape, dtype=torch.int32)
     for i in range(2):
         running.point()
-        if not some.numel():
+        if not at.numel():
             continue
-        words = some + 4 * i
-        for late in words[mem.glance(words) == 0].tolist():
-            wait_word(late, 32, "ne", lambda: mem.peek(late, 32) != 0, 0)
-        out[keep] |= (mem.load_points(words, _WORD, "packet", "sys").to(torch.int64) & 0xFFFFFFFF) << 32 * i
-        mem.store_points(words, _WORD, torch.zeros(words.shape, dtype=torch.int32), "emptied", "sys")
-    return Tensor(out.view(shape), I64) if shape else IntScalar(int(out[0]), I64)
+        words = at + 4 * i
+        seen = mem.glance(words)
+        if not bool(seen.all()):
+            for late in words[seen == 0].tolist():
+                wait_word(late, 32, "ne", lambda: mem.peek(late, 32) != 0, 0)
+        found |= (mem.load_points(words, _WORD, "packet", "sys").to(torch.int64) & 0xFFFFFFFF) << 32 * i
+        mem.store_points(words, _WORD, empty, "emptied", "sys")
+    return spread(found, mask, shape, _PAIR)
 
 
 def not_bounded(address: Any, pred: Any) -> Any:
     """The emulator bounds its waits itself."""
-    shape, _ = lanes(address, pred)
+    shape, _, _ = lanes(pred, address)
     return filled(_NOTHING, shape) if shape else _NOTHING
 
 

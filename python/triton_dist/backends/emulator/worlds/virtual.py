@@ -75,17 +75,20 @@ class World(Scheduler):
         self.hosts = {}
         self.failure: Optional[tuple] = None     # (rank, error) that ended the world
         self.size = size
+        self._running = 0                        # host scripts that have not ended
 
     def start(self, rank: int, script: Callable[[], Any]) -> None:
         self.hosts[rank] = host = _Host(rank, script)
+        self._running += 1
         self._ready.add(host)
 
     def over(self) -> bool:
-        return all(host.done for host in self.hosts.values())
+        return not self._running
 
     def _finish(self, actor: Actor) -> None:
         if not isinstance(actor, _Host):
             return super()._finish(actor)
+        self._running -= 1
         if actor.error is not None and self.failure is None and not isinstance(actor.error, Cancelled):
             self.failure = (actor.rank, actor.error)
             self.cancel()
