@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from launched import python
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import triton_dist
@@ -217,18 +218,16 @@ def test_the_backend_is_found_by_its_name(tmp_path):
     group, line = re.search(r'entry-points."([\w.]+)"\]\n(\w+ = "\w+")', PAGE).groups()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text(f"[{group}]\n{line.replace(chr(34), '')}\n")
-    script = ("import torch, triton_dist\n"
-              "from triton_dist.runtime.backend import backend\n"
-              "from triton_dist.ops import all_reduce\n"
-              "assert backend().name == 'counting', backend().name\n"
-              "triton_dist.initialize_distributed()\n"
-              "out = all_reduce(torch.ones(64))\n"
-              "triton_dist.synchronize()\n"
-              "print('sum', out.sum().item())\n")
-    environment = dict(os.environ, TRITON_DIST_BACKEND="counting",
-                       PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120,
-                          check=False)
+    script = tmp_path / "script.py"
+    script.write_text("import torch, triton_dist\n"
+                      "from triton_dist.runtime.backend import backend\n"
+                      "from triton_dist.ops import all_reduce\n"
+                      "assert backend().name == 'counting', backend().name\n"
+                      "triton_dist.initialize_distributed()\n"
+                      "out = all_reduce(torch.ones(64))\n"
+                      "triton_dist.synchronize()\n"
+                      "print('sum', out.sum().item())\n")
+    done = python(str(script), environment=dict(os.environ, TRITON_DIST_BACKEND="counting"))
     assert done.returncode == 0 and "sum 64.0" in done.stdout, done.stderr
 
 

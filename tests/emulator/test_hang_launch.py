@@ -3,7 +3,6 @@
 """A hang under launch.sh: one table, a line for each rank, and an exit code. This file is also the script that hangs."""
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -41,10 +40,7 @@ def hang():
                                                          "TRITON_DIST_WAIT_TIMEOUT", 1, "a device wait lasted longer than",
                                                          marks=pytest.mark.full)])
 def test_one_table_then_a_line_for_each_rank(variable, seconds, says, tmp_path):
-    environment = dict(os.environ, TRITON_DIST_BACKEND="emulator", TRITON_DIST_PYTHON=sys.executable, OMP_NUM_THREADS="1",
-                       BEGUN=str(tmp_path / "begun"), **{variable: str(seconds)})
-    done = subprocess.run(["bash", "launch.sh", "--nproc_per_node", "3", __file__], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=60, check=False)
+    done = launched("hang", 3, BEGUN=str(tmp_path / "begun"), **{variable: str(seconds)})
     assert time.time() - (tmp_path / "begun").stat().st_mtime < seconds + 10        # without the start of the processes
     assert done.returncode == 1 and not done.stdout
     head, header, *lines = done.stderr.splitlines()

@@ -3,11 +3,10 @@
 """Virtual worlds: ranks, groups, the arena, failures, hangs."""
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
+from launched import python
 from machine_helpers import MODES, launch, set_flag, step, wait_flag
 
 import triton_dist
@@ -272,9 +271,10 @@ assert registry.detect() == "nvidia"
     ("import sys, types; sys.modules['other'] = types.SimpleNamespace(make=lambda: types.SimpleNamespace(name='nvidia'))\n"
      "registry.BACKENDS['nvidia'] = 'other'; registry.backend()", "another one, 'nvidia'"),
 ])
-def test_virtual_worlds_are_emulated_on_machines_with_gpus_too(before, said):
+def test_virtual_worlds_are_emulated_on_machines_with_gpus_too(before, said, tmp_path):
     """They take the emulator where the process has no backend yet, and refuse where it has another one."""
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_DIST_BACKEND"}
-    done = subprocess.run([sys.executable, "-c", f"{ON_A_MACHINE_WITH_GPUS}{before}\nprint(run_ranks(script, 2))"], env=environ,
-                          capture_output=True, text=True, timeout=120, check=False)
+    script = tmp_path / "script.py"
+    script.write_text(f"{ON_A_MACHINE_WITH_GPUS}{before}\nprint(run_ranks(script, 2))")
+    done = python(str(script), environment=environ)
     assert said in done.stdout + done.stderr and bool(done.returncode) == bool(before), done.stderr

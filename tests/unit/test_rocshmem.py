@@ -5,12 +5,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from launched import python
 
 from triton_dist.backends.amd import rocshmem, rocshmem_functions, rocshmem_library
 from triton_dist.language.abi import ROWS
@@ -29,13 +29,27 @@ PUBLISHED = {
     "_ZN8rocshmem14rocshmem_my_peEv", "_ZN8rocshmem14rocshmem_n_pesEv", "_ZN8rocshmem20rocshmem_barrier_allEv",
     "_ZN8rocshmem17rocshmem_finalizeEv", "_ZN8rocshmem23rocshmem_hipmodule_initEP12ihipModule_tP12ihipStream_t",
 }
-RANK = '''
-import ctypes, sys
+RANKS = '''
+import ctypes, json, os, signal, sys
 import torch
 import torch.distributed as dist
 from triton_dist.backends.amd import rocshmem
 
-rank, size, store, step = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+folder, environments = sys.argv[1], json.loads(sys.argv[2])
+size, store, ranks = len(environments), f"{folder}/store", []
+for rank in range(size):
+    pid = os.fork()
+    if not pid:
+        break
+    ranks.append(pid)
+else:
+    for pid in ranks:
+        os.waitpid(pid, 0)
+    sys.exit()
+signal.alarm(60)
+os.environ.update(environments[rank])
+for number in (1, 2):
+    os.dup2(os.open(f"{folder}/{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), number)
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
 
 
@@ -96,19 +110,12 @@ def shim(tmp_path_factory):
 
 def run(shim, tmp_path, size: int, environ=None) -> list:
     """What each of `size` processes prints."""
-    import os
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    ranks = []
-    for rank in range(size):
-        own = {rocshmem.VARIABLE: str(shim), **(environ(rank) if environ else {})}
-        ranks.append(subprocess.Popen([sys.executable, script, str(rank), str(size), tmp_path / "store", ""], text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **own}))
-    try:
-        return [process.communicate(timeout=90)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    environments = [{rocshmem.VARIABLE: str(shim), **(environ(rank) if environ else {})} for rank in range(size)]
+    done = python(str(script), str(tmp_path), json.dumps(environments))
+    assert not done.returncode, done.stderr
+    return [(tmp_path / str(rank)).read_text() for rank in range(size)]
 
 
 def test_the_shim_calls_exactly_the_published_functions(shim):
