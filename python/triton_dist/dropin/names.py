@@ -149,7 +149,7 @@ cp_engine_producer_all_gather_inter_node ! triton_dist.ops.all_gather_2d
 _forward_pull_kernel _forward_push_2d_kernel _forward_push_3d_kernel _forward_push_2d_ll_kernel ! triton_dist.ops.all_gather
 _forward_push_2d_ll_multimem_kernel _forward_push_numa_2d_kernel _forward_push_numa_2d_ll_kernel ! triton_dist.ops.all_gather
 _forward_push_numa_2d_ll_multinode_kernel ! triton_dist.ops.all_gather_2d
-ag_group_gemm create_ag_group_gemm_context create_moe_rs_context ! triton_dist.ops.ep_dispatch and ep_combine
+ag_group_gemm create_ag_group_gemm_context create_moe_rs_context ! triton_dist.layers.TPMoE, or ep_dispatch and ep_combine
 create_ep_ll_a2a_ctx dispatch_kernel_v2 combine_kernel_v2 ! triton_dist.ops.ep_dispatch_send and ep_combine_send
 gqa_fwd_batch_decode gqa_fwd_batch_decode_aot gqa_fwd_batch_decode_intra_rank ! no attention here
 gqa_fwd_batch_decode_intra_rank_aot ! no attention here

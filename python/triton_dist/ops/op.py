@@ -28,26 +28,26 @@ ROLES = {
 
 
 class Op(Calls):
-    """An op: what it takes and gives, the ways to run it, and what each of them moves.
+    """An op: its inputs and outputs, the ways to run it, and the data that each of them moves between ranks.
 
-    A subclass says what is special about an op. What is the same for all is done for it: repeated calls, agreement over ranks,
-    the choice by measured times, fallbacks, logging, graph capture, autocast, `torch.compile` and gradients, `explain`, `tune`,
-    `bench`, and the checker's traffic. `public` enters it into `OPS` and makes it the op of a function.
+    A subclass describes one op. This class does what all ops have in common: repeated calls, agreement over ranks, the choice by
+    measured times, fallbacks, logging, graph capture, autocast, `torch.compile` and gradients, `explain`, `tune`, `bench`, and
+    the checker's traffic. The decorator `public` registers the op in `OPS` and gives it a function.
 
     Attributes:
         name: of the op, and of its operator in torch.ops.triton_dist.
         tensors: name -> role (ROLES) of each input, in the order in which `check`, `plan` and `unfused` get them.
-        outputs: the same of its outputs, which follow the inputs there. None: the call allocates it.
-        methods: names that `method` may have beside "auto" (calls/possible.py METHODS), the last being "unfused".
-        schema: of its operator: "(Tensor x, str group, str method) -> Tensor", by names of the function's arguments; "": none.
+        outputs: name -> role of each output. They follow the inputs in those calls, as None if the call allocates them.
+        methods: values of `method` besides "auto" (calls/possible.py METHODS). The last one is "unfused".
+        schema: of its operator, with the names of the function's arguments: "(Tensor x, str group, str method) -> Tensor". "":
+            it has no operator.
         gradient: of its operator, or None.
-        local: whether each rank calls it for itself: nothing is sent, and ranks need not call alike. Then the function takes no
-            group.
-        autocasts: whether it follows autocast, as a linear layer does. Others leave dtypes alone, as torch.distributed does.
-        timed: whether its ways may be timed where TRITON_DIST_AUTOTUNE asks for it.
-        local_axis: "n" or "k" where that one of M, N and K may differ over the ranks, which have `local_size` of it.
-        unfused_in_graphs: whether the unfused way can be captured.
-        core: the op whose core of the device it runs, where that is not its own: measured times hold for the core's sources.
+        local: True if nothing is sent, so that ranks may make different calls. The function then has no argument `group`.
+        autocasts: True if it follows autocast, as a linear layer does. Otherwise it keeps dtypes, as torch.distributed does.
+        timed: True if its ways may be timed with TRITON_DIST_AUTOTUNE.
+        local_axis: "n" or "k" if this one of M, N and K may differ over the ranks. `local_size` gives a rank's part of it.
+        unfused_in_graphs: True if the unfused way can be captured.
+        core: name of another op whose device core it runs, or "". Measured times hold for the core's sources.
         function: what users call.
         recorder: the Operator of torch that a graph holds.
 

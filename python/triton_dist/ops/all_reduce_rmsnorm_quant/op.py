@@ -20,12 +20,11 @@ QUANTS = {"fp8_tensor": "tensor", "fp8_row": "row", "fp8_1x128": "group"}       
 
 
 class QuantizedNorm(NamedTuple):
-    """What all_reduce_rmsnorm_quant gives: out, scales, residual_out and norm_out. The norm is about out.float() * scales.
+    """The result of all_reduce_rmsnorm_quant. The norm is about out.float() * scales.
 
-    `out` is float8_e4m3fn [..., N]: the norm over its scales. `scales` is fp32: the `scale` of the call for "fp8_tensor",
+    `out` is float8_e4m3fn [..., N]: the norm divided by its scales. `scales` is fp32: the `scale` of the call for "fp8_tensor",
     [..., 1] for "fp8_row", and [..., N / 128 rounded up] for "fp8_1x128". `residual_out` [..., N] is the sum over ranks with bias
-    and residual, of x's dtype. `norm_out` [..., N] is the norm before it was quantised, of x's dtype; None unless it was asked
-    for.
+    and residual, in x's dtype. `norm_out` [..., N] is the norm before quantisation, in x's dtype; None if it was not asked for.
     """
     out: torch.Tensor
     scales: torch.Tensor

@@ -17,17 +17,18 @@ from triton_dist.runtime.workspace import Workspace
 
 
 class Plan:
-    """How calls of one kind run. Making one may be collective.
+    """How calls with one signature run. Making a plan may be collective.
 
     Attributes:
-        captured: whether it serves inside graph capture only, outside only (False) or both (None).
-        compiles: whether `compile` does something.
-        prepared: whether a plan for captured calls has been asked for, where this one does not serve them.
-        used: whether a call has been made by it; the next one repeats that.
-        fills: whether `compile` needs outputs of their shape. Else they are None where the call allocates them.
-        agreed, choice, out_shape: set once it is in use: what ranks have agreed on, the way that was chosen, the output's shape.
+        captured: True if it works only inside graph capture, False if only outside, None if in both.
+        compiles: True if `compile` does something.
+        prepared: True if a plan for captured calls has been requested, and this plan does not work for them.
+        used: True once a call has used it.
+        fills: True if `compile` needs outputs of their shape. Otherwise outputs that the call allocates are None.
+        agreed, choice, out_shape: set when it is first used: what ranks have agreed on, the way that was chosen, the output's
+            shape.
         variants: (kernel, constexprs and launch options) of each launch that `compile` has prepared.
-        parts: plans of calls of other ops that its calls consist of.
+        parts: plans of the other ops that its calls consist of.
     """
 
     captured: bool | None = None
@@ -168,9 +169,11 @@ class Wrapped(Plan):
 
 
 class OnWorkspace(Plan):
-    """Points into buffers of a workspace, as they were when it was made. A call is one launch, unless `run` is another.
+    """A plan whose kernels use buffers of a workspace. A call is one launch, unless `run` is overridden.
 
-    launch: the prepared kernel, which takes what `args` makes of a call's tensors. plain: whether it takes them as they are.
+    Attributes:
+        launch: the prepared kernel. Its arguments are what `args` makes of a call's tensors.
+        plain: True if the kernel takes the tensors themselves.
     """
 
     compiles = True

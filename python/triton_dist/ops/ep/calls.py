@@ -17,16 +17,16 @@ from triton_dist.runtime.state import state
 
 @dataclass(frozen=True, eq=False)
 class EPHandle:
-    """The way back of a dispatch. It may be used any number of times, also after other dispatches.
+    """What ep_combine needs to know about a dispatch. It may be used any number of times, also after other dispatches.
 
     Attributes:
-        topk_ids: what was dispatched by: the tensor itself, no copy. Do not write to it while the handle is in use, or a combine
-            waits for rows that nobody sends.
+        topk_ids: the argument of the dispatch itself, not a copy. Do not write to it while the handle is in use: a combine would
+            wait for rows that nobody sends.
         told: int32 on the device: how many rows came, and from which tokens.
-        positions: int32 [limit, K] or None: where each choice of a row lies by expert.
-        limit: rows of the dispatch's x that there is room for, one for each token that comes.
-        room: rows by expert that there is room for, those of all experts together where "masked"; 0 where "compact".
-        num_experts, max_tokens, layout, group: as they were given.
+        positions: int32 [limit, K] or None: the row of each choice in the order of experts.
+        limit: number of tokens that the result has room for.
+        room: number of rows in the order of experts that fit; of all experts together for "masked", 0 for "compact".
+        num_experts, max_tokens, layout, group: arguments of the dispatch.
     """
     topk_ids: torch.Tensor
     told: torch.Tensor

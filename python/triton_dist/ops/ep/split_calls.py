@@ -18,10 +18,10 @@ from triton_dist.runtime.entry import entry
 class EPSent:
     """A dispatch or a combine whose rows have been sent. `recv()`, or calling the object, completes it.
 
-    It may be dropped. The rows are then taken when their place is needed, by the next send but one on the same group.
+    The object may be dropped. The second next send on the same group then receives its rows.
 
     Attributes:
-        outputs: an EPDispatched, or out [T, H]. Its tensors are there, but have their content only after recv().
+        outputs: an EPDispatched, or out [T, H]. Its tensors exist, but their content is valid only after recv().
     """
 
     def __init__(self, call: UnderWay | None, stream: Stream | None, outputs: Any):
