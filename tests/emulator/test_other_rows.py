@@ -6,6 +6,7 @@ import torch
 
 from triton_dist import ops
 from triton_dist.backends.emulator import run_ranks
+from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.ops import OPS
 from triton_dist.ops.calls.pipeline import Calls
 from triton_dist.runtime.errors import InvalidArgument
@@ -181,6 +182,96 @@ def test_what_is_refused_is_refused_after_a_good_call_as_before_it(op):
         assert found.dtype == (torch.bfloat16 if op != "reduce_scatter" else F32)
         assert state().over == ""
     run_ranks(script, 2)
+
+
+def ways():
+    """{what: (a call on x and a residual, the columns of x)} by ways whose plans are made from that of other rows."""
+    bf16 = torch.bfloat16
+    column, row = tensor(N, K, dtype=bf16, seed=1), tensor(N, K, dtype=bf16, seed=2)
+    bias, norm = random_tensor(N, dtype=bf16, seed=3), torch.linspace(0.5, 1.5, N).to(bf16)
+    found = {f"{op} {method}": (lambda x, r, op=op, method=method: getattr(ops, op)(x, method=method), N)
+             for op in ("all_reduce", "all_gather", "reduce_scatter") for method in ("one_shot", "push")}
+    return {
+        **found,
+        "all_reduce two_shot": (lambda x, r: ops.all_reduce(x, method="two_shot"), N),
+        "all_reduce of integers": (lambda x, r: ops.all_reduce((100 * x).int()), N),
+        "ag_gemm portable": (lambda x, r: ops.ag_gemm(x, column, bias=bias, method="portable"), K),
+        "ag_gemm ws": (lambda x, r: ops.ag_gemm(x, column, method="ws"), K),
+        "ag_gemm act": (lambda x, r: ops.ag_gemm(x, column, act="silu_mul", method="ws"), K),
+        "gemm_rs portable": (lambda x, r: ops.gemm_rs(x, row, method="portable"), K),
+        "gemm_rs ws": (lambda x, r: ops.gemm_rs(x, row, bias=bias, method="ws"), K),
+        "gemm_rs scatter": (lambda x, r: ops.gemm_rs(x, row, method="scatter"), K),
+        "gemm_ar ring": (lambda x, r: ops.gemm_ar(x, row, bias=bias, residual=r, method="ring"), K),
+        "gemm_ar_rmsnorm ring": (lambda x, r: ops.gemm_ar_rmsnorm(x, row, norm, residual=r, method="ring"), K),
+        "all_reduce_rmsnorm unfused": (lambda x, r: ops.all_reduce_rmsnorm(x, norm, bias=bias, residual=r, method="unfused"), N),
+    }
+
+
+QUICK_WAYS = ["ag_gemm ws", "gemm_rs portable", "gemm_ar_rmsnorm ring", "all_reduce two_shot", "all_reduce_rmsnorm unfused"]
+WAYS = [*QUICK_WAYS, *[f"{op} {method}" for op in ("all_reduce", "all_gather", "reduce_scatter") for method in
+                       ("one_shot", "push")], "all_reduce of integers", "ag_gemm portable", "ag_gemm act", "gemm_rs ws",
+        "gemm_rs scatter", "gemm_ar ring"]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("way", [*QUICK_WAYS, *[pytest.param(way, marks=pytest.mark.full) for way in WAYS[len(QUICK_WAYS):]]])
+def test_a_plan_that_is_made_from_that_of_other_rows_gives_the_same_bits_as_one_of_its_own(way, world, monkeypatch):
+    """It prepares no launch anew, unless buffers have to grow or tilings are others."""
+    prepared, usual = [], EmulatorBackend.prepare
+
+    def noted(self, *args, **kwargs):
+        prepared.append(resolve().rank)
+        return usual(self, *args, **kwargs)
+    monkeypatch.setattr(EmulatorBackend, "prepare", noted)
+
+    def bits(found):
+        return [t.contiguous().view(torch.uint8) for t in (found if isinstance(found, tuple) else (found,))]
+
+    def script():
+        call, columns = ways()[way]
+        rank, large = resolve().rank, 128 * world
+        x = tensor(large, columns, dtype=torch.bfloat16)
+        residual = random_tensor(large, N, dtype=torch.bfloat16, seed=5)
+
+        def ran(rows):
+            """What a call gives, and how many launches this rank has prepared for it."""
+            before = prepared.count(rank)
+            return bits(call(x[:rows], residual[:rows])), prepared.count(rank) - before
+
+        def forget():
+            for record in state().all_records():
+                record.plans.clear()
+                record.known.clear()
+        ran(40 * world)
+        for rows in (36 * world, 38 * world, 2 * world, large, 6 * world):
+            found, launches = ran(rows)
+            forget()
+            wanted, own = ran(rows)
+            assert all(map(torch.equal, found, wanted)) and own > 0
+            assert launches == 0 or rows not in (36 * world, 38 * world), (rows, launches)
+    run_ranks(script, world)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_a_plan_is_made_anew_where_the_own_rows_of_a_residual_are_aligned_otherwise(world, monkeypatch):
+    """A kernel may have been compiled for addresses that are multiples of 16."""
+    prepared, usual = [], EmulatorBackend.prepare
+
+    def noted(self, kernel, grid, args, *rest, **kwargs):
+        if kernel.fn.__name__ == "norm_rows_kernel":
+            prepared.append((resolve().rank, [t.data_ptr() % 16 for t in args[:4]]))
+        return usual(self, kernel, grid, args, *rest, **kwargs)
+    monkeypatch.setattr(EmulatorBackend, "prepare", noted)
+
+    def script():
+        x, row = tensor(64 * world, K), tensor(5, K, seed=2)
+        residual = random_tensor(64 * world, 5, dtype=F32, seed=5)
+        for each, new in ((8, 1), (4, 1), (5, 1 + (resolve().rank > 0)), (12, 1 + (resolve().rank > 0))):
+            rows = each * world
+            found = ops.gemm_ar(x[:rows], row, residual=residual[:rows], method="ring")
+            torch.testing.assert_close(found, summed(x[:rows] @ row.T) + residual[:rows], rtol=1e-4, atol=1e-4)
+            assert len([1 for rank, _ in prepared if rank == resolve().rank]) == new, (each, prepared)
+    run_ranks(script, world)
 
 
 def unfused():

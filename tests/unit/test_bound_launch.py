@@ -116,6 +116,35 @@ def test_arguments_may_vary_in_any_places():
                                                           [x.data_ptr(), 5, y.data_ptr(), 8, 0, 0]]
 
 
+def test_a_launch_on_another_grid_has_other_arguments_and_leaves_the_first_as_it_was():
+    driver, x, y, z = Driver(), torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    driver.kinds = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64]
+    first = bound(driver, compiled(dict(x="*fp32", y="*fp32", n="i32", one="constexpr", m="i32")), (132,), (x, y, 5, 1, 6), (0,))
+    first(9, (x,))
+    other = first.on((7, 8), {1: z, 3: 1, 4: 60})
+    for launch in (other, first, other):
+        launch(9, (y,))
+    assert [(grid, stream, values[:4]) for grid, _, _, stream, _, _, values in driver.launches] == [
+        ((132, 1, 1), 9, [x.data_ptr(), y.data_ptr(), 5, 6]), ((7, 8, 1), 9, [y.data_ptr(), z.data_ptr(), 5, 60]),
+        ((132, 1, 1), 9, [y.data_ptr(), y.data_ptr(), 5, 6]), ((7, 8, 1), 9, [y.data_ptr(), z.data_ptr(), 5, 60])]
+
+
+@pytest.mark.parametrize("changed", [(), (0,), (1,), (2,), (0, 1), (0, 1, 2)])
+def test_descriptors_of_a_launch_on_another_grid_are_as_of_one_that_was_made_for_them(changed):
+    """Of those that stay, which the second one is, the map stays in memory too."""
+    driver, kernel = Driver(), of_descriptors("abc")
+    driver.kinds = [None, *[ctypes.c_int64] * 4] * 3 + [ctypes.c_uint64] * 2
+    others = [SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24), "shape": [m, 20]}) for m in (5, 6, 7)]
+    first = bound(driver, kernel, (1,), (VIEW, VIEW, VIEW), (0, 2))
+    wanted = [others[i] if i in changed else VIEW for i in range(3)]
+    launch, direct = first.on((3,), {i: others[i] for i in changed}), bound(driver, kernel, (3,), tuple(wanted), (0, 2))
+    del first
+    gc.collect()
+    for made in (launch, direct):
+        made(1, (others[0], None, others[2].base))
+    assert driver.launches[0] == driver.launches[1] and driver.launches[0][-1][6:8] == [wanted[1].shape[0], 20]
+
+
 VIEW = SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero")
 META = dict(swizzle=3, elem_size=2, elem_type=10, block_size=[128, 64])
 
@@ -135,7 +164,7 @@ def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
     monkeypatch.setattr(module, "_MAX_MAPS", 1)
     common = of_descriptors()
     launch = bound(Driver(), common, (1,), (VIEW, VIEW), (0,))
-    kept = launch._block[common.common[(0,)].descriptors[1][1]]
+    kept = launch._block[common.common[(0,)].descriptors[1][0]]
     for _ in range(2):
         other = SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24)})
         bound(Driver(), common, (1,), (VIEW, other), (0,))
@@ -155,7 +184,7 @@ def test_launches_of_a_kernel_share_the_maps_of_one_tensor_and_tell_shapes_apart
         (rows[0].base.data_ptr(), [20, 8]), (VIEW.base.data_ptr(), [20, 8]), (rows[1].base.data_ptr(), [20, 7]),
         (rows[2].base.data_ptr(), [20, 6])]
     assert [values[1:5] for *_, values in driver.launches] == [[m, 20, 24, 1] for m in (8, 7, 6)]
-    x, weight = (boxes for *_, boxes, _ in common.common[(0, 1)].descriptors)
+    x, weight = (boxes for *_, boxes in common.common[(0, 1)].descriptors.values())
     assert (len(x._known), len(weight._known)) == (3, 1)
 
 
@@ -168,7 +197,7 @@ def test_maps_of_shapes_that_change_all_the_time_do_not_pile_up(monkeypatch):
     driver.kinds = [None, *[ctypes.c_int64] * 4, *[ctypes.c_uint64] * 2]
     for launch, x in [*zip(launches, rows)] * 2:
         launch(1, (x,))
-    (*_, boxes, _), = common.common[(0,)].descriptors
+    (*_, boxes), = common.common[(0,)].descriptors.values()
     assert len(boxes._known) <= 2 and [dims for _, _, _, dims, *_ in driver.maps] == [[20, m] for m in range(1, 6)]
 
 
@@ -250,7 +279,8 @@ def prepared(monkeypatch):
         kernel = SimpleNamespace(run=lambda *args: noted.append(("triton", *args)), function=77, packed_metadata="packed",
                                  launch_metadata=lambda grid, stream, *args: ("metadata", grid, stream, *args))
         whole = gpu.Arguments((Described(torch.zeros(2, 3)), torch.zeros(4), 9), (0, 1))
-        return gpu.PreparedLaunch(kernel, 6, (5,), whole, (lambda *args: noted.append(("bound", *args))) if bound else None)
+        variant = SimpleNamespace(compiled=kernel)
+        return gpu.PreparedLaunch(variant, 6, (5,), whole, (lambda *args: noted.append(("bound", *args))) if bound else None)
     monkeypatch.setattr(gpu, "_raw_stream", lambda device: 100 + device)
     return make, noted
 
@@ -281,6 +311,27 @@ def test_a_prepared_launch_is_seen_by_who_listens_to_launches(bound, listens, pr
         assert (enter, leave) == (hooks["enter"], hooks["leave"])
 
 
+def test_a_prepared_launch_is_on_another_grid_where_triton_would_take_the_same_binary(prepared):
+    """It looks at integers that Triton specialises for; the launchers of Triton and of the vendor get the new arguments."""
+    make, noted = prepared
+    launch = make(False)
+    specialised, plain = (SimpleNamespace(do_not_specialize=plain) for plain in (False, True))
+    launch._variant.integers = gpu.specialised((specialised, specialised, specialised, plain), (Described(torch.zeros(1)),
+                                                                                                 torch.zeros(4), 9, 9))
+    assert list(launch._variant.integers) == [2]
+    a, b, other = torch.zeros(2, 3), torch.zeros(4), Described(torch.zeros(7, 3))
+    assert launch.on((3,), {2: 16}) is launch.on((3,), {2: 1}) is launch.on((3,), {0: other, 2: 2**31}) is None
+    launch.on((3,), {0: other, 2: 10})(a, b)
+    launch(a, b)
+    (who, *grid, _, _, _, _, _, _, described, tensor, number), first = noted
+    assert (who, grid, number) == ("triton", [3, 1, 1], 10) and tensor is b
+    assert described.base is a and described.shape == [7, 3] and other.base is not a
+    assert first[1:4] == (5, 1, 1) and first[-1] == 9 and first[-3].shape == [2, 3]
+    launch._launcher = SimpleNamespace(on=lambda grid, changed: lambda stream, args: noted.append((grid, changed, args)))
+    launch.on((4,), {2: 11})(a, b)
+    assert noted[-1][:2] == ((4,), {2: 11}) and noted[-1][2][0] is a
+
+
 def test_a_prepared_launch_keeps_no_tensor_alive(prepared):
     descriptor = Described(torch.zeros(2, 3))
     tensor, stays = torch.zeros(4), torch.zeros(2)
@@ -290,82 +341,11 @@ def test_a_prepared_launch_keeps_no_tensor_alive(prepared):
     gc.collect()
     assert [t() for t in gone] == [None, None] and kept() is not None
     other = torch.zeros(2, 3)
+    changed = Described(torch.zeros(5, 3))
+    gone, on = weakref.ref(changed.base), whole.on({0: 8, 1: changed})
+    del changed
+    gc.collect()
+    eight, described, _, last = on((None, other, None))
+    assert gone() is None and (eight, described.base, described.shape) == (8, other, [5, 3]) and last is kept()
     seven, described, missing, last = whole((None, other, None))
     assert (seven, described.base, described.shape, missing) == (7, other, [2, 3], None) and last is kept()
-
-
-class Gpu(gpu.GpuBackend):
-    """A GPU's backend without a GPU: its device is the CPU."""
-
-    gemm_config = None                                  # abstract
-
-    def __init__(self):
-        self._raw, self._current = None, None
-
-    def device(self):
-        return torch.device("cpu")
-
-
-def test_the_current_stream_is_asked_for_once_and_capture_only_where_it_can_be(monkeypatch):
-    made, raw = [], [0]
-
-    def current():
-        made.append(raw[0])
-        return SimpleNamespace(cuda_stream=raw[0])
-    monkeypatch.setattr(gpu, "_device", lambda: 0)
-    monkeypatch.setattr(gpu, "_raw_stream", lambda device: raw[0])
-    monkeypatch.setattr(torch.cuda, "current_stream", current)
-    capturing, asked = [False], []
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(raw[0]) or capturing[0])
-    backend = Gpu()
-    for raw[0] in (0, 0, 8, 8):
-        assert backend.eager_stream() is backend.current_stream() and backend.current_stream().cuda_stream == raw[0]
-    capturing[0] = True
-    assert backend.eager_stream() is None and backend.current_stream().cuda_stream == 8
-    assert made == [0, 8] and asked == [8, 8, 8]
-
-
-@pytest.mark.parametrize("interface, quick", [("as it is", True), ("gone", False), ("another result", False), ("refuses", False)])
-def test_outputs_are_allocated_past_the_dispatcher_where_that_is_as_good(interface, quick, monkeypatch):
-    device, taken, real = [3], [], torch._C._dynamo.guards._empty_strided_cpu
-
-    def empty(size, stride, dtype):
-        taken.append((size, stride, dtype))
-        if interface == "refuses":
-            raise TypeError
-        return real(size, stride, torch.float32 if interface == "another result" else dtype)
-    monkeypatch.setattr(gpu, "_device", lambda: device[0])
-    monkeypatch.setattr(gpu, "_empty", None if interface == "gone" else empty)
-    backend = Gpu()
-    for shape in ((4, 5), (), (0, 7), torch.Size([2, 3, 4])):
-        make = backend.maker(shape, torch.bfloat16)
-        taken.clear()
-        for device[0] in (3, 4):                        # made for 3: elsewhere torch's own function knows the device
-            made, like = make(), torch.empty(shape, dtype=torch.bfloat16)
-            assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
-        assert taken == [(tuple(shape), like.stride(), torch.bfloat16)] * quick
-        device[0] = 3
-
-
-def test_a_side_stream_keeps_the_event_that_it_waits_for(monkeypatch):
-    from triton_dist.backends.gpu.side_stream import SideStream
-    made, done = [], []
-
-    class Event:
-        def __init__(self):
-            made.append(self)
-
-        def record(self, stream):
-            done.append(("record", self, stream))
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda.Stream, "__new__", lambda cls, priority: object.__new__(cls))
-    monkeypatch.setattr(torch.cuda.Stream, "__init__", lambda self, priority: None)
-    monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda self, event: done.append(("wait", event, self)))
-    side, current = SideStream(priority=-1), object.__new__(torch.cuda.Stream)
-    side.wait_stream(current)
-    side.wait_stream(current)
-    (begin, ) = made
-    assert [(what, event, id(stream)) for what, event, stream in done] == [
-        ("record", begin, id(current)), ("wait", begin, id(side))] * 2
-    assert "record_event" not in vars(SideStream), "an event of this stream may be held by others"

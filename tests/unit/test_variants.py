@@ -43,7 +43,7 @@ def test_arguments_of_equal_kinds_are_equal_to_triton(kernel, triton_backend, ou
         for value in VALUES:
             args = [7] * count
             args[place] = value
-            found.append((kinds(kernel, args, ours.compiles_by_storage)[place],
+            found.append((kinds(kernel.params, args, ours.compiles_by_storage)[place],
                           bind(*args, *[64] * (len(kernel.params) - count))[1][place]))
         for (kind, triton), (other, others) in itertools.combinations(found, 2):
             assert kind != other or triton == others

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """What an op is: one object that says all about it. See docs/extending.md for one outside of this package."""
+from operator import itemgetter
 from typing import Any, Callable, Sequence
 
 import torch
@@ -70,7 +71,7 @@ class Op(Calls):
     recorder: Operator
 
     def __init__(self) -> None:
-        self._order = self.places()
+        self._of_places = itemgetter(*self.places())
 
     # -- what an op says of itself -----------------------------------------------------------------------------
     def check(self, group: Group, *call: Any) -> Agreed:

@@ -48,9 +48,7 @@ def rule(op: Any, agreed: Any, group: Group, ways: Sequence[Choice], bytes_in: i
          scatters: bool = False) -> tuple[Choice, str]:
     """(the way to take where none has been measured, why). bytes_in: what the collective brings to each rank, a reduce-scatter
     where it `scatters`, else an all-gather."""
-    usual: dict = {}                                                            # the first of each method
-    for choice in ways:
-        usual.setdefault(choice.method, choice)
+    usual = {choice.method: choice for choice in reversed(ways)}                # the first of each method
     if len(usual) == 1:
         return ways[0], agreed.why or "it is what this method does without figures"
     if possible.UNFUSED in usual and not possible.fusing_pays(group.size, bytes_in, scatters):

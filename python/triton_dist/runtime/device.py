@@ -193,7 +193,7 @@ class Device(ABC):
         """Stores int32 `value` to `flags[index]` (maybe a peer's) on `stream`, after everything before it, system scope."""
 
     # -- kernels -------------------------------------------------------------------------------------------
-    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | tuple | None = None) -> Callable:
+    def prepare(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, varying: int | tuple | None = None) -> Any:
         """Compiles `kernel` for positional arguments `args` and returns a launcher.
 
         Args:
@@ -205,8 +205,7 @@ class Device(ABC):
         """
         note_variant(kernel, kwargs)
         self.compile(kernel, grid, args, kwargs)
-        whole = Arguments(args, places(varying, args))
-        return lambda *values: self.launch(kernel, grid, whole(values), kwargs)
+        return Prepared(self, kernel, grid, Arguments(args, places(varying, args)), kwargs)
 
     @abstractmethod
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict) -> Any:
@@ -262,6 +261,23 @@ class Device(ABC):
         """The calling rank leaves its world, maybe by an error: what watches over it may stop. Silent, idempotent."""
 
 
+class Prepared:
+    """A launch of a kernel with its grid and the arguments that stay. A call takes those that vary."""
+
+    def __init__(self, device: Device, kernel: Any, grid: tuple, whole: "Arguments", options: dict):
+        self._device, self._kernel, self._grid, self._whole, self._options = device, kernel, grid, whole, options
+
+    def __call__(self, *values: Any) -> None:
+        self._device.launch(self._kernel, self._grid, self._whole(values), self._options)
+
+    def on(self, grid: tuple, changed: dict) -> "Prepared | None":
+        """The same on another grid and with other arguments: {position: argument}. None where they may need another binary.
+
+        Tensors must have the same dtype and alignment, and descriptors must be of the same kind, as in calls.
+        """
+        return Prepared(self._device, self._kernel, grid, self._whole.on(changed), self._options)
+
+
 def note_variant(kernel: Any, options: dict) -> None:
     """A launch of `kernel` is prepared with these constexprs and launch options, each combination of which is compiled."""
     found = state().variants
@@ -277,11 +293,18 @@ def places(varying: int | tuple | None, args: tuple) -> tuple:
 class Arguments:
     """All arguments of a prepared launch, from those that a call gives at `positions`. It keeps no tensor alive that varies."""
 
-    def __init__(self, args: tuple, positions: tuple):
+    def __init__(self, args: Sequence, positions: tuple):
         self._whole, self._positions = list(args), positions        # what varies: None, or type and fields of a descriptor
         for position in positions:
-            arg = args[position]
-            self._whole[position] = (type(arg), {**vars(arg), "base": None}) if hasattr(arg, "base") else None
+            self._whole[position] = _without_tensor(args[position])
+
+    def on(self, changed: dict) -> "Arguments":
+        """The same with other arguments, {position: argument}."""
+        found = object.__new__(Arguments)
+        found._whole, found._positions = list(self._whole), self._positions
+        for position, arg in changed.items():
+            found._whole[position] = _without_tensor(arg) if position in self._positions else arg
+        return found
 
     def __call__(self, values: tuple) -> tuple:
         whole = list(self._whole)
@@ -293,6 +316,10 @@ class Arguments:
                 vars(value).update(fields, base=tensor)
             whole[position] = value
         return tuple(whole)
+
+
+def _without_tensor(arg: Any) -> tuple | None:
+    return (type(arg), {**vars(arg), "base": None}) if hasattr(arg, "base") else None
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple:

@@ -168,9 +168,10 @@ class SymmetricHeap:
 
     def reachable(self, group: groups.Group) -> bool:
         """True when loads and stores reach every member from here."""
-        if group.world_ranks not in self._reachable:
-            self._reachable[group.world_ranks] = all(self.arena.bases[r] for r in group.world_ranks)
-        return self._reachable[group.world_ranks]
+        found = self._reachable.get(group.world_ranks)
+        if found is None:
+            found = self._reachable[group.world_ranks] = all(self.arena.bases[r] for r in group.world_ranks)
+        return found
 
     def _take(self, offset: int, nbytes: int) -> None:
         rest = []

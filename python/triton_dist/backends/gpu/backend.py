@@ -20,7 +20,7 @@ from triton_dist.backends.gpu.side_stream import SideStream
 from triton_dist.backends.gpu.thread_functions import library as thread_library
 from triton_dist.backends.gpu.trace_library import library as trace_library
 from triton_dist.backends.gpu.tracing import TraceBuffers
-from triton_dist.backends.gpu.variants import Variant, kinds, no_launcher
+from triton_dist.backends.gpu.variants import Variant, kinds, no_launcher, specialised
 from triton_dist.compat.torch import cuda_device as _device, cuda_empty as _empty, cuda_raw_stream as _raw_stream
 from triton_dist.compat.triton import load
 from triton_dist.language._call import LIBRARY
@@ -44,10 +44,10 @@ class PreparedLaunch:
     Triton's launch hooks are set.
     """
 
-    def __init__(self, compiled: Any, device: int, grid: tuple, whole: Arguments, bound: Callable | None):
-        self._compiled, self._device, self._whole = compiled, device, whole
+    def __init__(self, variant: Variant, device: int, grid: tuple, whole: Arguments, bound: Any):
+        self._variant, self._compiled, self._device, self._whole = variant, variant.compiled, device, whole
+        self._launcher = bound
         self._bound = None if bound is None else bound.__call__         # a method is called in less time than an object
-        self._again = getattr(bound, "again", None)
         self._grid = (*grid, 1, 1)[:3]
         self._hooks = knobs.runtime
 
@@ -69,7 +69,19 @@ class PreparedLaunch:
     @property
     def again(self) -> Callable | None:
         """Launches as the last call did, in the least host time that a launch takes; None where Triton's launcher serves."""
-        return self._again
+        return getattr(self._launcher, "again", None)
+
+    def on(self, grid: tuple, changed: dict) -> "PreparedLaunch | None":
+        """See runtime.device.Prepared."""
+        integers = self._variant.integers
+        if integers is None:
+            return None
+        for position in integers.keys() & changed.keys():
+            parameter, kind = integers[position]
+            if kinds((parameter,), (changed[position],)) != (kind,):
+                return None
+        bound = None if self._launcher is None else self._launcher.on(grid, changed)
+        return PreparedLaunch(self._variant, self._device, grid, self._whole.on(changed), bound)
 
 
 @functools.cache
@@ -233,20 +245,22 @@ class GpuBackend(Backend):
         if found is not None:
             return found
         variant = self._variant(kernel, grid, args, kwargs, positions)
-        return PreparedLaunch(variant.compiled, torch.cuda.current_device(), grid, Arguments(args + variant.constants, positions),
+        return PreparedLaunch(variant, torch.cuda.current_device(), grid, Arguments(args + variant.constants, positions),
                               variant.bind(grid, args))
 
     def _variant(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> Variant:
         """What serves launches of `kernel` with arguments like these: compiled and loaded at the first one."""
-        key = (id(kernel), positions, *kinds(kernel, args, self.compiles_by_storage), *kwargs.items(),
+        key = (id(kernel), positions, *kinds(kernel.params, args, self.compiles_by_storage), *kwargs.items(),
                *self._extern_libs.values())
         found = self._variants.get(key)
         if found is None:
             compiled = self.compile(kernel, grid, args, kwargs)
             load(compiled)
-            named = kernel, *[getattr(arg, "layout", None) for arg in args if hasattr(arg, "base")]
+            layouts = [getattr(arg, "layout", None) for arg in args if hasattr(arg, "base")]
             constants = tuple([kwargs[name] for name in kernel.arg_names[len(args):]])
-            found = self._variants[key] = Variant(named, compiled, constants, self._binder(compiled, positions))
+            integers = None if self.compiles_by_storage else specialised(kernel.params, args)
+            found = self._variants[key] = Variant(kernel, layouts, compiled, integers, constants,
+                                                  self._binder(compiled, positions))
         return found
 
     def _from_library(self, kernel: Any, grid: tuple, args: tuple, kwargs: dict, positions: tuple) -> Callable | None:

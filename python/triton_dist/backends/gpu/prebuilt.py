@@ -150,6 +150,9 @@ class PrebuiltLaunch:
         self._bound(stream, args)
         leave(metadata)
 
+    def on(self, grid: tuple, changed: dict) -> None:
+        """See runtime.device.Prepared. The library is asked again, for another variant may be the one."""
+
 
 class _Metadata(dict):
     """What Triton's launch hooks are given: a dict, and the same by get()."""

@@ -14,25 +14,28 @@ _SHORT = 2**31                  # bytes of storage below which it computes offse
 
 
 class Variant(NamedTuple):
-    """A kernel that is compiled for arguments of one kind, and loaded.
+    """A kernel that is compiled for arguments of some kinds, and loaded.
 
+    integers: as of `specialised`; None where the storages of tensors matter, which may be larger for another number of rows.
     constants: values of its trailing constexprs. bind(grid, args): a launcher (stream, arguments) that needs less host time than
-    Triton's, or None where there is none. named: what it is found by the identity of, and must live as long: the kernel, and
-    layouts of descriptors.
+    Triton's, or None where there is none. layouts: of descriptors. Kernel and layouts, which it is found by the identity of,
+    live as long.
     """
-    named: tuple
+    kernel: Any
+    layouts: list
     compiled: Any
+    integers: dict | None
     constants: tuple
-    bind: Callable[[tuple, tuple], Callable | None]
+    bind: Callable[[tuple, tuple], Any]
 
 
-def kinds(kernel: Any, args: Sequence, by_storage: bool = False) -> tuple:
-    """What Triton looks at in positional arguments of `kernel`. For arguments of equal kinds it takes the same binary.
+def kinds(parameters: Sequence, args: Sequence, by_storage: bool = False) -> tuple:
+    """What Triton looks at in arguments for these parameters of a kernel. For arguments of equal kinds it takes the same binary.
 
     by_storage: whether it looks at how large a tensor's storage is.
     """
     found: list = []
-    for value, parameter in zip(args, kernel.params):
+    for value, parameter in zip(args, parameters):
         if isinstance(value, Tensor):
             short = by_storage and value.untyped_storage().nbytes() < _SHORT
             found.append((value.dtype, value.data_ptr() % _ALIGNMENT == 0, short))
@@ -44,6 +47,12 @@ def kinds(kernel: Any, args: Sequence, by_storage: bool = False) -> tuple:
         else:
             found.append((type(value), value))
     return tuple(found)
+
+
+def specialised(parameters: Sequence, args: Sequence) -> dict:
+    """{position: (its parameter, its kind)} of the integers among `args` of which Triton looks at the value."""
+    return {i: (parameter, *kinds((parameter,), (value,))) for i, (parameter, value) in enumerate(zip(parameters, args))
+            if type(value) is int and not parameter.do_not_specialize}
 
 
 def no_launcher(grid: tuple, args: tuple) -> None:

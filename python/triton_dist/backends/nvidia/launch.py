@@ -58,10 +58,13 @@ class _Boxes:
 
 
 class TensorMaps(dict):
-    """Where CUtensorMaps of a parameter lie in host memory, by the address that they describe: tensors of one shape and type."""
+    """Where CUtensorMaps of a parameter lie in host memory, by the address that they describe: tensors of one shape and type.
+
+    words: shape and strides, as the kernel gets them.
+    """
 
     def __init__(self, boxes: _Boxes, shape: tuple, strides: tuple, padding: str):
-        self._boxes = boxes
+        self._boxes, self.words = boxes, array("q", shape + strides)
         self._sizes = array("Q", [*shape[::-1], *[boxes.elem_size * step for step in strides[-2::-1]]])
         sizes = self._sizes.buffer_info()[0]
         self._after = sizes, sizes + 8 * boxes.rank, *boxes.after, padding == "nan"
@@ -89,9 +92,9 @@ class Parameters:
     A launch has one block of memory, which consists of words of eight bytes. It begins with the configuration. At `params` the
     addresses of the parameters begin, and at `cells` the parameters. Of a smaller parameter a kernel reads the low bytes.
     blank: the block without a grid and arguments.
-    positions: of the arguments that a call gives. pointers, integers: (position among the arguments, word) of those that stay,
-    and of those that vary. descriptors: (position, word of the address of its tensor map, word and end of its shape and
-    strides, its _Boxes, whether it varies).
+    varying: positions of the arguments that a call gives. varying_pointers, varying_integers: (position, word) of these.
+    scalars: {position: (word, whether it is a pointer)} of others. descriptors: {position: (word of the address of its tensor
+    map, word and end of its shape and strides, its _Boxes)}.
     Raises UnsupportedFeature for kernels that need more: scratch memory, clusters, other argument types.
     """
 
@@ -99,7 +102,7 @@ class Parameters:
         meta = compiled.metadata
         if meta.num_ctas != 1 or meta.launch_pdl or meta.global_scratch_size or meta.profile_scratch_size:
             raise UnsupportedFeature("clusters, dependent launches or scratch memory")
-        self.driver, self.positions, self.function = driver, positions, compiled.function
+        self.driver, self.varying, self.function = driver, positions, compiled.function
         pointers, integers, descriptors, size = [], [], [], 0
         metas = iter(getattr(meta, "tensordesc_meta", None) or ())
         for position, kind in enumerate(compiled.src.signature.values()):
@@ -118,11 +121,14 @@ class Parameters:
             size += 1
         size += 2                                           # null scratch pointers come last
         self.params, self.cells = _CONFIG, _CONFIG + size
-        (self.pointers, self.varying_pointers), (self.integers, self.varying_integers) = [
-            [[(position, self.cells + index) for position, index in entries if (position in positions) is varies]
-             for varies in (False, True)] for entries in (pointers, integers)]
-        self.descriptors = [(position, self.params + index, self.cells + index + 1, self.cells + index + 1 + 2 * boxes.rank,
-                             boxes, position in positions) for position, index, boxes in descriptors]
+        self.varying_pointers, self.varying_integers = [
+            [(position, self.cells + index) for position, index in entries if position in positions]
+            for entries in (pointers, integers)]
+        self.scalars = {position: (self.cells + index, entries is pointers) for entries in (pointers, integers)
+                        for position, index in entries if position not in positions}
+        self.descriptors = {
+            position: (self.params + index, self.cells + index + 1, self.cells + index + 1 + 2 * boxes.rank, boxes)
+            for position, index, boxes in descriptors}
         self.launch = driver.bound("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
         cooperative = bool(meta.launch_cooperative_grid)
         attributes = int(cooperative or "griddepcontrol.wait" in compiled.asm["ptx"])       # or waits by itself for its turn
@@ -134,34 +140,44 @@ class Parameters:
 class BoundLaunch:
     """A compiled kernel with its grid and arguments.
 
-    A call gives those of the kernel's positional arguments that are at the positions of `common`. Tensors and descriptors among
-    them may have other addresses, and integers other values. All other arguments stay as they are. A call may pass the tensor in
-    place of its descriptor.
+    A call gives those of the kernel's positional arguments that vary. Tensors and descriptors among them may have other
+    addresses, and integers other values. All other arguments stay as they are; whoever keeps the launch keeps them. A call may
+    pass the tensor in place of its descriptor.
     """
 
     def __init__(self, common: Parameters, grid: tuple, args: tuple):
-        self._driver, self._launch, self._common = common.driver, common.launch, common
-        self._pointers, self._integers, self._maps = common.varying_pointers, common.varying_integers, []
-        self._block = block = array("q", common.blank)
-        start = block.buffer_info()[0]
+        self._common, self._driver, self._launch = common, common.driver, common.launch
+        self._pointers, self._integers = common.varying_pointers, common.varying_integers
+        self._maps, self._kept = (), {}                     # tensor maps that vary, and {word: one} that stay
+        self._write(array("q", common.blank), grid, dict(enumerate(args)))
+
+    def on(self, grid: tuple, changed: dict) -> "BoundLaunch":
+        """The same on another grid and with other arguments, {position: argument}."""
+        made = object.__new__(BoundLaunch)
+        vars(made).update(vars(self))
+        made._write(array("q", self._block), grid, changed)
+        return made
+
+    def _write(self, block: array, grid: tuple, args: dict) -> None:
+        common, start, maps = self._common, block.buffer_info()[0], {entry[0]: entry for entry in self._maps}
         _GRID.pack_into(block, 0, *(*grid, 1, 1)[:3])
         block[common.params:common.cells] = array("q", range(start + 8 * common.cells, start + 8 * len(block), 8))
-        for position, word in common.pointers:
-            block[word] = args[position].data_ptr()
-        for position, word in common.integers:
-            block[word] = args[position]
-        self._kept = [arg for i, arg in enumerate(args) if i not in common.positions]       # whose memory the kernel uses
-        for position, param, word, end, boxes, varies in common.descriptors:
-            arg = args[position]
-            of_address = boxes.maps(arg)
-            block[word:end] = array("q", (*arg.shape, *arg.strides))
-            if varies:
-                self._maps.append((position, param, of_address))
-            else:
-                block[param] = where = of_address[_address(arg)]
-                self._kept.append(where)
+        for position, arg in args.items():
+            if position in common.scalars:
+                word, is_pointer = common.scalars[position]
+                block[word] = arg.data_ptr() if is_pointer else arg
+            elif position in common.descriptors:
+                param, word, end, boxes = common.descriptors[position]
+                of_address = boxes.maps(arg)
+                block[word:end] = of_address.words
+                if position in common.varying:
+                    maps[position] = position, param, of_address
+                else:
+                    self._kept = {**self._kept, param: of_address[_address(arg)]}
+        for param, where in self._kept.items():
+            block[param] = where
+        self._block, self._maps, self._stream = block, [*maps.values()], None
         self._where = start, common.function, start + 8 * common.params, None
-        self._stream: int | None = None
 
     def __call__(self, stream: int, args: tuple) -> None:
         block = self._block

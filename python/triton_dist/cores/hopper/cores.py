@@ -159,10 +159,19 @@ class _AgGemm(_Bound):
         out [world * m, n] is taken as [world, m, n]. A view would give a chunk of one row a stride of n, which need not be
         aligned.
         """
-        p, row, (bm, _, bk) = self.plan, out.stride(0), self.blocks
+        return (descriptor(x, self.blocks[0], self.blocks[2]), gathered, self.weight(weight, self.width),
+                self.weight(weight, self.narrow), *self._chunks(out))
+
+    def _chunks(self, out: torch.Tensor) -> list[TensorDescriptor]:
+        p, row, block_m = self.plan, out.stride(0), self.blocks[0]
         chunks = out.as_strided((p.group.size, p.m, p.n), (p.m * row, row, 1))
-        return (descriptor(x, bm, bk), gathered, self.weight(weight, self.width), self.weight(weight, self.narrow),
-                descriptor(chunks, 1, bm, self.width), descriptor(chunks, 1, bm, self.narrow))
+        return [descriptor(chunks, 1, block_m, width) for width in (self.width, self.narrow)]
+
+    def resized(self, x, out) -> dict:
+        """{position: argument of the kernel that depends on the number of rows}."""
+        p, (bm, _, bk), (wide, narrow) = self.plan, self.blocks, self._chunks(out)
+        return {0: descriptor(x, bm, bk), 4: wide, 5: narrow, 11: p.m, 14: p.gather.pieces, 15: p.gather.piece_tiles,
+                16: self.wide}
 
     def args(self, x, weight, bias, out, epoch) -> tuple:
         """Of one call: x [m, k], weight [n, k], bias [n] or None, out [world * m, n], the call's epoch."""
@@ -207,7 +216,7 @@ class _GemmRs(_Bound):
         bm, bn, _ = self.blocks
         box = min(bm, BOX_ROWS), min(bn, BOX_BYTES // plan.hop_dtype.itemsize)
         self.buffers = plan.space.derived((plan.hop_dtype, plan.n, bm, bn), lambda: self._buffers((bm, bn), box))
-        self.gap, self.mixed = _pace(plan, box[0] * box[1] * plan.hop_dtype.itemsize)
+        self.box_bytes = box[0] * box[1] * plan.hop_dtype.itemsize
         self.varying = (0, 1, 2, *[7] * has_bias)
 
     def _buffers(self, block: tuple, box: tuple) -> tuple:
@@ -221,12 +230,17 @@ class _GemmRs(_Bound):
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
         return x, weight, out, None, None, None, None, bias
 
+    def resized(self, plan, x, out) -> dict:
+        """{position: argument of the kernel that depends on the number of rows}, which `plan` has."""
+        (bm, bn, bk), (gap, mixed) = self.blocks, _pace(plan, self.box_bytes)
+        return {0: descriptor(x, bm, bk), 2: descriptor(out, bm, bn), 13: plan.m, 16: gap, 17: mixed}
+
     def described(self, x, weight, bias, out) -> tuple:
         bias = absent(weight) if bias is None else bias
-        p, (bm, bn, bk), (slots, next_flags) = self.plan, self.blocks, self.buffers
-        return (descriptor(x, bm, bk), self.weight(weight, bn), descriptor(out, bm, bn), *slots,
-                bias, p.space.flags, next_flags, p.space.control,
-                p.group.rank, p.group.size, p.m, p.n, p.k, self.gap, self.mixed)
+        p, (slots, next_flags) = self.plan, self.buffers
+        described, out, m, *pace = self.resized(p, x, out).values()
+        return (described, self.weight(weight, self.blocks[1]), out, *slots, bias, p.space.flags, next_flags, p.space.control,
+                p.group.rank, p.group.size, m, p.n, p.k, *pace)
 
 
 class AgGemmCore(_Core):

@@ -25,21 +25,38 @@ class Fused(gather.OnGather):
     """
 
     def __init__(self, op: Any, choice: Choice, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, *_: Any):
-        self.group, self.dtype, self.config, self.asked = group, x.dtype, choice.config, agreed.method == "ws"
-        (self.m, self.k), self.n, self.gated = x.shape, agreed.columns(weight), agreed.act is not None
-        self.core = backend().core("ag_gemm") if choice.method == "ws" else None
-        self.tiles = -(-self.m // self.config.block_m)
-        self.pitch = self.tiles * self.config.block_m
+        self.group, self.dtype, self.choice, self.asked = group, x.dtype, choice, agreed.method == "ws"
+        self.k, self.n, self.gated = x.shape[1], agreed.columns(weight), agreed.act is not None
+        self.core, self.config = backend().core("ag_gemm") if choice.method == "ws" else None, choice.config
         if possible.across_nodes(group):
             kind: type[gather.Gather] = GatherOverNodes
         elif choice.comm_sms:
             kind = by_sms.PushesBySms
         else:
             kind = in_graphs.PushesInGraphs if choice.in_graphs else gather.PushesByCopies
-        self.space = space = kind.workspace(group)
-        self.gather, self.captured = kind(self, choice), kind.captured
-        super().__init__(space)
-        self.halves = space.halves(x.dtype)
+        self.space, self.captured = kind.workspace(group), kind.captured
+        self._make_room(kind, agreed.m)
+        super().__init__(self.space)
+        self.halves = self.space.halves(x.dtype)
+
+    def _make_room(self, kind: type[gather.Gather], m: int) -> None:
+        self.m, self.tiles = m, -(-m // self.config.block_m)
+        self.pitch = self.tiles * self.config.block_m
+        self.gather = kind(self, self.choice)
+
+    def _grid(self) -> tuple:
+        return max(1, min(self.call.units, backend().num_sms() - self.gather.programs)),
+
+    def resize(self, agreed, x, weight, bias, out):
+        if self.copies or type(self.gather) is not gather.PushesByCopies:
+            return None
+        self._make_room(gather.PushesByCopies, agreed.m)
+        if self.moved():
+            return None
+        x, self.call = x.contiguous(), type(self.call)(self, bias is not None)
+        self.gather.prepare(x)
+        out = x.new_empty((self.group.size * self.m, self.n)) if out is None else out
+        return self._grid(), self.call.resized(x, out)
 
     def compile(self, x, weight, bias, out):
         by_columns = None if self.gated else self.core          # which reads gate and up of contiguous rows only
@@ -52,8 +69,7 @@ class Fused(gather.OnGather):
             x, weight, out = (aligned.readable(self.core, t) for t in (x, weight, out))
         self.columns = weight.stride(1) != 1
         self.call = self.gather.arguments(self.core if by_core else None)(self, bias is not None)
-        programs = max(1, min(self.call.units, backend().num_sms() - self.gather.programs))
-        self.launch = backend().prepare(self.call.kernel, (programs,), self.call.described(x, weight, bias, out, 0),
+        self.launch = backend().prepare(self.call.kernel, self._grid(), self.call.described(x, weight, bias, out, 0),
                                         self.call.options, self.call.varying)
 
     def run(self, group, x, weight, bias, out, return_gathered=False):

@@ -137,6 +137,11 @@ class Portable:
         """Of one call: x [m, k], weight, bias or None, out [world * m, n], the call's epoch."""
         return x, self.plan.halves[epoch & 1], weight, bias, out, None, epoch
 
+    def resized(self, x, out) -> dict:
+        """{position: argument of the kernel that depends on the number of rows}."""
+        p = self.plan
+        return {9: p.m, 12: p.pitch, 14: p.gather.pieces, 15: p.gather.piece_tiles}
+
     def described(self, x, weight, bias, out, epoch) -> tuple:
         bias = absent(weight) if bias is None else bias
         p = self.plan

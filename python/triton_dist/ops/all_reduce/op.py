@@ -15,7 +15,7 @@ from triton_dist.ops.exchange.sizes import KIB, MIB
 from triton_dist.ops.registry import Gradient
 from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.workspace import CountedWorkspace, team
+from triton_dist.runtime.workspace import CountedWorkspace
 
 _ONE_HOP_BYTES = 4 << 20                # above, two hops are faster: each rank sums half of the tensor only
 
@@ -65,7 +65,7 @@ class _TwoHopsSelfFlagged(SelfFlagged):
         part = -(-sizes.vectors(self.n, self.dtype) // world)
         self.programs, rounds, options = sizes.grid_of_vectors(part, world)
         space, slots, half = sizes.self_flagged(self.group, 2 * world * part)
-        self.rest = (slots, half, space.control, team(self.group), self.n, part, rounds)
+        self.buffers, self.counts = (slots, half), (self.n, part, rounds)
         self.options = dict(options, OP=self.reduction, WORLD=world)
         return space
 
@@ -81,7 +81,7 @@ class _TwoHopsPackets(Packets):
         part = -(-sizes.words(self.n, self.dtype) // self.group.size)
         self.programs, options = sizes.grid_of_packets(part, self.group.size)
         space, slots, half = sizes.packets(self.group, 2 * self.group.size * part)
-        self.rest = (slots, half, space.control, team(self.group), self.n, part)
+        self.buffers, self.counts = (slots, half), (self.n, part)
         self.options = dict(options, OP=self.reduction)
         return space
 
@@ -95,7 +95,8 @@ class _TwoHopPush(Kernel):
 
     def room(self) -> CountedWorkspace:
         part = -(-self.n // self.group.size)
-        space, self.programs, self.rest, options = sizes.pushes(self.group, "two hops", self.dtype, part, self.n)
+        space, self.programs, self.buffers, blocks, options = sizes.pushes(self.group, "two hops", self.dtype, part)
+        self.counts = self.n, *blocks
         self.options = dict(options, OP=self.reduction)
         return space
 

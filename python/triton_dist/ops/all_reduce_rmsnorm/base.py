@@ -55,11 +55,13 @@ class NormedAllReduce(Op):
     """All-reduce, bias, residual and a norm of rows. A subclass says which norm, and what the op gives beside it.
 
     Attributes:
+        agrees_on: the type of what ranks agree on.
         center: whether the norm is of differences from the mean.
         steps: which method "auto" takes, as of collectives (exchange/sizes.py by_size). On 2 H200 (bf16, graphs, us a call) one
             hop takes 14.9 for 256 x 8192 and 14.8 for 512 x 4096, two hops 15.3 and 15.1.
     """
 
+    agrees_on: type[Norm] = Norm
     center = False
     methods = ("one_shot", "two_shot", "unfused")
     steps = {2: ((4 * MIB, "one_shot"), (16 * MIB, "two_shot")), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))}
@@ -99,13 +101,14 @@ class NormedAllReduce(Op):
         checks.no_overlap("residual_out", residual_out, **dict(read, residual=None if in_place else residual))
         checks.no_grad(**read)
 
-    def agreed_of(self, x: torch.Tensor, method: str, eps: float | None, group: Group, weight_bias: float = 0.0) -> Norm:
-        """What ranks agree on in a call with this x, which is checked."""
+    def agreed_of(self, x: torch.Tensor, method: str, eps: float | None, group: Group, weight_bias: float = 0.0,
+                  **more: Any) -> Any:
+        """What ranks agree on in a call with this x, which is checked. more: fields that the op adds."""
         n = x.shape[-1]
-        return self.of_rows(x.numel() // n if n else 0, n, x.dtype, eps, group, weight_bias, method)
+        return self.of_rows(x.numel() // n if n else 0, n, x.dtype, eps, group, weight_bias, method, **more)
 
     def of_rows(self, m: int, n: int, dtype: torch.dtype, eps: float | None, group: Group, weight_bias: float = 0.0,
-                method: str = "auto") -> Norm:
+                method: str = "auto", **more: Any) -> Any:
         """The same in a call with m rows of n elements."""
         chosen, why = sizes.choose(self, method, group, m * n * dtype.itemsize)
         if chosen != "unfused" and n * dtype.itemsize > MOST_ROW_BYTES:
@@ -113,8 +116,8 @@ class NormedAllReduce(Op):
                 raise InvalidArgument(f"method: {method!r} takes rows of at most {MOST_ROW_BYTES} bytes, found "
                                       f"{n * dtype.itemsize}; use 'auto' or 'unfused'")
             chosen, why = "unfused", f"a row has more than {MOST_ROW_BYTES} bytes"
-        return Norm(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, eps=eps_of(eps, dtype),
-                    weight_bias=float(weight_bias))
+        return self.agrees_on(op=self.name, dtype=dtype, method=chosen, why=why, m=m, n=n, eps=eps_of(eps, dtype),
+                              weight_bias=float(weight_bias), **more)
 
     def candidates(self, agreed: Norm, group: Group) -> Sequence[Choice]:
         return [Choice("unfused" if group.size == 1 or not agreed.m else agreed.method)]
@@ -193,18 +196,28 @@ class _SumThenNorm(OfParts):
 
     compiles = True
 
-    def __init__(self, op: NormedAllReduce, agreed: Norm, group: Group, x: torch.Tensor, *others: torch.Tensor | None):
-        self._args, self._room, parts = op.args, backend().maker(tuple(x.shape), agreed.dtype), ()
+    def __init__(self, op: NormedAllReduce, agreed: Norm, group: Group, x: torch.Tensor, *others: torch.Tensor | None,
+                 norm: NormRows | None = None, templates: dict | None = None):
+        self._op, self._args, self._room, parts = op, op.args, backend().maker(tuple(x.shape), agreed.dtype), ()
         if group.size > 1:
             given = [t for t in others[len(op.tensors) - 1:] if t is not None and t.dtype == agreed.dtype]
             where = min([self._room(), *given], key=_alignment)     # all that matters of where the sum goes, beside its dtype
-            parts = ALL_REDUCE.part(group, ALL_REDUCE.at(agreed.m, agreed.n, 1, agreed.dtype, group), x.contiguous(), where),
+            parts = ALL_REDUCE.part(group, ALL_REDUCE.at(agreed.m, agreed.n, 1, agreed.dtype, group), x.contiguous(), where,
+                                    templates=templates),
         super().__init__(group, *parts)
-        self._norm = NormRows(agreed.m, agreed.n, agreed.dtype, agreed.eps, agreed.weight_bias, op.center, agreed.how)
+        self._norm = norm or NormRows(agreed.m, agreed.n, agreed.dtype, agreed.eps, agreed.weight_bias, op.center, agreed.how)
 
     def compile(self, *given: torch.Tensor | None) -> None:
         args = self._args(*given)
         self._norm.compile(*self._of_sum(args, self._where(args)))
+
+    def resized(self, agreed: Norm, group: Group, templates: dict, *tensors: torch.Tensor | None) -> Plan | None:
+        norm = self._norm.on(agreed.m)
+        if norm is None:
+            return None
+        found = _SumThenNorm(self._op, agreed, group, *tensors, norm=norm, templates=templates)
+        found.compiles, found.variants = False, self.variants
+        return found
 
     def _where(self, args: tuple) -> torch.Tensor:
         """Where the sum over ranks goes: into the result, unless that is the residual, which is still needed."""

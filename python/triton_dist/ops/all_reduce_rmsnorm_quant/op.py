@@ -46,7 +46,7 @@ class Quantized(Norm):
 class AllReduceRmsnormQuant(NormedAllReduce):
     """all_reduce_rmsnorm whose output is the fp8 input of the next linear."""
 
-    name = "all_reduce_rmsnorm_quant"
+    name, agrees_on = "all_reduce_rmsnorm_quant", Quantized
     tensors = {"x": "partial", "weight": "equal", "bias": "equal", "residual": "equal", "scale": "equal"}
     outputs = {"out": "summed", "residual_out": "summed", "scales_out": "summed", "norm_out": "summed"}
     schema = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, str quant, bool keep_norm, float? eps, "
@@ -67,13 +67,10 @@ class AllReduceRmsnormQuant(NormedAllReduce):
         check_scales(scales_out, scales_shape(shape, quant))
         self.check_outputs(residual, residual_out, {"out": out, "scales_out": scales_out, "norm_out": norm_out}, x=x,
                            weight=weight, bias=bias, scale=scale)
-        return self._quantized(self.agreed_of(x, method, eps, group, weight_bias), quant, bool(keep_norm))
-
-    def _quantized(self, found: Norm, quant: str, keep: bool) -> Quantized:
-        return Quantized(**vars(found), quant=quant, keep=keep)
+        return self.agreed_of(x, method, eps, group, weight_bias, quant=quant, keep=bool(keep_norm))
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Quantized:
-        return self._quantized(super().at(m, n, k, dtype, group), "fp8_row", False)
+        return self.of_rows(m, n, dtype, None, group, quant="fp8_row", keep=False)
 
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
         return dict(super().inputs(m, n, k, group), quant="fp8_row")

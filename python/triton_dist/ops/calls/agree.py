@@ -7,7 +7,7 @@ differ, in a call or in that only some refuse it, the world is over: that call r
 later call says so with the first cause.
 """
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
+from functools import cache
 from operator import attrgetter
 from typing import Any, Callable, ClassVar
 
@@ -28,6 +28,7 @@ class Agreed:
         dtype: of the operands.
         method: the one that was asked for, or that the op takes for "auto"; "auto" where it is decided later.
         why: the reason for a method that the op has taken. Ranks do not compare it.
+        family: what calls have alike that differ only in the number of rows.
         varies: the field that calls of one family differ in: the number of rows, which changes from call to call in a server.
     """
     varies: ClassVar[str] = "m"
@@ -35,11 +36,10 @@ class Agreed:
     dtype: torch.dtype
     method: str
     why: str = field(default="", compare=False)
+    family: tuple = field(init=False, compare=False, repr=False)
 
-    @cached_property
-    def family(self) -> tuple:
-        """What calls have alike that differ only in the number of rows."""
-        return _family(type(self))(self)
+    def __post_init__(self) -> None:
+        vars(self)["family"] = _family(type(self))(self)
 
     def of_rows(self, number: int) -> Any:
         """The same with another number of rows, on which no other field depends. Takes a third of the time of `replace`."""

@@ -64,7 +64,7 @@ def decide(record: CallRecord, call: Call) -> Decision:
         record.decisions.clear()
         record.sizes.clear()
     known = record.decisions.setdefault(call.agreed, {})
-    found = _known(known, call.local)
+    found = _known(known, call.local) if known else None
     if found is None:
         sizes, found = _decide(record, call)
         if len(sizes) != 1:

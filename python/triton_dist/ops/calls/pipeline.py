@@ -27,6 +27,7 @@ from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.state import state
 
 _INPUTS, _OUTPUTS = (0, 1, 3, 4), (2, 5)        # places of an op's tensors among those of `known`
+_OF_ROWS = (0, 3)                               # places of x and the residual among an op's tensors
 
 
 class Calls:
@@ -44,7 +45,7 @@ class Calls:
     kept = True                     # whether plans are kept for later calls
     resized: Callable | None
     residual_has_rows = False       # whether the fourth input, where there is one, has as many rows as x in each call
-    _order: tuple                   # places of its tensors among those of `known`
+    _of_places: Callable            # gives its tensors of those of `known`
 
     def places(self) -> tuple:
         """Where each of the op's tensors stands among those of `known`: inputs first, then outputs."""
@@ -110,21 +111,22 @@ class Calls:
         known.plan.run(known.group, x, out)
         return out
 
-    def part(self, group: Group, agreed: Agreed, *tensors: torch.Tensor | None) -> Plan:
+    def part(self, group: Group, agreed: Agreed, *tensors: torch.Tensor | None, templates: dict | None = None) -> Plan:
         """The plan of calls that another op's plan makes, on tensors like these. Collective at a first use.
 
-        agreed: what ranks agree on in them, by `at`.
+        agreed: what ranks agree on in them, by `at`. templates: those that the other op's plan was given by `resized`.
         """
-        return self._made(record_of(self, group, group), group, agreed, list(tensors), None)
+        return self._made(record_of(self, group, group), group, agreed, list(tensors), None, templates=templates)
 
     def _looked_at(self, key: tuple | None, given: tuple, asked: tuple, group: Any, places: tuple) -> Known | None:
         """A call that repeats none: checked, planned and remembered."""
         if _modes() and ambient.is_recorded(places):
             return None
-        members, tensors = self.members(group), [places[place] for place in self._order]
+        members, tensors = self.members(group), [*self._of_places(places)]
         outputs, record, dtype = tensors[len(self.tensors):], record_of(self, group, members), None
-        varying = [i for i, t in enumerate(given) if i == 0 or self.residual_has_rows and t is places[4]]
-        agreed, signature = self._of_other_rows(record, key, given, varying, tensors)
+        residual = places[4] if self.residual_has_rows else None
+        varying = [0] if residual is None else [i for i, t in enumerate(given) if i == 0 or t is residual]
+        agreed, signature, templates = self._of_other_rows(record, key, given, varying, tensors)
         if agreed is None:
             self._checked(members, ambient.refuse, self.name, tensors)
             if wants_grad(tensors) and all(out is None for out in outputs):
@@ -133,7 +135,7 @@ class Calls:
             if dtype is not None:
                 tensors = [t if any(t is out for out in outputs) else ambient.cast(t, dtype) for t in tensors]
             signature = _signature(tensors, outputs), *map(repr, asked)
-        plan = self._planned(record, members, signature, tensors, asked, agreed)
+        plan = self._planned(record, members, signature, tensors, asked, agreed, templates)
         if state().watched is not None and not self.local:
             state().watched += [(each.agreed.op, each.agreed.family, each.choice, each.variants) for each in plan.with_parts()]
         # A number of rows that is new may never come again. What finds a repeated call at once is made when it does.
@@ -149,29 +151,27 @@ class Calls:
         return known
 
     def _of_other_rows(self, record: CallRecord, key: tuple | None, given: tuple, varying: list,
-                       tensors: list) -> tuple[Agreed | None, tuple]:
-        """(what ranks agree on, the signature) of a call that is like a known one but for the number of rows.
+                       tensors: list) -> tuple[Agreed | None, tuple, dict | None]:
+        """(what ranks agree on, the signature, templates) of a call that is like a known one but for the number of rows.
 
         None in place of the first where it has to be checked. varying: indices of tensors of so many rows in `given`.
         """
         if key is None or self.resized is None or backend().is_capturing():
-            return None, ()
+            return None, (), None
         known = record.of_other_rows(key, given, varying, state().world)
         if known is None:
-            return None, ()
+            return None, (), None
         agreed = self._checked(record.group, self.resized, known.plan.agreed, record.group, given[0], key[0])
         (_, _, *parts), *words = known.signature
-        for place, t in enumerate(tensors):
-            for i in varying:
-                if t is given[i]:
-                    parts[place] = (t.shape, *parts[place][1:])
-        return agreed, ((*_modes_of_torch(), *parts), *words)
+        for place, i in zip(_OF_ROWS, varying):
+            parts[place] = (given[i].shape, *parts[place][1:])
+        return agreed, ((*_modes_of_torch(), *parts), *words), known.templates
 
     def _planned(self, record: CallRecord, group: Group, signature: tuple, tensors: list, asked: tuple,
-                 agreed: Agreed | None) -> Plan:
+                 agreed: Agreed | None, templates: dict | None) -> Plan:
         """The plan of a call: made once for a signature, and again when it is not valid any more. The call is noted as made.
 
-        agreed: what ranks agree on; None where that has to be checked.
+        agreed: what ranks agree on; None where that has to be checked. templates: see `_made`.
         """
         capturing = backend().is_capturing()
         where = (signature, capturing) if (signature, capturing) in record.plans else (signature, False)
@@ -192,7 +192,7 @@ class Calls:
                     found.prepared, found.used, plan = plan.prepared, plan.used, found
                     record.keep(where, plan)
                 elif plan is None or not plan.valid():
-                    plan = self._made(record, group, agreed, tensors, None)
+                    plan = self._made(record, group, agreed, tensors, None, templates=templates)
                     if self.kept:
                         record.keep((signature, capturing), plan)
                     if not capturing and getattr(record.plans.get((signature, True)), "captured", None):
@@ -207,11 +207,12 @@ class Calls:
         return plan
 
     def _made(self, record: CallRecord, group: Group, agreed: Agreed, tensors: list, choice: Choice | None,
-              graphs: bool = False) -> Plan:
+              graphs: bool = False, templates: dict | None = None) -> Plan:
         """A plan, compiled. Collective at the first use of a family of calls, and of a way to run it.
 
         choice: the way, where it is known. Where the symmetric heap has no room for an "auto", which is so on all ranks then, the
-        plan is the unfused one.
+        plan is the unfused one. templates: (family, way) -> a plan of calls that differ in the number of rows alone, of which
+        this one may be made; None where such calls are not known.
         """
         agree_once(group, agreed, record.first_uses, graphs)
         free = agreed.method == "auto" or agreed.why
@@ -220,7 +221,7 @@ class Calls:
                 choice, why = self._decided(record, group, agreed, tensors)
                 if self.kept:
                     log.decided(self.name, group, agreed, choice, why)
-            plan = self._plan(record, group, agreed, choice, tensors)
+            plan = self._plan(record, group, agreed, choice, tensors, templates)
         except OutOfHeap as error:
             if graphs or not free:
                 raise
@@ -238,6 +239,8 @@ class Calls:
                 plan.compile(*tensors)
             finally:
                 state().variants = None
+        if templates is not None and (agreed.family, choice) not in templates:
+            templates.update(plan.by_way())
         meet_once(group, agreed, choice, record.first_uses, graphs)
         return plan
 
@@ -254,10 +257,16 @@ class Calls:
             self, agreed, self.local_size(*tensors), lambda total: self.shape(agreed, group, total), ways, rule, trial))
         return found.choice, found.reason
 
-    def _plan(self, record: CallRecord, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence) -> Plan:
-        """The plan of a way, not compiled yet."""
-        unfused = choice.method == UNFUSED
-        plan = self.plan_of_unfused(agreed, group, *tensors) if unfused else self.plan(choice, agreed, group, *tensors)
+    def _plan(self, record: CallRecord, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence,
+              templates: dict | None = None) -> Plan:
+        """The plan of a way, not compiled yet, unless it is made from one of `templates`."""
+        plan = None
+        like = templates.get((agreed.family, choice)) if templates is not None and not record.ranged else None
+        if like is not None:
+            plan = like.resized(agreed, group, templates, *tensors)
+        if plan is None:
+            unfused = choice.method == UNFUSED
+            plan = self.plan_of_unfused(agreed, group, *tensors) if unfused else self.plan(choice, agreed, group, *tensors)
         plan.agreed, plan.choice, plan.out_shape = agreed, choice, self.shape_of_out(agreed, group, *tensors)
         if record.ranged:
             plan.run = ranges.around(plan.run, ranges.name_of(self.name, choice, plan.out_shape))

@@ -47,6 +47,14 @@ class Plan:
         tensors: those of the op, in its order. Outputs are there even if the call allocates them.
         """
 
+    def resized(self, agreed: Any, group: Group, templates: dict, *tensors: torch.Tensor | None) -> "Plan | None":
+        """A plan, compiled, for calls that differ from its own in the number of rows alone. None: it has to be made as this was.
+
+        agreed: what ranks agree on in them. templates: for the parts, see Calls.part. tensors: those of the op, in its order;
+            None for an output that the call allocates.
+        """
+        return None
+
     def run(self, group: Group, *tensors: Any) -> Any:
         """One call on the op's tensors, in its order."""
         raise NotImplementedError
@@ -54,6 +62,10 @@ class Plan:
     def with_parts(self) -> list["Plan"]:
         """Itself and all its parts, in the order of their calls."""
         return [self, *[found for part in self.parts for found in part.with_parts()]]
+
+    def by_way(self) -> dict:
+        """{(family, way): itself or a part}, for calls that differ in the number of rows alone."""
+        return {(plan.agreed.family, plan.choice): plan for plan in self.with_parts()}
 
     def valid(self) -> bool:
         """Whether calls can be run by it now."""
@@ -178,10 +190,26 @@ class OnWorkspace(Plan):
 
     compiles = True
     plain = False
-    launch: Callable[..., None]
+    launch: Any
 
     def __init__(self, space: Workspace):
         self.space, self.generation = space, space.generation
+
+    def resize(self, agreed: Any, *tensors: torch.Tensor | None) -> tuple[tuple, dict] | None:
+        """(the grid, {position: argument of the kernel that depends on the number of rows}), after room has been made for them.
+
+        It is called for a copy of a plan that is compiled. None: another kernel, or other options, may be needed.
+        """
+        return None
+
+    def resized(self, agreed: Any, group: Group, templates: dict, *tensors: torch.Tensor | None) -> "Plan | None":
+        found = object.__new__(type(self))
+        vars(found).update(vars(self), compiles=False, prepared=False, used=False)
+        changed = found.resize(agreed, *tensors)
+        if changed is None or found.moved():                # where room was made, what the launch has is elsewhere now
+            return None
+        found.launch = self.launch.on(*changed)
+        return None if found.launch is None else found
 
     def args(self, *tensors: torch.Tensor | None) -> tuple:
         """Arguments of the kernel that vary from call to call."""
@@ -209,14 +237,9 @@ def present(*tensors: torch.Tensor | None) -> tuple[tuple, list]:
 
     One is there.
     """
-    missing, where, found = None, [], []
-    for place, t in enumerate(tensors):
-        if t is not None:
-            where.append(place)
-            missing = missing if missing is not None else absent(t)
-    for t in tensors:
-        found.append(missing if t is None else t)
-    return tuple(where), found
+    where = tuple([place for place, t in enumerate(tensors) if t is not None])
+    missing = absent(tensors[where[0]])
+    return where, [missing if t is None else t for t in tensors]
 
 
 class Trial:

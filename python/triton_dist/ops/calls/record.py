@@ -53,11 +53,11 @@ class Known:
     kinds: types of what else it was given, where there is a number: 1 == 1.0 == True.
     same, alike: whether tensors are like its own; whether they are but for the number of rows of some.
     autocast: the dtype that autocast asked for, where the op follows it.
-    signature: by which its plan is kept, where there is `alike`.
+    signature: by which its plan is kept, where there is `alike`. templates: plans of calls that are alike, by family and way.
     """
 
     __slots__ = ("plan", "group", "_new_out", "same", "alike", "alignment", "count", "careful", "tf32", "wants_grad", "relations",
-                 "compared", "autocast", "device", "kinds", "signature")
+                 "compared", "autocast", "device", "kinds", "signature", "templates")
 
     def __init__(self, plan: Plan, group: Group, dtype: torch.dtype, autocast: torch.dtype | None):
         self.plan, self.group, self.autocast = plan, group, autocast
@@ -183,6 +183,7 @@ class CallRecord(Record):
                 same = [i for i, t in enumerate(given) if t.ndim and t.shape[0] == rows]
                 if by_class not in self.known and same == [*varying]:           # others that have as many may have to, or not
                     known.alike, known.signature = _guards_of(given, varying), signature
+                    known.templates = known.plan.by_way()
                     self._remember(by_class, known)
 
     def _remember(self, key: tuple, known: Known) -> None:

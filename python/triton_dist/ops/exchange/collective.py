@@ -156,27 +156,39 @@ class Collective(Op):
 class Kernel(OnWorkspace):
     """One kernel on a workspace. Holds all that does not change from call to call. A subclass makes room and arguments of it.
 
-    n: elements to each rank, of the dtype that the kernel takes. carrier: that dtype, where it is not the tensors' own: then
-    their bytes are taken for it.
+    n: elements to each rank, of the dtype that the kernel takes; `each` make one of the tensors. carrier: that dtype, where it is
+    not the tensors' own: then their bytes are taken for it.
     """
 
     kernel: Any
 
     def __init__(self, op: Collective, agreed: Row, group: Group):
         self.op, self.group, self.reduction = op, group, agreed.reduction
-        self.dtype, each = (agreed.dtype, 1) if op.reduces else carrier_of(agreed.dtype)
-        self.carrier, self.n = None if self.dtype == agreed.dtype else self.dtype, each * agreed.n
+        self.dtype, self.each = (agreed.dtype, 1) if op.reduces else carrier_of(agreed.dtype)
+        self.carrier, self.n = None if self.dtype == agreed.dtype else self.dtype, self.each * agreed.n
         super().__init__(self.room())
 
     def room(self) -> CountedWorkspace:
-        """The workspace, with room for a call. Sets programs, and `rest` and `options` of the kernel."""
+        """The workspace, with room for a call. Sets programs and options, and of the kernel's arguments buffers and counts."""
         raise NotImplementedError
 
     def compile(self, x: torch.Tensor, out: torch.Tensor) -> None:
         self.plain = self.carrier is None and x.is_contiguous()
         x, out = flat(x, self.dtype), flat(out, self.dtype)
-        self.launch = backend().prepare(self.kernel, (self.programs,), (x, out, *self.rest),
+        self.launch = backend().prepare(self.kernel, (self.programs,), (x, out, *self._rest(), *self.counts),
                                         dict(self.options, **self.whole(x, out), num_stages=1), varying=2)
+
+    def resize(self, agreed: Row, x: torch.Tensor, out: torch.Tensor | None) -> tuple[tuple, dict] | None:
+        out = x if out is None else out                         # of which only the alignment matters, and is no worse
+        options, whole = self.options, self.whole(x, out)
+        self.n = self.each * agreed.n
+        self.room()
+        if self.options != options or self.whole(x, out) != whole:
+            return None
+        return (self.programs,), dict(enumerate(self.counts, 2 + len(self._rest())))
+
+    def _rest(self) -> tuple:
+        return *self.buffers, self.space.control, team(self.group)
 
     def whole(self, x: torch.Tensor, out: torch.Tensor) -> dict:
         """The option that depends on the tensors' addresses."""
@@ -213,7 +225,7 @@ class OneHopSelfFlagged(SelfFlagged):
         vectors, world = sizes.vectors(self.n, self.dtype), self.group.size
         self.programs, rounds, options = sizes.grid_of_vectors(vectors, world)
         space, slots, half = sizes.self_flagged(self.group, world * vectors)
-        self.rest = (slots, half, space.control, team(self.group), self.n, vectors, rounds)
+        self.buffers, self.counts = (slots, half), (self.n, vectors, rounds)
         self.options = dict(options, SCATTER=self.op.scatter, OP=self.reduction, WORLD=world)
         return space
 
@@ -229,7 +241,7 @@ class OneHopPackets(Packets):
         words = sizes.words(self.n, self.dtype)
         self.programs, options = sizes.grid_of_packets(words, self.group.size)
         space, slots, half = sizes.packets(self.group, self.group.size * words)
-        self.rest = (slots, half, space.control, team(self.group), self.n, words)
+        self.buffers, self.counts = (slots, half), (self.n, words)
         self.options = dict(options, SCATTER=self.op.scatter, OP=self.reduction)
         return space
 
@@ -242,6 +254,7 @@ class OneHopPush(Kernel):
         return one_hop_push
 
     def room(self) -> CountedWorkspace:
-        space, self.programs, self.rest, options = sizes.pushes(self.group, "one hop", self.dtype, self.n, self.n)
+        space, self.programs, self.buffers, blocks, options = sizes.pushes(self.group, "one hop", self.dtype, self.n)
+        self.counts = self.n, *blocks
         self.options = dict(options, SCATTER=self.op.scatter, OP=self.reduction)
         return space

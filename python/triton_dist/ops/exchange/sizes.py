@@ -10,7 +10,7 @@ from triton_dist.ops.calls.possible import UNFUSED, no_kernel
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, SelfFlaggedWorkspace, team, workspace
+from triton_dist.runtime.workspace import MAX_PROGRAMS, CountedWorkspace, SelfFlaggedWorkspace, workspace
 
 KIB, MIB = 1 << 10, 1 << 20
 WORD = 8                                # bytes of data in a pair of packets, which takes twice as many
@@ -100,8 +100,7 @@ def self_flagged(group: Group, count: int) -> tuple[CountedWorkspace, torch.Tens
     """
     space = workspace(group, "self-flagged", SelfFlaggedWorkspace)
     space.reserve(power_of_two(VECTOR * count))
-    slots = space.data.view(torch.int32)
-    return space, slots, slots.numel() // 2
+    return space, *whole(space, torch.int32)
 
 
 def packets(group: Group, pairs: int) -> tuple[CountedWorkspace, torch.Tensor, int]:
@@ -111,14 +110,13 @@ def packets(group: Group, pairs: int) -> tuple[CountedWorkspace, torch.Tensor, i
     """
     space = workspace(group, "packets", CountedWorkspace)
     space.reserve(power_of_two(2 * WORD * pairs))
-    slots = space.data.view(torch.int64)
-    return space, slots, slots.numel() // 2
+    return space, *whole(space, torch.int64)
 
 
-def pushes(group: Group, hops: str, dtype: torch.dtype, part: int, n: int) -> tuple:
-    """(workspace, programs, arguments after the tensors, options) of kernels that push by plain stores.
+def pushes(group: Group, hops: str, dtype: torch.dtype, part: int) -> tuple:
+    """(workspace, programs, buffers and flags, (blocks, rounds), options) of kernels that push by plain stores.
 
-    part: elements that each rank gets in a hop. n: what the kernel is told as its number of elements.
+    part: elements that each rank gets in a hop.
     Not the workspace of packets, since a word of data may look like one. Ops that push in one hop share one, and so do those of
     two.
     """
@@ -126,9 +124,12 @@ def pushes(group: Group, hops: str, dtype: torch.dtype, part: int, n: int) -> tu
     space = workspace(group, f"pushes in {hops}", CountedWorkspace)
     space.reserve(group.size * blocks * options["BLOCK"] * dtype.itemsize, 2 * rounds * programs * group.size,
                   writer=lambda flag: flag % (space.flags.numel() // 2) % group.size)
-    data, flags = space.derived(("whole", dtype), lambda: space.data.view(dtype)), space.flags
-    rest = (data, data.numel() // 2, flags, flags.numel() // 2, space.control, team(group), n, blocks, rounds)
-    return space, programs, rest, options
+    return space, programs, (*whole(space, dtype), space.flags, space.flags.numel() // 2), (blocks, rounds), options
+
+
+def whole(space: CountedWorkspace, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """(both halves of a workspace as `dtype`, elements of one)."""
+    return space.derived(("whole", dtype), lambda: (space.data.view(dtype), space.half_bytes // dtype.itemsize))
 
 
 def power_of_two(value: int) -> int:

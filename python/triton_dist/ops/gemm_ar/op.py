@@ -170,16 +170,28 @@ class Ring(OfParts):
     _add: NormRows | None = None
 
     def __init__(self, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-                 residual: torch.Tensor | None, out: torch.Tensor | None):
+                 residual: torch.Tensor | None, out: torch.Tensor | None, like: "Ring | None" = None,
+                 templates: dict | None = None):
         whole = agreed.m, agreed.n, x.shape[1] * group.size, agreed.dtype, group
         self._each, self.compiles = agreed.m // group.size, residual is not None
         self._first = group.rank * self._each
         self._rows = backend().maker((self._each, agreed.n), agreed.dtype)
         rows = self._rows()
-        self._multiply = GEMM_RS.part(group, GEMM_RS.at(*whole), x, weight, bias, rows)
+        product = GEMM_RS.at(*whole) if like is None else like.parts[0].agreed.of_rows(self._each)
+        self._multiply = GEMM_RS.part(group, product, x, weight, bias, rows, templates=templates)
         # Of an output that there is not yet, only dtype and alignment matter, which those of `rows` are.
-        self._gather = ALL_GATHER.part(group, ALL_GATHER.at(*whole), rows, rows if out is None else out)
+        self._gather = ALL_GATHER.part(group, ALL_GATHER.at(*whole), rows, rows if out is None else out, templates=templates)
         super().__init__(group, self._multiply, self._gather)
+
+    def resized(self, agreed: Any, group: Group, templates: dict, *tensors: torch.Tensor | None) -> Plan | None:
+        found = type(self)(agreed, group, *tensors, self, templates)
+        found.compiles, found.variants = False, self.variants
+        if self._add is not None:
+            residual = tensors[3]
+            if (found._first - self._first) * residual.stride(0) * residual.element_size() % 16:
+                return None                             # its own rows would be aligned otherwise
+            found._add = self._add.on(found._each)
+        return found if (found._add is None) == (self._add is None) else None
 
     def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
                 *_: torch.Tensor | None) -> None:

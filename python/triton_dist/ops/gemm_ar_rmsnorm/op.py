@@ -180,8 +180,8 @@ class _Ring(Ring):
 
     def __init__(self, agreed: NormedProduct, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                  residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor | None,
-                 residual_out: torch.Tensor | None):
-        super().__init__(agreed, group, x, weight, bias, residual, residual_out)
+                 residual_out: torch.Tensor | None, *given: Any):
+        super().__init__(agreed, group, x, weight, bias, residual, residual_out, *given)
         self.compiles, self._asked = True, (agreed.eps, agreed.weight_bias)
 
     def compile(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
@@ -192,6 +192,13 @@ class _Ring(Ring):
         if served(weight.shape[0], x.dtype):
             self._norm = NormRows(x.shape[0], weight.shape[0], x.dtype, *self._asked)
             self._norm.compile(total, norm_weight, None, None, out)
+
+    def resized(self, agreed: NormedProduct, group: Group, templates: dict, *tensors: torch.Tensor | None) -> Plan | None:
+        found = super().resized(agreed, group, templates, *tensors)
+        if found is None or self._norm is None:
+            return found
+        found._norm = self._norm.on(agreed.m)
+        return None if found._norm is None else found
 
     def run(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
             residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor, residual_out: torch.Tensor) -> None:

@@ -28,18 +28,28 @@ class Fused(OnWorkspace):
     def __init__(self, choice: Choice, agreed: Any, group: Group, x: torch.Tensor, weight: torch.Tensor, *_: Any):
         self.group, self.dtype, self.hop_dtype, self.config = group, x.dtype, agreed.hop_dtype, choice.config
         self.asked = agreed.method == "ws"
-        self.m, (self.n, self.k) = x.shape[0] // group.size, weight.shape
-        self.core = backend().core("gemm_rs") if choice.method == "ws" else None
-        tiles_m = -(-self.m // self.config.block_m)
-        tiles = tiles_m * -(-self.n // self.config.block_n)
-        self.pitch, self.hops = tiles_m * self.config.block_m, max(1, group.size - 1)
-        self.programs = min(tiles * group.size, backend().num_sms())
+        self.n, self.k = weight.shape
+        self.core, self.hops = backend().core("gemm_rs") if choice.method == "ws" else None, max(1, group.size - 1)
         within = Scatter if choice.method == "scatter" else Portable
         self.portable = RingsOverNodes if possible.across_nodes(group) else within
-        space = workspace(group, self.portable.kind, self.portable.space)
-        space.reserve(*self.portable.room(self, tiles))
-        super().__init__(space)
+        self.space = workspace(group, self.portable.kind, self.portable.space)
+        self._make_room(agreed.m)
+        super().__init__(self.space)
         self.captured = False if self.portable is RingsOverNodes else None
+
+    def _make_room(self, m: int) -> None:
+        tiles_m = -(-m // self.config.block_m)
+        tiles = tiles_m * -(-self.n // self.config.block_n)
+        self.m, self.pitch = m, tiles_m * self.config.block_m
+        self.programs = min(tiles * self.group.size, backend().num_sms())
+        self.space.reserve(*self.portable.room(self, tiles))
+
+    def resize(self, agreed, x, weight, bias, out):
+        if self.copies or self.portable is RingsOverNodes:
+            return None
+        self._make_room(agreed.m)
+        out = x.new_empty((self.m, self.n)) if out is None else out
+        return (self.programs,), self.call.resized(self, checks.rows_contiguous(x), out)
 
     def compile(self, x, weight, bias, out):
         x, weight = checks.rows_contiguous(x), aligned.weight_for(self.core, weight)
@@ -94,6 +104,10 @@ class Portable:
     def args(self, x, weight, bias, out) -> tuple:
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
         return x, weight, bias, out
+
+    def resized(self, plan, x, out) -> dict:
+        """{position: argument of the kernel that depends on the number of rows}, which `plan` has."""
+        return {9: plan.m, 12: plan.pitch}
 
     def described(self, x, weight, bias, out) -> tuple:
         bias = absent(weight) if bias is None else bias

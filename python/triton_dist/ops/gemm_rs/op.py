@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """gemm_rs: what ranks agree on, the ways to run it, what they move, and the call."""
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Callable, Sequence
 
@@ -26,10 +26,16 @@ from triton_dist.runtime.groups import Group
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk(Agreed):
-    """out is [m, n] on each rank. Partial sums travel in hop_dtype."""
+    """out is [m, n] on each rank. Partial sums travel in hop_dtype.
+
+    core: the device's, if it serves such calls. straight: whether tiles go straight to their owners, or may: an "auto" has that
+    way where there is no switch.
+    """
     m: int
     n: int
     hop_dtype: torch.dtype
+    core: Any = field(compare=False)
+    straight: bool = field(compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -72,17 +78,20 @@ class GemmRs(Op):
         return agreed.of_rows(m) if 0 < m < 2**31 // group.size and not rest else None
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, hop_dtype: torch.dtype, method: str, group: Group) -> Chunk:
-        found = Chunk(op=self.name, dtype=dtype, method=method, m=m, n=n, hop_dtype=hop_dtype)
-        if method == "scatter" and possible.across_nodes(group):
+        core, apart = backend().core("gemm_rs"), possible.across_nodes(group)
+        core = core if core is not None and not apart and core.serves(dtype, n) else None
+        straight = group.size > 1 and not apart and not possible.switched() if method == "auto" else method == "scatter"
+        if method == "scatter" and apart:
             self.possible(method, possible.no_kernel(group))
-        return products.resolved(self, found, group, False, possible.BEFORE_CAPTURE, _core(n, dtype, group))
+        found = Chunk(op=self.name, dtype=dtype, method=method, m=m, n=n, hop_dtype=hop_dtype, core=core, straight=straight)
+        return products.resolved(self, found, group, False, possible.BEFORE_CAPTURE, core)
 
     def candidates(self, agreed: Chunk, group: Group) -> Sequence[Choice]:
         if agreed.method == "unfused" or not agreed.m * agreed.n:
             return [Choice("unfused")]
-        core, portable = _core(agreed.n, agreed.dtype, group), backend().gemm_configs(agreed.dtype, agreed.m)
+        core, portable = agreed.core, backend().gemm_configs(agreed.dtype, agreed.m)
         by_core = core.configs(agreed.dtype, agreed.m, agreed.n, agreed.hop_dtype) if core else ()
-        return _ways(agreed.method, tuple(by_core), tuple(portable), self._straight(agreed, group))
+        return _ways(agreed.method, tuple(by_core), tuple(portable), agreed.straight)
 
     def rule(self, agreed: Chunk, group: Group, ways: Sequence[Choice]) -> tuple[Choice, str]:
         return products.rule(self, agreed, group, ways, (group.size - 1) * agreed.m * agreed.n * agreed.dtype.itemsize,
@@ -125,15 +134,9 @@ class GemmRs(Op):
         """
         if possible.across_nodes(group):
             return products.summed_over_nodes(group, agreed.nbytes)
-        if self._straight(agreed, group):
+        if agreed.straight:
             return {rank: agreed.nbytes for rank in group.world_ranks if rank != group.world_ranks[group.rank]}
         return {group.world_ranks[(group.rank + 1) % group.size]: (group.size - 1) * agreed.nbytes}
-
-    def _straight(self, agreed: Chunk, group: Group) -> bool:
-        """Whether tiles go straight to their owners, or may: an "auto" has that way where there is no switch."""
-        if agreed.method == "auto":
-            return group.size > 1 and not possible.across_nodes(group) and not possible.switched()
-        return agreed.method == "scatter"
 
     def local_size(self, x: torch.Tensor, *_: torch.Tensor | None) -> int:
         return x.shape[1]
@@ -164,11 +167,6 @@ def _ways(method: str, by_core: tuple, portable: tuple, straight: bool) -> tuple
 @cache
 def _names(*kinds: torch.dtype) -> str:
     return ", hops ".join([str(kind).removeprefix("torch.") for kind in dict.fromkeys(kinds)])
-
-
-def _core(n: int, dtype: torch.dtype, group: Group) -> Any:
-    core = None if possible.across_nodes(group) else backend().core("gemm_rs")
-    return core if core is not None and core.serves(dtype, n) else None
 
 
 GEMM_RS = GemmRs()

@@ -62,9 +62,19 @@ class NormRows:
         for t in given[:7]:
             whole = whole and (t is None or t.data_ptr() % sizes.VECTOR == 0)
         whole = whole and (quantised is None or quantised.data_ptr() % sizes.VECTOR == 0)
-        threads, each = threads_of(self._m, n, self._dtype, whole, bias is not None or residual is not None, weight is not None)
+        self._threads_of = n, self._dtype, whole, bias is not None or residual is not None, weight is not None
+        self._threads = threads, each = threads_of(self._m, *self._threads_of)
         options = dict(self._options, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, HAS_TOTAL=total is not None,
                        HAS_SHIFT=shift is not None, NORM=weight is not None, HAS_OUT=out is not None, THREADS=threads, EACH=each,
                        WHOLE=whole, num_warps=threads // backend().warp_size, num_stages=1)
         steps = (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
         self.launch = backend().prepare(norm_rows_kernel, (self._m,), (*args, n, x_step, step, *steps), options, varying)
+
+    def on(self, m: int) -> "NormRows | None":
+        """The same, ready, for m rows. None where it is to be compiled for them."""
+        launch = self.launch.on((m,), {}) if threads_of(m, *self._threads_of) == self._threads else None
+        if launch is None:
+            return None
+        found = object.__new__(NormRows)
+        vars(found).update(vars(self), _m=m, launch=launch)
+        return found

@@ -71,10 +71,11 @@ class Shape:
     def __str__(self) -> str:
         return f"{self.op} {self.dtype} M={self.m} N={self.n} K={self.k}"
 
-    @cached_property
     def kind(self) -> tuple:
         """Its class: sizes to the nearest power of two. A shape without figures of its own takes those of its class."""
         return (self.op, self.dtype, *[round(math.log2(max(1, size))) for size in (self.m, self.n, self.k)])
+
+    _kind = cached_property(kind)
 
     def distance(self, other: "Shape") -> float:
         """How far apart two shapes of one class are."""
@@ -104,8 +105,8 @@ class Entry:
 
 def find(entries: dict, shape: Shape) -> Entry | None:
     """Of {Shape: Entry}: the shape's own, else the nearest of its class. Equal tables give equal answers on all ranks."""
-    kind = shape.kind
-    alike = [other for other in entries if other.kind == kind]
+    kind = shape.kind()                 # of a shape that is asked for once, and those of figures, which are kept
+    alike = [other for other in entries if other._kind == kind]
     if len(alike) > 1:
         return entries[min(alike, key=lambda other: (other.distance(shape), str(other)))]
     return entries[alike[0]] if alike else None

@@ -1,0 +1,86 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Streams and allocations of the GPU backends, without a GPU."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from triton_dist.backends.gpu import backend as gpu
+
+
+class Gpu(gpu.GpuBackend):
+    """A GPU's backend without a GPU: its device is the CPU."""
+
+    gemm_config = None                                  # abstract
+
+    def __init__(self):
+        self._raw, self._current = None, None
+
+    def device(self):
+        return torch.device("cpu")
+
+
+def test_the_current_stream_is_asked_for_once_and_capture_only_where_it_can_be(monkeypatch):
+    made, raw = [], [0]
+
+    def current():
+        made.append(raw[0])
+        return SimpleNamespace(cuda_stream=raw[0])
+    monkeypatch.setattr(gpu, "_device", lambda: 0)
+    monkeypatch.setattr(gpu, "_raw_stream", lambda device: raw[0])
+    monkeypatch.setattr(torch.cuda, "current_stream", current)
+    capturing, asked = [False], []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(raw[0]) or capturing[0])
+    backend = Gpu()
+    for raw[0] in (0, 0, 8, 8):
+        assert backend.eager_stream() is backend.current_stream() and backend.current_stream().cuda_stream == raw[0]
+    capturing[0] = True
+    assert backend.eager_stream() is None and backend.current_stream().cuda_stream == 8
+    assert made == [0, 8] and asked == [8, 8, 8]
+
+
+@pytest.mark.parametrize("interface, quick", [("as it is", True), ("gone", False), ("another result", False), ("refuses", False)])
+def test_outputs_are_allocated_past_the_dispatcher_where_that_is_as_good(interface, quick, monkeypatch):
+    device, taken, real = [3], [], torch._C._dynamo.guards._empty_strided_cpu
+
+    def empty(size, stride, dtype):
+        taken.append((size, stride, dtype))
+        if interface == "refuses":
+            raise TypeError
+        return real(size, stride, torch.float32 if interface == "another result" else dtype)
+    monkeypatch.setattr(gpu, "_device", lambda: device[0])
+    monkeypatch.setattr(gpu, "_empty", None if interface == "gone" else empty)
+    backend = Gpu()
+    for shape in ((4, 5), (), (0, 7), torch.Size([2, 3, 4])):
+        make = backend.maker(shape, torch.bfloat16)
+        taken.clear()
+        for device[0] in (3, 4):                        # made for 3: elsewhere torch's own function knows the device
+            made, like = make(), torch.empty(shape, dtype=torch.bfloat16)
+            assert (made.shape, made.stride(), made.dtype, made.device) == (like.shape, like.stride(), like.dtype, like.device)
+        assert taken == [(tuple(shape), like.stride(), torch.bfloat16)] * quick
+        device[0] = 3
+
+
+def test_a_side_stream_keeps_the_event_that_it_waits_for(monkeypatch):
+    from triton_dist.backends.gpu.side_stream import SideStream
+    made, done = [], []
+
+    class Event:
+        def __init__(self):
+            made.append(self)
+
+        def record(self, stream):
+            done.append(("record", self, stream))
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda.Stream, "__new__", lambda cls, priority: object.__new__(cls))
+    monkeypatch.setattr(torch.cuda.Stream, "__init__", lambda self, priority: None)
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda self, event: done.append(("wait", event, self)))
+    side, current = SideStream(priority=-1), object.__new__(torch.cuda.Stream)
+    side.wait_stream(current)
+    side.wait_stream(current)
+    (begin, ) = made
+    assert [(what, event, id(stream)) for what, event, stream in done] == [
+        ("record", begin, id(current)), ("wait", begin, id(side))] * 2
+    assert "record_event" not in vars(SideStream), "an event of this stream may be held by others"
