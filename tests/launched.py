@@ -6,6 +6,7 @@ launch.sh starts Python, which imports torch, Triton and triton_dist and forks t
 into these imports. Without --full one process of each worker of the tests imports them, once. For each script it forks, and the
 fork goes on as launch.py. With --full all scripts are started by launch.sh itself. Tests of launch.sh start it themselves.
 """
+import gc
 import json
 import os
 import runpy
@@ -165,6 +166,8 @@ def main() -> int:
         raise SystemExit("this process cannot be forked: it has other threads, or an import has failed")
     shown = front_end.shown_what_is_new(Path(sys.argv[2]))
     shown.__enter__()                                       # for good: ranks too show what nobody has shown
+    gc.collect()
+    gc.freeze()                                             # a fork's collector would look at what it shares, and so copy it
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         request = serve(channel)
     return 0 if request is None else become(*request)
