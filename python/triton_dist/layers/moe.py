@@ -13,23 +13,21 @@ from triton_dist.runtime.groups import resolve
 
 
 class EPMoE(Experts):
-    """Experts down_e(silu(gate_e(x)) * up_e(x)) of which each rank has E / W, and a router that every rank has.
+    """Mixture of experts down_e(silu(gate_e(x)) * up_e(x)): each rank has E / W of the experts, and the whole router.
 
-    A rank's tokens go to the ranks that have their experts, and come back as sums. Each rank passes its own tokens.
+    Each rank passes its own tokens. They are sent to the ranks of their experts, and the sums are sent back.
 
     Args:
         router: gives (ids, weights) of x [T, H], such as a TopKRouter.
         gate_up: [E / W, 2 * I, H], this rank's experts: gate's rows, then up's.
         down: [E / W, H, I].
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
-        shared: what all tokens pass through beside their experts, such as an nn.Module [T, H] -> [T, H], or None.
-        max_tokens: the most tokens that a rank may pass at a time; None: ranks pass equally many. It decides how much of the
-            symmetric heap is used (ep_dispatch).
-        capacity: room for rows by expert where gradients are wanted; None: for all that can come.
+        shared: shared experts for all tokens, such as an nn.Module [T, H] -> [T, H], or None.
+        max_tokens: the most tokens that a rank may pass in a call. None: all ranks pass equally many. It determines how much of
+            the symmetric heap is used (ep_dispatch).
+        capacity: number of rows in the order of experts, for calls with gradients. None: all rows fit.
 
-    Rows are stored by expert first; without gradients, few of them may be gathered by the product, and others may travel while
-    the product of this rank's own tokens runs (dispatch_grouped_gemm). The gradients of experts' weights are those of the sum of
-    all ranks' losses; those of the router are this rank's part.
+    The gradients of experts' weights are those of the sum of all ranks' losses. The gradients of the router are this rank's part.
     """
     def __init__(self,
                  router: nn.Module,
@@ -50,9 +48,9 @@ class EPMoE(Experts):
                   down: torch.Tensor,
                   group: Any = None,
                   **options: Any) -> "EPMoE":
-        """From all experts, [E, 2 * I, H] and [E, H, I], the same on all ranks: takes this rank's, copies.
+        """Copies this rank's part of all experts, [E, 2 * I, H] and [E, H, I], which are the same on all ranks.
 
-        Raises InvalidArgument unless the ranks divide E. options: as for the layer.
+        Raises InvalidArgument if E is not a multiple of the number of ranks. options: as for the layer.
         """
         members, experts = resolve(group), gate_up.shape[0]
         if experts % members.size:

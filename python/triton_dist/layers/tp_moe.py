@@ -14,18 +14,18 @@ from triton_dist.runtime.groups import resolve
 
 
 class TPMoE(Experts):
-    """Experts down_e(silu(gate_e(x)) * up_e(x)), each divided over the ranks as TPMLP divides one; sums are reduced over ranks.
+    """Mixture of experts down_e(silu(gate_e(x)) * up_e(x)), each sharded over the ranks as TPMLP shards an MLP.
 
-    Every rank passes the same tokens, as for decoding, and has the whole result. Nothing is exchanged but the result's sum.
+    Every rank passes the same tokens, as for decoding, and gets the whole result. Only the sum over ranks is communicated.
 
     Args:
         router: gives (ids, weights) of x [T, H], such as a TopKRouter. The same on all ranks.
         gate_up: [E, 2 * I_local, H]: this rank's rows of gate, then of up.
         down: [E, H, I_local].
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
-        shared: what all tokens pass through beside their experts, on each rank alike, or None.
+        shared: shared experts for all tokens, the same on each rank, or None.
 
-    Gradients are those of one loss that all ranks compute alike.
+    Gradients are those of one loss that all ranks compute identically.
     """
     def __init__(self,
                  router: nn.Module,

@@ -26,9 +26,9 @@ class _Words(Held):
 
     @classmethod
     def from_full(cls, full: nn.Module, group: Any = None, *, sequence_parallel: bool = True, sequence_dim: int = 0) -> Any:
-        """From a whole nn.Embedding or nn.Linear without bias, weight [V, H], the same on all ranks: takes this rank's words.
+        """Takes this rank's shard of a whole nn.Embedding, or nn.Linear without bias, with weight [V, H], the same on all ranks.
 
-        The first V % W ranks have one word more.
+        The first V % W ranks have one row more than the others.
 
         Args:
             full: the whole layer.
@@ -47,14 +47,14 @@ class _Words(Held):
 
 
 class ParallelEmbedding(_Words):
-    """Rows of a weight [V, H] by their numbers, where each rank has some words.
+    """Embedding with weight [V, H], of which each rank has consecutive rows (a shard of the vocabulary).
 
     Args:
-        weight: [V_local, H], those of this rank.
-        first: number of the first of them.
-        words: V, words of all ranks.
+        weight: [V_local, H], the rows of this rank.
+        first: token id of the first of these rows.
+        words: V, the size of the whole vocabulary.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
-        sequence_parallel: whether the result is this rank's part of the sequence; else all ranks have all of it.
+        sequence_parallel: True: the result is this rank's part of the sequence. False: all ranks have all of it.
         sequence_dim: which dimension of the result the ranks divide.
     """
 
@@ -72,9 +72,9 @@ class ParallelEmbedding(_Words):
 
 
 class ParallelLMHead(_Words):
-    """Logits x @ weight [V, H]^T, where each rank has some words. Arguments as for ParallelEmbedding.
+    """Logits x @ weight [V, H]^T, of which each rank computes those of its shard of the vocabulary.
 
-    With an embedding's parameter as `weight` the two are tied.
+    Arguments as for ParallelEmbedding. Pass an embedding's parameter as `weight` to tie the two.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -85,14 +85,14 @@ class ParallelLMHead(_Words):
         return _rows.shaped(ag_gemm(_rows.flat(x, dim), self.weight, group=self.group), x, dim)
 
     def loss(self, x: torch.Tensor, labels: torch.Tensor, ignore_index: int = -100, reduction: str = "mean") -> torch.Tensor:
-        """Cross entropy of `labels` [S, B] ([B, S] with sequence_dim 1), which are those of the whole sequence on every rank.
+        """Cross entropy of `labels` [S, B] ([B, S] with sequence_dim 1). Every rank passes the labels of the whole sequence.
 
         As torch.nn.functional.cross_entropy, in fp32 and equal on all ranks. See vocab_parallel_cross_entropy.
         """
         return vocab_parallel_cross_entropy(self(x), labels, self.first, self.words, self.group, ignore_index, reduction)
 
     def greedy(self, x: torch.Tensor) -> torch.Tensor:
-        """Numbers of the words with the largest logits [S, B], equal on all ranks; of equal ones the first word."""
+        """Token ids [S, B] with the largest logits, equal on all ranks. Of equal logits the first id counts."""
         logits = self(x).float()
         if not logits.shape[-1]:
             logits = nn.functional.pad(logits, (0, 1), value=-torch.inf)
@@ -132,12 +132,14 @@ class _CrossEntropy(torch.autograd.Function):
 
 def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, first: int, words: int, group: Any = None,
                                  ignore_index: int = -100, reduction: str = "mean") -> torch.Tensor:
-    """Cross entropy where each rank has the logits of some words. Collective over `group`: 12 bytes a row and rank are sent.
+    """Cross entropy of logits of which each rank has a shard of the vocabulary. Collective over `group`.
+
+    Logits are never gathered: 12 bytes for each row and rank are sent.
 
     Args:
-        logits: [..., V_local] of the words first, first + 1, ...
-        labels: [...] int64, the same on all ranks. Rows with `ignore_index`, or a number that is no word, count for nothing.
-        first: number of this rank's first word.
+        logits: [..., V_local] of the token ids first, first + 1, ...
+        labels: [...] int64, the same on all ranks. Rows with `ignore_index`, or with an id outside the vocabulary, do not count.
+        first: this rank's first token id.
         words: V, words of all ranks.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         ignore_index: label of rows that do not count.
