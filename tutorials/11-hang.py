@@ -6,7 +6,7 @@
 .. code-block:: bash
 
     bash launch.sh 11-hang.py            # ends with a table and an error
-    bash launch.sh 11-hang.py --mend     # the same kernel without the mistake
+    bash launch.sh 11-hang.py --fix     # the same kernel without the mistake
 
 The kernel is the ring of the README, called twice. Its mistake: it notifies with 1 and waits for the number of the call. The
 first call ends. The second waits for ever, since the flag still holds 1.
@@ -26,14 +26,14 @@ os.environ.setdefault("TRITON_DIST_WAIT_TIMEOUT", "5")      # read when the back
 # The kernel
 # ----------
 #
-# Every rank sends its number and that of the call to the next one. Without `MEND` the signal of the second call is wrong.
+# Every rank sends its number and that of the call to the next one. Without `FIX` the signal of the second call is wrong.
 
 
 @triton_dist.jit(do_not_specialize=["call"])
-def ring(inbox, flag, out, call, MEND: tl.constexpr):
+def ring(inbox, flag, out, call, FIX: tl.constexpr):
     successor = (dl.rank() + 1) % dl.num_ranks()
     tl.store(dl.symm_at(inbox, successor), 100 * call + dl.rank())
-    dl.notify(flag, successor, call if MEND else 1)
+    dl.notify(flag, successor, call if FIX else 1)
     token = dl.wait(flag, 1, "sys", "acquire", call)
     tl.store(out, tl.load(dl.consume_token(inbox, token)))
     dl.barrier_all()
@@ -63,7 +63,7 @@ def ring(inbox, flag, out, call, MEND: tl.constexpr):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="a hang on purpose")
-    parser.add_argument("--mend", action="store_true", help="without the mistake")
+    parser.add_argument("--fix", action="store_true", help="without the mistake")
     args = parser.parse_args()
     triton_dist.initialize_distributed()
     rank = torch.distributed.get_rank()
@@ -71,7 +71,7 @@ def main() -> None:
     flag = triton_dist.create_symm_tensor((1,), torch.int32, name="ring flag")
     out = torch.zeros(1, dtype=torch.int32, device=triton_dist.device())
     for call in (1, 2):
-        ring[(1,)](inbox, flag, out, call, MEND=args.mend)
+        ring[(1,)](inbox, flag, out, call, FIX=args.fix)
         triton_dist.synchronize()
         print(f"rank {rank}, call {call}: got {out.item()}", flush=True)
     triton_dist.finalize_distributed()

@@ -70,17 +70,17 @@ def transfer(x, inbox, flag, out, HOW: tl.constexpr):
         tl.store(out + i, tl.load(inbox + i))
 
 
-@pytest.mark.parametrize("how, missing, mend", [
-    ("notify", "quiet() is missing: putmem_nbi_block returns before its data have arrived", "mend: call quiet() between"),
-    ("notify, fence", "fence() does not wait for putmem_nbi_block", "mend: call quiet() instead of fence()"),
-    ("signal", "fence() is missing: the signal may arrive before the data", "mend: put fence() between the put and signal_op"),
-    ("reuse", "putmem_nbi_block may still read its source", "mend: call quiet() before the source is written again"),
-    ("get", "its data are there after quiet() only", "mend: call quiet() after the get"),
-    ("get, fence", "fence() orders puts and signals and waits for no get", "mend: call quiet() after the get"),
+@pytest.mark.parametrize("how, missing, fix", [
+    ("notify", "quiet() is missing: putmem_nbi_block returns before its data have arrived", "fix: call quiet() between"),
+    ("notify, fence", "fence() does not wait for putmem_nbi_block", "fix: call quiet() instead of fence()"),
+    ("signal", "fence() is missing: the signal may arrive before the data", "fix: put fence() between the put and signal_op"),
+    ("reuse", "putmem_nbi_block may still read its source", "fix: call quiet() before the source is written again"),
+    ("get", "its data are there after quiet() only", "fix: call quiet() after the get"),
+    ("get, fence", "fence() orders puts and signals and waits for no get", "fix: call quiet() after the get"),
 ])
-def test_a_transfer_that_is_under_way(how, missing, mend):
+def test_a_transfer_that_is_under_way(how, missing, fix):
     kind, text = checked(launched(transfer, how))
-    assert kind == "race" and missing in text and mend in text
+    assert kind == "race" and missing in text and fix in text
 
 
 @triton_dist.jit
@@ -102,7 +102,7 @@ def two_programs(x, inbox, flag, out):
 def test_the_quiet_of_another_program():
     kind, text = checked(launched(two_programs, programs=2))
     assert kind == "race" and "# the other's is of another program, and waits only for what that program has sent" in text
-    assert "mend: call quiet() in the program that has issued putmem_nbi_block" in text
+    assert "fix: call quiet() in the program that has issued putmem_nbi_block" in text
 
 
 @triton_dist.jit
@@ -135,15 +135,15 @@ def test_a_put_out_of_bounds_names_its_line_and_its_argument(mode):
     assert "past the end of inbox" in text and "test_words.py" in text and "(put_past_the_end)" in text and "host" not in text
 
 
-@pytest.mark.parametrize("name, missing, mend", [
+@pytest.mark.parametrize("name, missing, fix", [
     ("flag-before-the-flush", "the TMA store is still under way", "put flush_tma_stores()"),
     ("staging-overwritten-under-a-store", "the TMA store may still read its buffer", "put tma.store_wait(0)"),
 ])
-def test_a_tma_store_that_nobody_has_waited_for(name, missing, mend):
+def test_a_tma_store_that_nobody_has_waited_for(name, missing, fix):
     load()
     case = CASES[f"gluon/{name}"]
     kind, text = checked(lambda: case(), case.world)
-    assert kind == "race" and missing in text and mend in text
+    assert kind == "race" and missing in text and fix in text
 
 
 # -- waits and flags -----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_wait_that_an_older_value_ends():
             resolve().barrier()
     kind, text = checked(host)
     assert kind == "race" and "# the wait passed on an older value, 1, which rank 0, program call(0, 0, 0)" in text
-    assert "# the release; that release does not cover this access" in text and "mend: release the flag after" in text
+    assert "# the release; that release does not cover this access" in text and "fix: release the flag after" in text
 
 
 def test_a_wait_that_needs_no_release():
@@ -193,7 +193,7 @@ def test_an_exact_value_that_is_over():
             exactly[(1,)](given[2])
         triton_dist.synchronize()
     kind, text = checked(host)
-    assert kind == "deadlock" and "the flag holds 2 already, which is beyond 1" in text and 'mend: wait with cmp "ge"' in text
+    assert kind == "deadlock" and "the flag holds 2 already, which is beyond 1" in text and 'fix: wait with cmp "ge"' in text
 
 
 @triton_dist.jit
@@ -212,7 +212,7 @@ def swap(x, inbox, flag, out):
 def test_a_compare_and_swap_that_fails():
     kind, text = checked(launched(swap, flag_type=torch.int32))
     assert kind == "deadlock" and "# fails found another value and failed: it has stored nothing" in text
-    assert "mend: repeat it until it succeeds" in text
+    assert "fix: repeat it until it succeeds" in text
 
 
 def test_host_code_that_overwrites_a_flag():
@@ -223,7 +223,7 @@ def test_host_code_that_overwrites_a_flag():
         call[(1,)](*given, 1, 1)
         triton_dist.synchronize()
     kind, text = checked(beside)
-    assert kind == "race" and "host code overwrites a flag" in text and "mend: clear flags before a barrier" in text
+    assert kind == "race" and "host code overwrites a flag" in text and "fix: clear flags before a barrier" in text
 
     def later(rank):
         given = tensors()
@@ -246,7 +246,7 @@ def test_groups_in_a_circle():
             groups[number].barrier()
     kind, text = checked(host, world=3)
     assert kind == "collective-mismatch" and "rank 0 waits for rank 1 waits for rank 2 waits for rank 0" in text
-    assert "mend: call the collectives and ops of all groups in the same order" in text
+    assert "fix: call the collectives and ops of all groups in the same order" in text
 
 
 # -- launches ------------------------------------------------------------------------------------------------------------

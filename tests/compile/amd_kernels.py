@@ -155,8 +155,8 @@ KERNELS = {
                                     dict(x="*bf16", weight="*bf16", out="*bf16", inbox="*fp32", flags="*i32"), _TILE),
     "tutorial 9": functools.partial(tutorial, "09-first-race", "hand_on",
                                     dict(x="*fp32", inbox="*fp32", full="*i32", free="*i32", out="*fp32"),
-                                    dict(MEND=True, BLOCK=64)),
-    "tutorial 11": functools.partial(tutorial, "11-hang", "ring", dict(inbox="*i32", flag="*i32", out="*i32"), dict(MEND=True)),
+                                    dict(FIX=True, BLOCK=64)),
+    "tutorial 11": functools.partial(tutorial, "11-hang", "ring", dict(inbox="*i32", flag="*i32", out="*i32"), dict(FIX=True)),
     "tutorial 12": functools.partial(tutorial, "12-packets", "all_reduce", dict(x="*fp32", packets="*i64", out="*fp32"),
                                      dict(BLOCK=256)),
 }

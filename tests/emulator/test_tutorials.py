@@ -30,9 +30,9 @@ EXPECTED = {
     "06-ag-gemm.py": lambda rank: rf"rank {rank}: 4 x 96 rows gathered and multiplied, relative error 1\.\de-03",
     "07-gemm-rs.py": lambda rank: rf"rank {rank}: sums are right, relative error 1\.\de-03",
     "08-on-amd.py": lambda rank: r"07-gemm-rs.py:gemm_rs for gfx942: \d+ instructions, release right, acquire right",
-    "09-first-race.py": lambda rank: "the checker found race in the broken kernel, and 0 faults in the mended one",
+    "09-first-race.py": lambda rank: "the checker found race in the broken kernel, and 0 faults in the fixed one",
     "10-gluon.py": lambda rank: rf"rank {rank}: 4 of 4 sums are right",
-    "11-hang.py --mend": lambda rank: rf"rank {rank}, call 2: got {200 + (rank - 1) % 4}",
+    "11-hang.py --fix": lambda rank: rf"rank {rank}, call 2: got {200 + (rank - 1) % 4}",
     "12-packets.py": lambda rank: rf"rank {rank}: 5 of 5 sums are right",
     "13-train-gpt.py": lambda rank: rf"rank {rank} of 4: loss 3\.\d+, after 10 steps [012]\.\d+",
     "14-hugging-face.py": lambda rank: (

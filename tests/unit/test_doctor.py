@@ -62,7 +62,7 @@ def test_three_gpus_that_all_reach_each_other(nvidia):
     assert report.peers == [["", "GPU 0", "GPU 1", "GPU 2"], ["GPU 0", "self", "NV18", "SYS"],
                             ["GPU 1", "NV18", "self", "SYS"], ["GPU 2", "SYS", "SYS", "self"]]
     assert line(report, "p2p").status == OK
-    assert "  GPU 1  NV18   self   SYS" in report.to_text().splitlines() and "nothing to mend" in report.to_text()
+    assert "  GPU 1  NV18   self   SYS" in report.to_text().splitlines() and "nothing to fix" in report.to_text()
 
 
 def test_devices_that_are_renumbered_have_no_link_names(nvidia):

@@ -32,7 +32,7 @@ def refused(capsys, *argv):
 
 
 def doctors(emulated=True):
-    """What the doctor says to mend at this shell."""
+    """What the doctor says to fix at this shell."""
     return [finding for finding in examine.shell(os.environ, emulated) if finding.status == BAD]
 
 

@@ -77,7 +77,7 @@ class Detector(Observer):
                 f"two groups of ranks {list(group.world_ranks)} are used in different orders: call {number + 1} is {op} on group "
                 f"{ordinal + 1} of them on rank {other}, and {made[1]} on group {made[0] + 1} on rank {me}\n"
                 f"  rank {other} at {words.at(stack)}\n  rank {me} at {words.at(here)}\n"
-                "  mend: call the ops of all groups in the same order on all ranks"))
+                "  fix: call the ops of all groups in the same order on all ranks"))
 
     # -- threads -----------------------------------------------------------------------------------------------
     def thread(self, actor: Any = None) -> Thread:
@@ -312,7 +312,7 @@ class Detector(Observer):
         stack = sites.kernel_stack()
         self.report("livelock", sites.sites(stack), (
             f"programs run and none of them has ended for {scheduler.most_pauses} turns; this one is at {words.at(stack)}\n"
-            "  mend: poll with dl.wait or an atomic, and check who stores what the loop waits for"), last=True)
+            "  fix: poll with dl.wait or an atomic, and check who stores what the loop waits for"), last=True)
 
     def report(self, kind: str, where: list, text: str, last: bool = False) -> None:
         """Adds a fault, unless a stuck world only runs on so that its cause can be found. `last`: the run cannot go on."""

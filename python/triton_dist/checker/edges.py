@@ -9,7 +9,7 @@ from triton_dist.checker.shadow import Event
 
 
 def missing(thread: Thread, earlier: Event, event: Event, row: int) -> tuple:
-    """(the missing edge, the mend) of an access of `thread` that is not ordered after an earlier one."""
+    """(the missing edge, the fix) of an access of `thread` that is not ordered after an earlier one."""
     tid, clk, C = earlier.tid, earlier.clk, thread.C
     if event.packet or earlier.packet:
         return ("the packet replaces one that may not have been read, or is read as if it were the next one",
@@ -56,11 +56,11 @@ def missing(thread: Thread, earlier: Event, event: Event, row: int) -> tuple:
 
 def race(thread: Thread, earlier: Event, event: Event, row: int, what: str) -> tuple:
     """(statements, text) of a race on `what`, the words for the bytes."""
-    edge, mend = missing(thread, earlier, event, row)
+    edge, fix = missing(thread, earlier, event, row)
     text = (f"{words.verb(earlier)} and {words.verb(event)} of {what} are not ordered\n"
             f"  first   {words.verb(earlier)} by {words.who(earlier)}\n          at {words.at(earlier.stack)}\n"
             f"  second  {words.verb(event)} by {words.who(event)}\n          at {words.at(event.stack)}\n"
-            f"  missing: {edge}\n  mend: {mend}")
+            f"  missing: {edge}\n  fix: {fix}")
     hints = [stack for seen, _, stacks in thread.weak if covers(seen, earlier.tid, earlier.clk) for stack in stacks]
     return [site for stack in (earlier.stack, event.stack, *hints[-2:]) for site in sites.sites(stack)], text
 

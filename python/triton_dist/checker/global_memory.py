@@ -123,7 +123,7 @@ class CheckedMemory(Memory):
     def _nobody_wrote(self, segment: Segment, event: Event, span: tuple) -> None:
         self.detector.report("uninitialized-read", sites.sites(event.stack), (
             f"{words.verb(event)} of {words.place(segment)}, bytes {span[0]} to {span[1]}, which nobody has written\n"
-            f"  by {words.who(event)}\n  at {words.at(event.stack)}\n  mend: write it first, or allocate it with torch.zeros"))
+            f"  by {words.who(event)}\n  at {words.at(event.stack)}\n  fix: write it first, or allocate it with torch.zeros"))
 
     def _check_stale(self, thread: Thread, event: Event, address: int, segment: Segment) -> None:
         place = self.detector.scheduler.machine.locate(address)
@@ -132,7 +132,7 @@ class CheckedMemory(Memory):
                 self.detector.report("use-after-free", sites.sites(event.stack), (
                     f"{words.verb(event)} through an argument that was freed before the launch, {name!r}, into what is now part "
                     f"of {words.place(segment)}\n  by {words.who(event)}\n  at {words.at(event.stack)}\n"
-                    "  mend: free a symmetric tensor after its last use"))
+                    "  fix: free a symmetric tensor after its last use"))
 
     def _outside(self, address: int, nbytes: int, what: str) -> Exception:
         error = super()._outside(address, nbytes, what)

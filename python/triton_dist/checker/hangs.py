@@ -63,7 +63,7 @@ class Inquest:
             return "residency", where, (
                 f"programs wait for others that cannot start: a rank has {self.scheduler.num_sms} SMs, all held by programs that "
                 f"wait, and {len(self.queued)} programs have none ({', '.join(self.queued[:3])}):\n{self.table}\n"
-                "  mend: launch at most as many programs as can be resident (backend().num_sms()), as a cooperative launch; or, "
+                "  fix: launch at most as many programs as can be resident (backend().num_sms()), as a cooperative launch; or, "
                 "where the GPU has more SMs, set TRITON_DIST_EMULATOR_SMS (--num-sms, num_sms of check_kernel)")
         self._pass_all()
         return "deadlock", where, f"nothing can run, and these wait:\n{self.table}\n{self._relations()}"
@@ -75,7 +75,7 @@ class Inquest:
         if not ring or len(ring) < 3:
             return ""
         return ("\nthe groups wait in a circle: " + " waits for ".join(f"rank {rank}" for rank in ring)
-                + "\n  mend: call the collectives and ops of all groups in the same order on all ranks")
+                + "\n  fix: call the collectives and ops of all groups in the same order on all ranks")
 
     def _is_residency(self) -> bool:
         before = {id(actor) for actor in self.scheduler.blocked()}
@@ -114,16 +114,16 @@ class Inquest:
         if key in signals.host_set:
             release, stack = signals.host_set[key]
             return (f"host code at {words.at(stack)} has overwritten this flag after {words.who(release.event)} had stored it at "
-                    f"{words.at(release.stack)}\n    mend: clear flags before a barrier of all ranks, or never: let values grow "
+                    f"{words.at(release.stack)}\n    fix: clear flags before a barrier of all ranks, or never: let values grow "
                     "from call to call and wait with cmp \"ge\"")
         if key in self.beyond:
             wanted, seen = self.beyond[key]
             return (f"the flag holds {seen} already, which is beyond {wanted}, and this wait is for exactly that\n"
-                    "    mend: wait with cmp \"ge\", or let the writer wait until each value has been seen")
+                    "    fix: wait with cmp \"ge\", or let the writer wait until each value has been seen")
         if key in signals.failed:
             thread, stack = signals.failed[key]
             return (f"the compare-and-swap of this flag by {words.who(thread)} at {words.at(stack)} found another value and "
-                    "failed: it has stored nothing\n    mend: repeat it until it succeeds, or store the flag by "
+                    "failed: it has stored nothing\n    fix: repeat it until it succeeds, or store the flag by "
                     "tl.atomic_xchg")
         return ""
 

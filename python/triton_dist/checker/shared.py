@@ -91,7 +91,7 @@ class CheckedSharedMemory(SharedMemory):
                 self.detector.report("barrier-misuse", sites.sites(known.stack) + sites.sites(thread.stack), (
                     f"TMA uses mbarrier {barrier.name} with no proxy fence after its mbarrier.init\n"
                     f"  init at {words.at(known.stack)}\n  TMA at {words.at(thread.stack)}\n"
-                    "  mend: put fence_async_shared() after the inits"))
+                    "  fix: put fence_async_shared() after the inits"))
             clocks = thread.C
         else:
             clocks = thread.published()
@@ -106,7 +106,7 @@ class CheckedSharedMemory(SharedMemory):
             self.detector.report("barrier-misuse", sites.sites(stack), (
                 f"lapped parity of mbarrier {barrier.name}: {words.who(thread)} passes its wait for parity {parity} by phase "
                 f"{over}, and has not waited for phase {before + 1}; another time a phase long over may let it pass\n"
-                f"  at {words.at(stack)}\n  mend: wait in every lap, or give this hand-over a barrier of its own"))
+                f"  at {words.at(stack)}\n  fix: wait in every lap, or give this hand-over a barrier of its own"))
         known.seen[thread] = max(before, over)
         clocks = known.phases.get(over)
         if clocks is not None:

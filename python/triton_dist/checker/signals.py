@@ -178,7 +178,7 @@ class Signals:
                 self.detector.report("left-signal", sites.sites(release.stack), (
                     f"a signal that nobody has waited for or read: {words.place(release.segment)}, byte {at}\n"
                     f"  stored by {words.who(release.event)}\n          at {words.at(release.stack)}\n"
-                    "  mend: wait for it, or do not send it; the wait may look at another flag"))
+                    "  fix: wait for it, or do not send it; the wait may look at another flag"))
 
     def access(self, thread: Thread, kind: str, segment: Segment, addresses: Sequence[int], sem: str, level: int,
                event: Event) -> None:
@@ -234,7 +234,7 @@ class Signals:
                     f"  stored by {words.who(release.event)}\n          at {words.at(release.stack)}\n"
                     f"  read by {words.who(thread)}\n          at {words.at(event.stack)}\n"
                     "  missing: a signal between ranks needs scope 'sys' on both sides\n"
-                    "  mend: use scope 'sys' in the wait and in the release")))
+                    "  fix: use scope 'sys' in the wait and in the release")))
         elif sem in ("acquire", "acq_rel"):
             detector.acquired(thread, release)
             if thread.loops and event.kind == "program" and not event.write:

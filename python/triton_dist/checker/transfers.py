@@ -9,7 +9,7 @@ from triton_dist.checker.shadow import Event
 
 
 def under_way(thread: Thread, earlier: Event) -> Optional[tuple]:
-    """(what is missing, the mend) where the earlier access is of a transfer whose start, but not end, `thread` knows."""
+    """(what is missing, the fix) where the earlier access is of a transfer whose start, but not end, `thread` knows."""
     moving, issuer = earlier.thread, earlier.thread.issuer
     if issuer is None or not (thread is issuer or covers(thread.C[SEEN], *moving.after_issue)):
         return None

@@ -76,5 +76,5 @@ class Waits:
             f"  wait    by {words.who(lost.thread)}\n          at {words.at(lost.stack)}\n"
             f"  store   by {words.who(thread)}\n          at {words.at(stack)}\n"
             "  missing: the writer does not know that the waiter has seen the value before\n"
-            "  mend: wait with cmp \"ge\" for values that only grow, or let the waiter tell the writer before it "
+            "  fix: wait with cmp \"ge\" for values that only grow, or let the waiter tell the writer before it "
             "stores the next"))

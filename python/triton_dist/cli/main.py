@@ -9,7 +9,7 @@ TOOLS = {
     "aot": "compile kernels ahead of time into a C library; needs no GPU",
     "bench": "time an op beside its baselines",
     "check": "find races, deadlocks and wrong scopes of a script's kernels on emulated ranks",
-    "doctor": "say what this machine has, try what can be tried, and name what is missing and the command that mends it",
+    "doctor": "say what this machine has, try what can be tried, and name what is missing and the command that fixes it",
     "dump": "print what a kernel is compiled to, at any stage, for any GPU; needs none",
     "env": "list every environment variable that matters, with its value and its effect",
     "launch": "run a script on every GPU of this machine, or on emulated ranks where there is none; as launch.sh does",

@@ -11,7 +11,7 @@ OK, NOTE, WARN, BAD = "ok", "-", "warn", "BAD"
 class Finding:
     """One line. status: OK, NOTE (absent, and not needed), WARN, or BAD (the chosen backend needs it).
 
-    remedy: the command or the step that mends it.
+    remedy: the command or the step that fixes it.
     """
     name: str
     value: str
@@ -48,9 +48,9 @@ class Report:
             if title == "GPUs":
                 lines += ["", *self._matrix()]
             lines.append("")
-        mend = [f for f in self.findings() if f.remedy and f.status in (WARN, BAD)]
-        lines += ["to mend" if mend else "nothing to mend"]
-        lines += [f"  {f.status:<4}  {f.name}: {f.remedy}" for f in mend]
+        fix = [f for f in self.findings() if f.remedy and f.status in (WARN, BAD)]
+        lines += ["to fix" if fix else "nothing to fix"]
+        lines += [f"  {f.status:<4}  {f.name}: {f.remedy}" for f in fix]
         return "\n".join(lines)
 
     def _matrix(self) -> list[str]:

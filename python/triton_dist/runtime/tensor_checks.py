@@ -16,7 +16,7 @@ def check_tensors_gpu_ready(*tensors: torch.Tensor, **named: torch.Tensor) -> No
         tensors: what is to be checked, told by number in errors.
         named: what is to be checked, told by name.
 
-    Raises InvalidArgument that names the tensor and what would mend it.
+    Raises InvalidArgument that names the tensor and what would fix it.
 
     Example:
         check_tensors_gpu_ready(x=x, weight=weight)
