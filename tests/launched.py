@@ -6,6 +6,7 @@ launch.sh starts Python, which imports torch, Triton and triton_dist and forks t
 into these imports. Without --full one process of each worker of the tests imports them, once. For each script it forks, and the
 fork goes on as launch.py. With --full all scripts are started by launch.sh itself. Tests of launch.sh start it themselves.
 """
+import atexit
 import gc
 import json
 import os
@@ -15,10 +16,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, NoReturn, Optional
 
 import front_end
 
@@ -170,7 +172,24 @@ def main() -> int:
     gc.freeze()                                             # a fork's collector would look at what it shares, and so copy it
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         request = serve(channel)
-    return 0 if request is None else become(*request)
+    if request is None:
+        return 0
+    try:
+        status = become(*request)
+    except SystemExit as end:
+        if not isinstance(end.code, (int, type(None))):
+            raise                                           # words, which Python shows
+        status = end.code or 0
+    end_at_once(status)
+
+
+def end_at_once(status: int) -> NoReturn:
+    """Ends a fork as Python ends a process, but for freeing one by one the objects that it shares, which would copy them."""
+    threading._shutdown()                                   # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

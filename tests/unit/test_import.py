@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from launched import python
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python"
@@ -41,16 +40,12 @@ def test_import_is_cheap_and_alone():
     assert not extra, f"import triton_dist also imports {extra}"
 
 
-def _alone(script: str, environment: dict) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60, check=False)
-
-
-def _python(code: str, tmp_path, start=_alone, **environ) -> str:
+def _python(code: str, tmp_path, **environ) -> str:
     script = tmp_path / "script.py"
     script.write_text(code)
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TRITON_DIST_BACKEND")}
     env.update(environ, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(PACKAGE))
-    done = start(str(script), environment=env)
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -84,7 +79,7 @@ triton_dist.initialize_distributed()
 ag_gemm(torch.ones(4, 8), torch.ones(4, 8)), gemm_rs(torch.ones(4, 8), torch.ones(4, 8))
 triton_dist.finalize_distributed()
 print(sorted(p.read_text().strip() for p in pathlib.Path("/proc/self/task").glob("*/comm") if "gloo" in p.read_text()))
-""", tmp_path, python, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+""", tmp_path, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     assert out == "[]\n"
 
 
