@@ -61,8 +61,8 @@ def queue(source, out, slots, full, free, items, taken, SLOTS: tl.constexpr, BLO
 # The host
 # --------
 #
-# A symmetric tensor lies at the same place of every rank's heap, so `dl.symm_at` finds its twin on a peer. Fresh ones are
-# zero, which is right for flags that count. Slots and workers are such that a slot belongs to one worker.
+# A symmetric tensor lies at the same offset of every rank's heap, so `dl.symm_at` finds it on a peer. New ones are zero, which
+# suits flags that count. The number of slots is a multiple of the number of workers, so that a slot belongs to one worker.
 
 
 class Queue:

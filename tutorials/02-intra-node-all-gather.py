@@ -25,9 +25,9 @@ from triton_dist.testing import milliseconds, plot
 # By the copy engine
 # ------------------
 #
-# `peer_tensor` is a peer's twin of a symmetric tensor, as a tensor of this rank's: a copy to it crosses the link. A flag that
-# is written on the same stream comes after the copy, so who sees it may read the rows. Flags hold the number of the call, and
-# are waited for by "at least": a peer may be a call ahead.
+# `peer_tensor` gives a symmetric tensor in a peer's memory, as a tensor that this rank can copy to. A flag that is written on
+# the same stream comes after the copy, so a rank that sees it may read the rows. Flags hold the number of the call. Waits are for
+# "at least" this number, because a peer may be a call ahead.
 
 
 def by_copies(x: torch.Tensor, gathered: list, flags: list, rank: int, call: int, stream) -> None:

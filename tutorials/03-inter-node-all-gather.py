@@ -11,7 +11,7 @@ Loads and stores do not reach another node: there is no address for `dl.symm_at`
 nodes is also slower than the links inside one, so rows should cross it once. You will write
 
 * a flat gather, in which each rank puts its rows to every other,
-* one in two levels: across nodes to the equal place of each node, and from there inside the node.
+* one in two levels: first to the rank at the same position of each other node, and from there inside the node.
 
 On GPUs the kernels need `TRITON_DIST_HEAP=nvshmem`.
 """
@@ -47,8 +47,8 @@ def flat(gathered, flags, nbytes, call):
 # In two levels
 # -------------
 #
-# Program (node, place) of a rank passes on the rows of its twin on that node, the rank at the same place, to one neighbour in
-# its own node. Its own rows need no wait; those of other nodes have come by the first level. So each row crosses the network
+# Program (node, place) of a rank passes the rows of the rank at its own position of that node on to one neighbour in its own
+# node. Its own rows need no wait. Those of other nodes have come by the first level. So each row crosses the network
 # once for each other node, instead of once for each of its ranks.
 
 

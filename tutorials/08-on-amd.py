@@ -14,7 +14,7 @@ MI300X, on whatever machine you have, and see in the assembly
 * that the compiler keeps the order which `dl.notify`, `dl.wait` and `dl.consume_token` ask for,
 * how much of each kernel is arithmetic.
 
-On a machine with AMD GPUs run 06 and 07 themselves: the command is the same.
+On a machine with AMD GPUs run 06 and 07 themselves, by the same commands. Nobody has done so yet.
 """
 import os
 import re

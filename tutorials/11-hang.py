@@ -6,7 +6,7 @@
 .. code-block:: bash
 
     bash launch.sh 11-hang.py            # ends with a table and an error
-    bash launch.sh 11-hang.py --fix     # the same kernel without the mistake
+    bash launch.sh 11-hang.py --fix      # the same kernel without the mistake
 
 The kernel is the ring of the README, called twice. Its mistake: it notifies with 1 and waits for the number of the call. The
 first call ends. The second waits for ever, since the flag still holds 1.
