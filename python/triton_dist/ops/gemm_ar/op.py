@@ -51,20 +51,16 @@ def refuse_method(method: str, m: int, nbytes: int, group: Group) -> None:
                               f"{m}; pad the rows or use 'auto'")
 
 
-class GemmAr(Op):
-    """A row-parallel linear whose output every rank has."""
+class RowParallel(Op):
+    """What the ops share that sum a product over ranks, for every rank."""
 
-    name = "gemm_ar"
-    tensors = {"x": "sharded", "weight": "sharded", "bias": "equal", "residual": "equal"}
-    outputs = {"out": "summed"}
     methods = ("packets", "ring", "unfused")
-    schema = "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str group, str method) -> Tensor"
-    gradient = Gradient(gradients.keep_gemm_ar, gradients.gemm_ar_backward)
     autocasts = residual_has_rows = True
     local_axis = "k"
 
-    def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-              residual: torch.Tensor | None, out: torch.Tensor | None, method: str) -> Product:
+    def check_inputs(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                     residual: torch.Tensor | None) -> tuple[int, int]:
+        """Refuses what no product with a residual takes; its shape."""
         checks.matrix("x", x)
         checks.matrix("weight", weight, like=x)
         products.check_columns(x, weight)
@@ -76,16 +72,46 @@ class GemmAr(Op):
             checks.matrix("residual", residual, like=x)
             if tuple(residual.shape) != (m, n):
                 raise InvalidArgument(f"residual: expected None or a tensor of shape {[m, n]}, found {list(residual.shape)}; it "
-                                      "is added to the output")
+                                      "is added to the sum over ranks")
+        return m, n
+
+    def resized(self, agreed: Any, group: Group, x: torch.Tensor, asked: tuple) -> Any:
+        m = x.shape[0]
+        return self._agreed(m, agreed.n, agreed.dtype, *asked, group) if 0 < m * agreed.n < 2**31 else None
+
+    def candidates(self, agreed: Any, group: Group) -> Sequence[Choice]:
+        if group.size == 1 or not agreed.m * agreed.n:
+            return [Choice("unfused")]
+        return [Choice(agreed.method)]
+
+    def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> tuple:
+        registry.require(weight.shape[1] == x.shape[1], "weight: expected [N, K_local] with the K of x [M, K_local]")
+        return x.shape[0], weight.shape[0]
+
+    def shape(self, agreed: Any, group: Group, local: int) -> Shape:
+        return Shape(self.name, str(agreed.dtype).removeprefix("torch."), agreed.m, agreed.n, local)
+
+    def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
+        return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group))}
+
+
+class GemmAr(RowParallel):
+    """A row-parallel linear whose output every rank has."""
+
+    name = "gemm_ar"
+    tensors = {"x": "sharded", "weight": "sharded", "bias": "equal", "residual": "equal"}
+    outputs = {"out": "summed"}
+    schema = "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str group, str method) -> Tensor"
+    gradient = Gradient(gradients.keep_gemm_ar, gradients.gemm_ar_backward)
+
+    def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+              residual: torch.Tensor | None, out: torch.Tensor | None, method: str) -> Product:
+        m, n = self.check_inputs(x, weight, bias, residual)
         checks.output("out", out, (m, n), like=x)
         in_place = checks.same_memory(out, residual)
         checks.no_overlap("out", out, x=x, weight=weight, bias=bias, residual=None if in_place else residual)
         checks.no_grad(x=x, weight=weight, bias=bias, residual=residual)
         return self._agreed(m, n, x.dtype, method, group)
-
-    def resized(self, agreed: Product, group: Group, x: torch.Tensor, asked: tuple) -> Product | None:
-        m = x.shape[0]
-        return self._agreed(m, agreed.n, agreed.dtype, asked[0], group) if 0 < m * agreed.n < 2**31 else None
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, method: Any, group: Group) -> Product:
         chosen, why = self.choose(method, group, m, n, dtype)
@@ -106,11 +132,6 @@ class GemmAr(Op):
             return "ring", ("hiding the reduce-scatter behind the GEMM pays at this size, and the rows divide by the group "
                             "size")
         return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
-
-    def candidates(self, agreed: Product, group: Group) -> Sequence[Choice]:
-        if group.size == 1 or not agreed.m * agreed.n:
-            return [Choice("unfused")]
-        return [Choice(agreed.method)]
 
     def plan(self, choice: Choice, agreed: Product, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return Ring(agreed, group, *tensors) if choice.method == "ring" else Packets(agreed.tiling, group, *tensors)
@@ -135,18 +156,11 @@ class GemmAr(Op):
             backend().before_torch()
         gemm_ar_unfused(x, weight, reduce, out, bias, residual)
 
-    def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> tuple:
-        registry.require(weight.shape[1] == x.shape[1], "weight: expected [N, K_local] with the K of x [M, K_local]")
-        return x.shape[0], weight.shape[0]
-
     def traffic(self, agreed: Product, group: Group) -> dict[int, int]:
         """Its product to every peer, or in two hops a part of it twice; a ring's is counted at the ops that it calls."""
         if agreed.tiling is None:
             return {}
         return sizes.to_peers(agreed.m * agreed.n * agreed.dtype.itemsize, agreed.tiling.two_shot, group)
-
-    def shape(self, agreed: Product, group: Group, local: int) -> Shape:
-        return Shape(self.name, str(agreed.dtype).removeprefix("torch."), agreed.m, agreed.n, local)
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Product:
         return self._agreed(m, n, dtype, "auto", group)
@@ -158,9 +172,6 @@ class GemmAr(Op):
         k, itemsize = -(-shape.k // group.size), agreed.dtype.itemsize
         found = model.gemm_ar_estimates(machine, agreed.m, agreed.n, k, group.size, itemsize)
         return {Choice(each.method): each for each in found}
-
-    def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
-        return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group))}
 
 
 class Ring(OfParts):

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: MIT
 """gemm_ar_rmsnorm: what ranks agree on, the ways to run it, what they move, and the call."""
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 
-from triton_dist.ops import products, registry
+from triton_dist.ops import products
 from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers, eps_of
 from triton_dist.ops.all_reduce_rmsnorm.op import ALL_REDUCE_RMSNORM
 from triton_dist.ops.all_reduce_rmsnorm.unfused import rmsnorm
@@ -15,13 +15,13 @@ from triton_dist.ops.calls import checks, possible
 from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.calls.plans import OfParts, Plan
 from triton_dist.ops.exchange import sizes
-from triton_dist.ops.gemm_ar.op import GEMM_AR, Ring, refuse_method
+from triton_dist.ops.gemm_ar.op import GEMM_AR, Ring, RowParallel, refuse_method
 from triton_dist.ops.gemm_ar.packets import Tiling, tiling
 from triton_dist.ops.gemm_ar_rmsnorm.packets import MOST_EACH, NormPackets, cut_rows
 from triton_dist.ops.norm_rows.launch import NormRows, served
-from triton_dist.ops.op import Agreed, Op
+from triton_dist.ops.op import Agreed
 from triton_dist.ops.registry import Gradient
-from triton_dist.ops.tuning.table import Choice, Shape
+from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.device import absent
 from triton_dist.runtime.errors import InvalidArgument
@@ -40,35 +40,21 @@ class NormedProduct(Agreed):
     tiling: Tiling | None = None
 
 
-class GemmArRmsnorm(Op):
+class GemmArRmsnorm(RowParallel):
     """A row-parallel linear of a decoder, and what follows it."""
 
     name = "gemm_ar_rmsnorm"
     tensors = {"x": "sharded", "weight": "sharded", "bias": "equal", "residual": "equal", "norm_weight": "equal"}
     outputs = {"out": "summed", "residual_out": "summed"}
-    methods = ("packets", "ring", "unfused")
     schema = ("(Tensor x, Tensor weight, Tensor norm_weight, Tensor? bias, Tensor? residual, float? eps, str group, str method, "
               "float norm_weight_bias=0.0) -> (Tensor, Tensor)")
     gradient = Gradient(gemm_ar_norm.keep, gemm_ar_norm.backward)
-    autocasts = residual_has_rows = True
-    local_axis = "k"
 
     def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
               residual: torch.Tensor | None, norm_weight: torch.Tensor, out: torch.Tensor | None,
               residual_out: torch.Tensor | None, eps: Any, norm_weight_bias: Any, method: str) -> NormedProduct:
-        checks.matrix("x", x)
-        checks.matrix("weight", weight, like=x)
-        products.check_columns(x, weight)
-        m, n = x.shape[0], weight.shape[0]
-        if m * n >= 2**31:
-            raise InvalidArgument(f"x: expected an output of fewer than 2^31 elements, found shape {[m, n]}; split the call")
+        m, n = self.check_inputs(x, weight, bias, residual)
         checks.vector("norm_weight", norm_weight, n, like=x, optional=False)
-        checks.vector("bias", bias, n, like=x)
-        if residual is not None:
-            checks.matrix("residual", residual, like=x)
-            if tuple(residual.shape) != (m, n):
-                raise InvalidArgument(f"residual: expected None or a tensor of shape {[m, n]}, found {list(residual.shape)}; it "
-                                      "is added to the sum")
         check_numbers(eps, norm_weight_bias, "norm_weight_bias")
         checks.output("out", out, (m, n), like=x)
         checks.output("residual_out", residual_out, (m, n), like=x)
@@ -78,10 +64,6 @@ class GemmArRmsnorm(Op):
         checks.no_overlap("residual_out", residual_out, **read, residual=None if in_place else residual)
         checks.no_grad(**read, residual=residual)
         return self._agreed(m, n, x.dtype, eps, norm_weight_bias, method, group)
-
-    def resized(self, agreed: NormedProduct, group: Group, x: torch.Tensor, asked: tuple) -> NormedProduct | None:
-        m = x.shape[0]
-        return self._agreed(m, agreed.n, agreed.dtype, *asked, group) if 0 < m * agreed.n < 2**31 else None
 
     def _agreed(self, m: int, n: int, dtype: torch.dtype, eps: float | None, weight_bias: float, method: Any,
                 group: Group) -> NormedProduct:
@@ -109,11 +91,6 @@ class GemmArRmsnorm(Op):
             return "ring", "gemm_ar hides its reduce-scatter behind the product at this size"
         return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
 
-    def candidates(self, agreed: NormedProduct, group: Group) -> Sequence[Choice]:
-        if group.size == 1 or not agreed.m * agreed.n:
-            return [Choice("unfused")]
-        return [Choice(agreed.method)]
-
     def plan(self, choice: Choice, agreed: NormedProduct, group: Group, *tensors: torch.Tensor | None) -> Plan:
         return _Ring(agreed, group, *tensors) if choice.method == "ring" else NormPackets(agreed, group, *tensors)
 
@@ -130,24 +107,17 @@ class GemmArRmsnorm(Op):
         if agreed.m * agreed.n:
             ALL_REDUCE_RMSNORM.unfused(agreed, group, products.product(x, weight), norm_weight, bias, residual, out, residual_out)
 
-    def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None) -> tuple:
-        registry.require(weight.shape[1] == x.shape[1], "weight: expected [N, K_local] with the K of x [M, K_local]")
-        return x.shape[0], weight.shape[0]
-
     def traffic(self, agreed: NormedProduct, group: Group) -> dict[int, int]:
         """Each piece of its product to every peer; what other methods leave to other ops is counted there."""
         if agreed.tiling is None:
             return {}
         return sizes.to_peers(agreed.m * agreed.n * agreed.dtype.itemsize * agreed.tiling.split, False, group)
 
-    def shape(self, agreed: NormedProduct, group: Group, local: int) -> Shape:
-        return Shape(self.name, str(agreed.dtype).removeprefix("torch."), agreed.m, agreed.n, local)
-
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> NormedProduct:
         return self._agreed(m, n, dtype, None, 0.0, "auto", group)
 
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
-        return {"x": (m, products.part(k, group)), "weight": (n, products.part(k, group)), "norm_weight": (n,)}
+        return dict(super().inputs(m, n, k, group), norm_weight=(n,))
 
 
 class _ProductThenNorm(OfParts):
