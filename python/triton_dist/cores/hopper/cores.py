@@ -160,16 +160,17 @@ class _AgGemm(_Bound):
         aligned.
         """
         return (descriptor(x, self.blocks[0], self.blocks[2]), gathered, self.weight(weight, self.width),
-                self.weight(weight, self.narrow), *self._chunks(out))
+                self.weight(weight, self.narrow), *self._chunks(out, out.stride(0)))
 
-    def _chunks(self, out: torch.Tensor) -> list[TensorDescriptor]:
-        p, row, block_m = self.plan, out.stride(0), self.blocks[0]
-        chunks = out.as_strided((p.group.size, p.m, p.n), (p.m * row, row, 1))
-        return [descriptor(chunks, 1, block_m, width) for width in (self.width, self.narrow)]
+    def _chunks(self, out: torch.Tensor, row: int) -> list[TensorDescriptor]:
+        p, block_m = self.plan, self.blocks[0]
+        described = dict(shape=(p.group.size, p.m, p.n), strides=(p.m * row, row, 1))
+        return [descriptor(out, 1, block_m, width, **described) for width in (self.width, self.narrow)]
 
-    def resized(self, x, out) -> dict:
-        """{position: argument of the kernel that depends on the number of rows}."""
-        p, (bm, _, bk), (wide, narrow) = self.plan, self.blocks, self._chunks(out)
+    def resized(self, x) -> dict:
+        """{position: argument of the kernel that depends on the number of rows}, of calls that allocate out."""
+        p, (bm, _, bk) = self.plan, self.blocks
+        wide, narrow = self._chunks(x, p.n)             # at an address that does not matter
         return {0: descriptor(x, bm, bk), 4: wide, 5: narrow, 11: p.m, 14: p.gather.pieces, 15: p.gather.piece_tiles,
                 16: self.wide}
 
@@ -230,10 +231,14 @@ class _GemmRs(_Bound):
         """Of one call: x [world * m, k], weight [n, k], bias [n] or None, out [m, n]."""
         return x, weight, out, None, None, None, None, bias
 
-    def resized(self, plan, x, out) -> dict:
-        """{position: argument of the kernel that depends on the number of rows}, which `plan` has."""
+    def resized(self, plan, x, out=None) -> dict:
+        """{position: argument of the kernel that depends on the number of rows}, which `plan` has.
+
+        out: None where calls allocate it; then its address does not matter.
+        """
         (bm, bn, bk), (gap, mixed) = self.blocks, _pace(plan, self.box_bytes)
-        return {0: descriptor(x, bm, bk), 2: descriptor(out, bm, bn), 13: plan.m, 16: gap, 17: mixed}
+        target = descriptor(x, bm, bn, shape=(plan.m, plan.n), strides=(plan.n, 1)) if out is None else descriptor(out, bm, bn)
+        return {0: descriptor(x, bm, bk), 2: target, 13: plan.m, 16: gap, 17: mixed}
 
     def described(self, x, weight, bias, out) -> tuple:
         bias = absent(weight) if bias is None else bias

@@ -23,10 +23,13 @@ def _example(dtype: torch.dtype, *block: int) -> dict:
     return vars(TensorDescriptor.from_tensor(torch.empty(block, dtype=dtype, device="cpu"), list(block), layout(dtype, *block)))
 
 
-def descriptor(t: torch.Tensor, *block: int) -> TensorDescriptor:
-    """Describes `t`, which TMA can read (see below), as it is read or written in blocks of this shape."""
+def descriptor(t: torch.Tensor, *block: int, shape: tuple = (), strides: tuple = ()) -> TensorDescriptor:
+    """Describes `t`, which TMA can read (see below), as it is read or written in blocks of this shape.
+
+    shape, strides: what it is described as, where that is not as it is.
+    """
     made = object.__new__(TensorDescriptor)                 # it is not checked again
-    vars(made).update(_example(t.dtype, *block), base=t, shape=t.shape, strides=t.stride())
+    vars(made).update(_example(t.dtype, *block), base=t, shape=shape or t.shape, strides=strides or t.stride())
     return made
 
 

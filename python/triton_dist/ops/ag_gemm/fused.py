@@ -55,8 +55,7 @@ class Fused(gather.OnGather):
             return None
         x, self.call = x.contiguous(), type(self.call)(self, bias is not None)
         self.gather.prepare(x)
-        out = x.new_empty((self.group.size * self.m, self.n)) if out is None else out
-        return self._grid(), self.call.resized(x, out)
+        return self._grid(), self.call.resized(x)
 
     def compile(self, x, weight, bias, out):
         by_columns = None if self.gated else self.core          # which reads gate and up of contiguous rows only

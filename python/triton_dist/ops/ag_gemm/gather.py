@@ -137,8 +137,8 @@ class Portable:
         """Of one call: x [m, k], weight, bias or None, out [world * m, n], the call's epoch."""
         return x, self.plan.halves[epoch & 1], weight, bias, out, None, epoch
 
-    def resized(self, x, out) -> dict:
-        """{position: argument of the kernel that depends on the number of rows}."""
+    def resized(self, x) -> dict:
+        """{position: argument of the kernel that depends on the number of rows}, of calls that allocate out."""
         p = self.plan
         return {9: p.m, 12: p.pitch, 14: p.gather.pieces, 15: p.gather.piece_tiles}
 

@@ -34,43 +34,33 @@ class Decision(NamedTuple):
     shape: Shape | None = None
 
 
-class Call(NamedTuple):
-    """A kind of call of an op. All is equal on all ranks, but for `local`, this rank's part of a size that may differ, and
-    `build`.
-
-    agreed: what all ranks agree on. shape(total) gives the Shape from the sum of all `local`.
-    candidates: ways to run it that the method asked for allows, each method's default first. rule: the one taken without figures,
-    and why. build(choice) gives what makes such calls, for measure.measure.
-    """
-    op: Any
-    agreed: Any
-    local: int
-    shape: Callable[[int], Shape]
-    candidates: Sequence[Choice]
-    rule: tuple
-    build: Callable[[Choice], Any]
-
-
-def decide(record: CallRecord, call: Call) -> Decision:
-    """How calls like this one run, of an op that is timed.
+def decide(record: CallRecord, op: Any, agreed: Any, ways: Sequence[Choice], rule: tuple, local: int,
+           build: Callable[[Choice], Any]) -> Decision:
+    """How calls of an op that is timed run. All arguments are equal on all ranks, but for the last two.
 
     Collective at the first use of a `local` that is new to a family of calls, and to measure.
 
     Ranks cannot see each other's `local`, so it must be new on all of them or on none. Two cases make that so in practice:
     a `local` that is larger or smaller by one than a known one (an uneven split of another layer) counts as known, and once
     ranks have had unequal ones, all calls that agree in the rest share that decision.
+
+    agreed: what all ranks agree on. ways: those that the method asked for allows, each method's default first. rule: the one taken
+    without figures, and why. local: this rank's part of a size that may differ. build(way): what makes such calls, to be timed.
     """
     if len(record.decisions) >= MOST:
         record.decisions.clear()
         record.sizes.clear()
-    known = record.decisions.setdefault(call.agreed, {})
-    found = _known(known, call.local) if known else None
+    known = record.decisions.setdefault(agreed, {})
+    found = _known(known, local) if known else None
     if found is None:
-        sizes, found = _decide(record, call)
-        if len(sizes) != 1:
+        figures = tables.of(op, record)
+        if figures.mode == "0" and not figures.entries:
+            found = known[_SHARED] = Decision(*rule)
+            return found
+        sizes = _sizes(record, agreed.family, local)
+        found = known[local] = _by_figures(record.group, op.shape(agreed, record.group, sum(sizes)), figures, ways, rule, build)
+        if len(set(sizes)) != 1:
             known[_SHARED] = found
-        if sizes:
-            known[call.local] = found
     return found
 
 
@@ -106,39 +96,30 @@ def from_table(candidates: Sequence[Choice], rule: tuple, shape: Shape, entries:
                     shape)
 
 
-def _decide(record: CallRecord, call: Call) -> tuple[set, Decision]:
-    """(the set of all ranks' `local` where it mattered, the decision)."""
-    group, figures = record.group, tables.of(call.op, record)
-    if figures.mode == "0" and not figures.entries:
-        return set(), Decision(*call.rule)
-    sizes = _sizes(record, call)
-    shape = call.shape(sum(sizes))
-    return set(sizes), _by_figures(group, call, shape, figures)
-
-
-def _sizes(record: CallRecord, call: Call) -> Sequence[int]:
-    """All ranks' `local`. Collective where it is new to the family of the call."""
-    known = record.sizes.setdefault(call.agreed.family, {})
-    found = _known(known, call.local)
+def _sizes(record: CallRecord, family: tuple, local: int) -> Sequence[int]:
+    """All ranks' `local`. Collective where it is new to a family of calls."""
+    known = record.sizes.setdefault(family, {})
+    found = _known(known, local)
     if found is None:
-        found = known[call.local] = record.group.all_gather_object(call.local)
+        found = known[local] = record.group.all_gather_object(local)
         if len(set(found)) != 1:
             known[_SHARED] = found
     return found
 
 
-def _by_figures(group: Group, call: Call, shape: Shape, known: Tables) -> Decision:
-    found = from_table(call.candidates, call.rule, shape, known.entries)
+def _by_figures(group: Group, shape: Shape, known: Tables, ways: Sequence[Choice], rule: tuple,
+                build: Callable[[Choice], Any]) -> Decision:
+    found = from_table(ways, rule, shape, known.entries)
     if known.mode == "0" or (found.entry if known.mode == "1" else shape in known.fresh):
         return found
     start = time.perf_counter()
-    ms, failed = measure.measure(group, f"tuning {shape}", call.candidates, call.build)
+    ms, failed = measure.measure(group, f"tuning {shape}", ways, build)
     entry = Entry(known.place, shape, group.broadcast_object(date.today().isoformat()), ms, failed)
     before = known.entries.get(shape)
     entry = before.with_more(entry) if before is not None and before.place == known.place else entry
     known.entries[shape] = entry
     known.fresh.add(shape)
-    found = from_table(call.candidates, call.rule, shape, known.entries)
+    found = from_table(ways, rule, shape, known.entries)
     if group.rank == 0:
         tables.keep(entry)
         if knobs.autotuning.print:

@@ -174,8 +174,9 @@ class Calls:
         agreed: what ranks agree on; None where that has to be checked. templates: see `_made`.
         """
         capturing = backend().is_capturing()
-        where = (signature, capturing) if (signature, capturing) in record.plans else (signature, False)
-        plan = record.plans.get(where)
+        plan = record.plans.get(where := (signature, capturing))
+        if plan is None and capturing:
+            plan = record.plans.get(where := (signature, False))
         if plan is not None and plan.valid() and not _lacks_graphs(plan, capturing):
             same_call(group, plan.agreed)
             return plan
@@ -253,8 +254,7 @@ class Calls:
 
         def trial(choice: Choice) -> Trial:
             return Trial(self, lambda: self._plan(record, group, agreed, choice, tensors), group, tensors)
-        found = decide.decide(record, decide.Call(
-            self, agreed, self.local_size(*tensors), lambda total: self.shape(agreed, group, total), ways, rule, trial))
+        found = decide.decide(record, self, agreed, ways, rule, self.local_size(*tensors), trial)
         return found.choice, found.reason
 
     def _plan(self, record: CallRecord, group: Group, agreed: Agreed, choice: Choice, tensors: Sequence,
