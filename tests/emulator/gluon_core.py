@@ -26,10 +26,10 @@ def small_tiles(block_n=32):
     """64 x 32 x 16 tiles (64 x 16 x 16 where sums travel in fp32), also for K = 0, which no op gives the core."""
     describe = cores.descriptor
 
-    def descriptor(t, *block):
+    def descriptor(t, *block, **described):
         if not t.numel():                      # never read: the kernel's k is 0
             t = torch.full((max(1, t.shape[0]), BLOCK_K), float("nan"), dtype=t.dtype)
-        return describe(t, *block)
+        return describe(t, *block, **described)
 
     def tiles(dtype, m):
         return GemmConfig(64, block_n, BLOCK_K, group_m=2, num_warps=8, num_stages=STAGES)

@@ -20,7 +20,7 @@ class Driver:
     """Stands in for CudaDriver: keeps what cuLaunchKernelEx and cuTensorMapEncodeTiled were given."""
 
     def __init__(self):
-        self.launches, self.maps, self.fills, self.status = [], [], [], 0
+        self.launches, self.maps, self.fills, self.at, self.status = [], [], [], {}, 0
 
     def bound(self, name, *types):
         assert name == "cuLaunchKernelEx"
@@ -41,6 +41,7 @@ class Driver:
         assert (interleave, promotion) == (0, 2)
         self.maps.append((kind, rank, address, dims, strides, box, swizzle))
         self.fills.append(fill)
+        self.at[int(where)] = self.maps[-1]
 
     def check(self, name, code):
         raise RuntimeError(f"{name}: {code}")
@@ -142,7 +143,9 @@ def test_descriptors_of_a_launch_on_another_grid_are_as_of_one_that_was_made_for
     gc.collect()
     for made in (launch, direct):
         made(1, (others[0], None, others[2].base))
-    assert driver.launches[0] == driver.launches[1] and driver.launches[0][-1][6:8] == [wanted[1].shape[0], 20]
+    (*how, values), (*directly, others) = driver.launches
+    assert how == directly and values[6:8] == [wanted[1].shape[0], 20]
+    assert [driver.at.get(value, value) for value in values] == [driver.at.get(value, value) for value in others]
 
 
 VIEW = SimpleNamespace(base=torch.zeros(8, 24), shape=[8, 20], strides=[24, 1], padding="zero")
@@ -169,46 +172,20 @@ def test_a_tensor_map_that_does_not_vary_is_kept(monkeypatch):
         other = SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24)})
         bound(Driver(), common, (1,), (VIEW, other), (0,))
     gc.collect()
-    assert len(gone) == 1 and kept not in gone
+    assert len(gone) == 2 and kept not in gone
 
 
-def test_launches_of_a_kernel_share_the_maps_of_one_tensor_and_tell_shapes_apart():
-    """Plans for many numbers of rows have one weight."""
-    driver, common = Driver(), of_descriptors()
+def test_launches_for_many_numbers_of_rows_share_the_maps_of_one_weight_and_of_buffers():
+    driver, kernel = Driver(), of_descriptors("abc")
     rows = [SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24), "shape": [m, 20]}) for m in (8, 7, 6)]
-    launches = [bound(driver, common, (1,), (x, VIEW), (0, 1)) for x in rows]
-    driver.kinds = [None, *[ctypes.c_int64] * 4] * 2 + [ctypes.c_uint64] * 2
-    for launch, x in zip(launches, rows):
-        launch(1, (x, VIEW))
-    assert [(address, dims) for _, _, address, dims, *_ in driver.maps] == [
-        (rows[0].base.data_ptr(), [20, 8]), (VIEW.base.data_ptr(), [20, 8]), (rows[1].base.data_ptr(), [20, 7]),
-        (rows[2].base.data_ptr(), [20, 6])]
-    assert [values[1:5] for *_, values in driver.launches] == [[m, 20, 24, 1] for m in (8, 7, 6)]
-    x, weight = (boxes for *_, boxes in common.common[(0, 1)].descriptors.values())
-    assert (len(x._known), len(weight._known)) == (3, 1)
-
-
-def test_maps_of_shapes_that_change_all_the_time_do_not_pile_up(monkeypatch):
-    """A launch keeps those that it uses, also when others have taken their place among those known."""
-    monkeypatch.setattr(module, "_MAX_MAPS", 2)
-    driver, common = Driver(), of_descriptors("a")
-    rows = [SimpleNamespace(**{**vars(VIEW), "shape": [m, 20]}) for m in range(1, 6)]
-    launches = [bound(driver, common, (1,), (x,), (0,)) for x in rows]
-    driver.kinds = [None, *[ctypes.c_int64] * 4, *[ctypes.c_uint64] * 2]
+    weight, buffer = (SimpleNamespace(**{**vars(VIEW), "base": torch.zeros(8, 24), "shape": [m, 20]}) for m in (5, 4))
+    launches = [bound(driver, kernel, (1,), (rows[0], weight, buffer), (0, 1))]
+    launches += [launches[-1].on((1,), {0: x}) for x in rows[1:]]
+    driver.kinds = [None, *[ctypes.c_int64] * 4] * 3 + [ctypes.c_uint64] * 2
     for launch, x in [*zip(launches, rows)] * 2:
-        launch(1, (x,))
-    (*_, boxes), = common.common[(0,)].descriptors.values()
-    assert len(boxes._known) <= 2 and [dims for _, _, _, dims, *_ in driver.maps] == [[20, m] for m in range(1, 6)]
-
-
-def test_a_map_that_stays_is_encoded_once_for_all_launches_of_a_kernel():
-    """As those of the buffers that gemm_rs sends through, in plans for many numbers of rows."""
-    driver, common = Driver(), of_descriptors()
-    for m in (8, 7, 6):
-        x = SimpleNamespace(**{**vars(VIEW), "shape": [m, 20]})
-        bound(driver, common, (1,), (x, VIEW), (0,))
-        gc.collect()
-    assert [dims for _, _, _, dims, *_ in driver.maps] == [[20, 8]]
+        launch(1, (x, weight))
+    assert [dims for _, _, _, dims, *_ in driver.maps] == [[20, 4], [20, 8], [20, 5], [20, 7], [20, 6]]
+    assert [values[1:5] for *_, values in driver.launches] == [[m, 20, 24, 1] for m in (8, 7, 6)] * 2
 
 
 def test_tensors_at_one_address_that_differ_in_strides_or_padding_have_maps_of_their_own():
@@ -257,7 +234,7 @@ def test_launches_go_to_the_stream_of_their_call():
 def test_maps_of_addresses_that_change_all_the_time_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(module, "_MAX_MAPS", 2)
     driver = Driver()
-    maps = module._Boxes(driver, "", META).maps(VIEW)
+    maps = module.TensorMaps(module._Boxes(driver, "", META), VIEW)
     for address in (1 << 20, 2 << 20, 3 << 20, 3 << 20, 1 << 20):
         assert maps[address] % 64 == 0 and len(maps) <= 2
     assert [address for _, _, address, *_ in driver.maps] == [1 << 20, 2 << 20, 3 << 20, 1 << 20]

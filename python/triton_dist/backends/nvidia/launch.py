@@ -19,7 +19,7 @@ _INTEGERS = {f"{sign}{bits}" for sign in "iu" for bits in (8, 16, 32)} | {"i1", 
 _COOPERATIVE, _OVERLAPPING = 2, 6           # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _PROGRAMMATIC_STREAM_SERIALIZATION
 _L2_PROMOTION_128B = 2
 _HOST_TYPE = {8: 10, 9: 8, 10: 9}           # the metadata's element types, in the order of CUtensorMapDataType
-_MAX_MAPS = 256                     # of a shape; and shapes of a parameter
+_MAX_MAPS = 256                     # of a shape
 
 
 class _Attribute(ctypes.Structure):
@@ -44,30 +44,20 @@ class _Boxes:
         sizes = self._sizes.buffer_info()[0]
         self.before = _HOST_TYPE.get(meta["elem_type"], meta["elem_type"]), self.rank
         self.after = sizes, sizes + 4 * self.rank, 0, meta["swizzle"], _L2_PROMOTION_128B
-        self._known: dict = {}
-
-    def maps(self, descriptor: Any) -> "TensorMaps":
-        """Those of tensors like that of `descriptor`. Launches share them: plans for many numbers of rows have one weight."""
-        key = tuple(descriptor.shape), tuple(descriptor.strides), descriptor.padding
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _MAX_MAPS:
-                self._known.clear()                 # launches keep theirs
-            found = self._known[key] = TensorMaps(self, *key)
-        return found
 
 
 class TensorMaps(dict):
-    """Where CUtensorMaps of a parameter lie in host memory, by the address that they describe: tensors of one shape and type.
+    """Where CUtensorMaps of a parameter lie in host memory, by the address that they describe: tensors like that of a descriptor.
 
     words: shape and strides, as the kernel gets them.
     """
 
-    def __init__(self, boxes: _Boxes, shape: tuple, strides: tuple, padding: str):
-        self._boxes, self.words = boxes, array("q", shape + strides)
+    def __init__(self, boxes: _Boxes, descriptor: Any):
+        shape, strides = descriptor.shape, descriptor.strides
+        self._boxes, self.words = boxes, array("q", (*shape, *strides))
         self._sizes = array("Q", [*shape[::-1], *[boxes.elem_size * step for step in strides[-2::-1]]])
         sizes = self._sizes.buffer_info()[0]
-        self._after = sizes, sizes + 8 * boxes.rank, *boxes.after, padding == "nan"
+        self._after = sizes, sizes + 8 * boxes.rank, *boxes.after, descriptor.padding == "nan"
 
     def __missing__(self, address: int) -> "_Map":
         if len(self) >= _MAX_MAPS:
@@ -152,7 +142,7 @@ class BoundLaunch:
         self._write(array("q", common.blank), grid, dict(enumerate(args)))
 
     def on(self, grid: tuple, changed: dict) -> "BoundLaunch":
-        """The same on another grid and with other arguments, {position: argument}."""
+        """The same on another grid and with other arguments, {position: argument}. Both share the tensor maps of the others."""
         made = object.__new__(BoundLaunch)
         vars(made).update(vars(self))
         made._write(array("q", self._block), grid, changed)
@@ -168,7 +158,7 @@ class BoundLaunch:
                 block[word] = arg.data_ptr() if is_pointer else arg
             elif position in common.descriptors:
                 param, word, end, boxes = common.descriptors[position]
-                of_address = boxes.maps(arg)
+                of_address = TensorMaps(boxes, arg)
                 block[word:end] = of_address.words
                 if position in common.varying:
                     maps[position] = position, param, of_address
