@@ -44,8 +44,9 @@ def decide(record: CallRecord, op: Any, agreed: Any, ways: Sequence[Choice], rul
     a `local` that is larger or smaller by one than a known one (an uneven split of another layer) counts as known, and once
     ranks have had unequal ones, all calls that agree in the rest share that decision.
 
-    agreed: what all ranks agree on. ways: those that the method asked for allows, each method's default first. rule: the one taken
-    without figures, and why. local: this rank's part of a size that may differ. build(way): what makes such calls, to be timed.
+    agreed: what all ranks agree on. ways: those that the method asked for allows, each method's default first. rule: the one
+    taken without figures, and why. local: this rank's part of a size that may differ. build(way): what makes such calls, to be
+    timed.
     """
     if len(record.decisions) >= MOST:
         record.decisions.clear()
@@ -55,8 +56,7 @@ def decide(record: CallRecord, op: Any, agreed: Any, ways: Sequence[Choice], rul
     if found is None:
         figures = tables.of(op, record)
         if figures.mode == "0" and not figures.entries:
-            found = known[_SHARED] = Decision(*rule)
-            return found
+            return known.setdefault(_SHARED, Decision(*rule))
         sizes = _sizes(record, agreed.family, local)
         found = known[local] = _by_figures(record.group, op.shape(agreed, record.group, sum(sizes)), figures, ways, rule, build)
         if len(set(sizes)) != 1:
