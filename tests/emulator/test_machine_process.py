@@ -79,7 +79,7 @@ def fallback(rank, size):
 
 
 def wait_forever(rank, size):
-    """Rank 1 raises a flag, sleeps, and rank 0 waits for a second one."""
+    """Rank 1 raises a flag, and is killed or waits; rank 0 waits for a second one."""
     import torch
     from machine_helpers import launch, set_flag, wait_flag
 
@@ -90,8 +90,9 @@ def wait_forever(rank, size):
     if rank:
         launch(lambda *_: set_flag(peer_tensor(flags, 0).data_ptr() + 4, 1), name="raise_flag")
         if os.environ["SCENARIO"] == "killed":
-            print("raised", flush=True)
-            time.sleep(60)
+            time.sleep(0.5)
+            print(time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
         launch(lambda *_: wait_flag(flags.data_ptr() + 8, 3), name="other")
     launch(lambda *_: wait_flag(flags.data_ptr() + 4, 2), name="stuck")
 
@@ -230,13 +231,8 @@ def test_hang_in_collectives_says_how_long_it_took(tmp_path):
 
 
 def test_killed_rank(tmp_path):
-    processes = start("killed", tmp_path)
-    assert processes[1].stdout.readline() == "raised\n"
-    time.sleep(0.5)
-    processes[1].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    code, _, err = finish(processes, 30)[0]
-    assert time.monotonic() - killed < 15
+    (code, _, err), (killed, said, _) = forked("killed", tmp_path, 60)
+    assert killed == -signal.SIGKILL and time.time() - float(said) < 15
     assert code == 1 and err.startswith("rank 1 died, and others wait for 3 seconds:") and "Traceback" not in err, err
     assert "is dead" in err and "ge 2" in err and "stuck" in err and "rank 1 raise_flag(0, 0, 0)" in err
     assert err.endswith("rank 0 ends by this HangError\n")

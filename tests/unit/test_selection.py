@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: MIT
 """Which items run every time (tests/conftest.py): of each family one mode and two sizes, the same in each run; mutants all."""
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import here
+from launched import python
 
 TESTS = Path(__file__).resolve().parents[1]
 FILE = '''
@@ -57,8 +56,8 @@ def test_mutant(mode):
 
 
 def selected(folder, *words):
-    done = subprocess.run([sys.executable, "-m", "pytest", "--co", "-q", *words, "-c", str(folder / "pytest.ini"), str(folder)],
-                          capture_output=True, text=True, timeout=120, check=True, cwd=folder)
+    done = python("-m", "pytest", "--co", "-q", *words, "-c", str(folder / "pytest.ini"), str(folder), cwd=folder)
+    done.check_returncode()
     return sorted(line.split("::")[1] for line in done.stdout.splitlines() if "::" in line)
 
 

@@ -16,7 +16,7 @@ from triton_dist.cli import launch
 from triton_dist.cli.main import main as tools
 from triton_dist.doctor import examine, variables
 from triton_dist.doctor.report import BAD, NOTE
-from triton_dist.runtime import folders
+from triton_dist.runtime import console, folders
 from triton_dist.runtime.console import printable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,7 +139,7 @@ def test_a_line_is_one_write():
     """Ranks run under `python -u`. A datagram is what one write has brought."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
-        code = ("import sys; from triton_dist.runtime.console import whole_lines; whole_lines(); print('rank', 0, 'is here')\n"
+        code = (f"import runpy, sys; runpy.run_path({console.__file__!r})['whole_lines'](); print('rank', 0, 'is here')\n"
                 "print('and its error', file=sys.stderr)")
         subprocess.run([sys.executable, "-u", "-c", code], stdout=theirs, stderr=theirs, timeout=60, check=True)
         ours.settimeout(5)
