@@ -121,9 +121,9 @@ def all_reduce(x: torch.Tensor, *, group: Any = None, out: torch.Tensor | None =
         op: "sum", "avg", "max" or "min", or torch's ReduceOp of that name. The same on all ranks.
 
     Returns out. fp16, bf16 and fp32 are reduced in fp32 and rounded once, other dtypes in their own (integers wrap). The
-    order depends on the number of ranks and the method only: the same inputs give the same bits, the same on every rank.
-    That does not hold for "unfused". An average of integers is rounded towards zero. A maximum or minimum of what contains
-    a NaN is NaN; with "unfused" it is what the library makes of it.
+    order depends only on the number of ranks and the method: the same inputs give the same bits, on every rank. This does not
+    hold for "unfused". An average of integers is rounded towards zero. A maximum or minimum over a NaN is NaN; with
+    "unfused" it depends on the library.
     The gradient (without `out`, of a sum or an average) is that of the sum of all ranks' losses, as torch.distributed has it: an
     all_reduce. Where what follows is the same on all ranks, as behind a row-parallel layer, that counts each loss W times: there
     use gemm_ar, all_reduce_rmsnorm, or layers.

@@ -168,20 +168,19 @@ def all_to_all_vdev(x: torch.Tensor, in_splits: torch.Tensor, *, capacity: int |
 
     Args:
         x: of any dtype, [rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
-        in_splits: int32 or int64 [W] on the device, contiguous: how many rows of x each rank gets, one rank's behind another's.
-            Values below 0 count as 0, and what goes beyond x is cut off.
-        capacity: rows of out where it is allocated; None: W * rows, for which everything fits. Equal on all ranks.
+        in_splits: int32 or int64 [W] on the device, contiguous: how many rows of x each rank gets, in the order of ranks.
+            Values below 0 count as 0, and rows beyond x are ignored.
+        capacity: rows of out if it is allocated. None: W * rows, so that everything fits. Equal on all ranks.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous [capacity, ...] of x's dtype, or None to allocate. Must not overlap x.
         out_splits_offsets: contiguous [2, W] of the dtype of in_splits, or None to allocate.
         method: "push" (one kernel), "unfused" (the group's own collective, for which the host waits for the splits) or "auto"
             (push where it can run). The same on all ranks.
 
-    Returns (out, out_splits_offsets). Row 0 of out_splits_offsets has the rows that each rank has sent, row 1 where they begin in
-    out. What does not fit is not written: rank r's rows were cut off where offset + split > capacity; under TRITON_DIST_DEBUG=1
-    the call then raises. Rows of out behind the last one that came are left as they were.
-    The gradient (without `out`) of a row goes back to the rank that it came from; that of a row that was cut off, or that no rank
-    got, is zero.
+    Returns (out, out_splits_offsets). Row 0 of out_splits_offsets has the number of rows that each rank has sent, row 1 where
+    they begin in out. Rows that do not fit are not written: rows of rank r were cut off if offset + split > capacity. With
+    TRITON_DIST_DEBUG=1 the call then raises an error. Rows of out after the last one that came are not written.
+    The gradient (without `out`) of a row goes back to the rank that sent it. The gradient of a row that no rank got is zero.
     In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
 
     Example:

@@ -226,9 +226,9 @@ ALL_TO_ALL_VDEV_2D_OFFSET = AllToAllVdev2d("all_to_all_vdev_2d_offset", False)
 def all_to_all_vdev_2d(x: torch.Tensor, in_splits: torch.Tensor, *, major_align: int | None = None, capacity: int | None = None,
                        group: Any = None, out: torch.Tensor | None = None, out_splits_offsets: torch.Tensor | None = None,
                        method: str = "auto") -> tuple[torch.Tensor, torch.Tensor]:
-    """Chunks in the order of (rank, expert) to the ranks of their experts, where they lie in the order of (expert, source rank).
+    """Sends chunks in the order (rank, expert) to the ranks of their experts, and puts them in the order (expert, source rank).
 
-    As torch.ops.symm_mem.all_to_all_vdev_2d, of any tensors. No host waits for sizes. Collective over `group`.
+    The same as torch.ops.symm_mem.all_to_all_vdev_2d, for any tensors. The host does not wait for sizes. Collective over `group`.
 
     Args:
         x: of any dtype, [rows, ...] on `triton_dist.device()`. Equal shape and dtype on all ranks.
@@ -237,18 +237,18 @@ def all_to_all_vdev_2d(x: torch.Tensor, in_splits: torch.Tensor, *, major_align:
             cut off.
         major_align: each expert's rows begin at a multiple of this; None for 1. An expert without rows takes this many, as in
             torch.
-        capacity: rows of out where it is allocated; None: W * rows + E * major_align, for which everything fits. Equal on all
-            ranks.
+        capacity: rows of out if it is allocated. None: W * rows + E * major_align, so that everything fits. Equal on all ranks.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous [capacity, ...] of x's dtype, or None to allocate. Must not overlap x.
         out_splits_offsets: contiguous [2, W * E] of the dtype of in_splits, or None to allocate.
         method: "push" (one kernel), "unfused" (the group's own collective, for which the host waits) or "auto".
 
     Returns:
-        (out, out_splits_offsets). Row 0 of the latter has the rows of each chunk in the order of (expert, source rank), row 1
-        where they begin in out. What does not fit is not written: under TRITON_DIST_DEBUG=1 the call then raises. Rows between
-        chunks are left as they were. The gradient (without `out`) of a row goes back to where it came from; that of a row that
-        was cut off is zero. In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
+        (out, out_splits_offsets). Row 0 of the latter has the rows of each chunk in the order (expert, source rank), row 1 where
+        they begin in out. Rows that do not fit, and rows between chunks, are not written. If rows do not fit, the call raises an
+        error with TRITON_DIST_DEBUG=1. The gradient (without `out`) of a row goes back to the rank that sent it; that of a row
+        that was cut off is zero. In graphs: run the same call once before capture. Raises InvalidArgument before anything is
+        sent.
 
     Example:
         rows, told = all_to_all_vdev_2d(tokens_by_expert, splits, major_align=128)
@@ -265,15 +265,15 @@ def all_to_all_vdev_2d(x: torch.Tensor, in_splits: torch.Tensor, *, major_align:
 def all_to_all_vdev_2d_offset(x: torch.Tensor, in_splits_offsets: torch.Tensor, *, capacity: int | None = None, group: Any = None,
                               out: torch.Tensor | None = None, out_splits_offsets: torch.Tensor | None = None,
                               method: str = "auto") -> tuple[torch.Tensor, torch.Tensor]:
-    """Chunks in the order of (expert, rank) to their ranks, where they lie in the order of (source rank, expert) without gaps.
+    """Sends chunks in the order (expert, rank) to their ranks, and puts them in the order (source rank, expert) without gaps.
 
-    The way back of all_to_all_vdev_2d: as torch.ops.symm_mem.all_to_all_vdev_2d_offset. Collective over `group`.
+    The way back of all_to_all_vdev_2d, the same as torch.ops.symm_mem.all_to_all_vdev_2d_offset. Collective over `group`.
 
     Args:
         x: as in all_to_all_vdev_2d.
         in_splits_offsets: int32 or int64 [2, E * W] on the device, contiguous: rows for (expert, rank), and where they begin in
             x. There may be gaps between chunks. They must not overlap. What goes beyond x is cut off.
-        capacity: rows of out where it is allocated; None: W * rows, for which everything fits. Equal on all ranks.
+        capacity: rows of out if it is allocated. None: W * rows, so that everything fits. Equal on all ranks.
         group, out, method: as in all_to_all_vdev_2d.
         out_splits_offsets: contiguous [2, W * E] of the dtype of in_splits_offsets, or None to allocate.
 

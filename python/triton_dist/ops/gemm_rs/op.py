@@ -192,9 +192,9 @@ def gemm_rs(x: torch.Tensor, weight: torch.Tensor, *, group: Any = None, bias: t
     Returns out [M / W, N]: the rows of this rank's group index.
     Gradients (without `out`): that of x by ag_gemm, whose gathered gradient also gives that of weight and, summed over all M
     rows, that of bias, equal on all ranks. The same tensors must require them on all ranks.
-    Products accumulate in fp32; the sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; by "scatter" c, c + 1,
-    ...; over nodes as in a ring in each node, then the own node's sum and those of the nodes after it), so the same inputs give
-    the same bits. fp16 may overflow at a hop unless hop_dtype is float32.
+    Products accumulate in fp32. The sum over ranks has a fixed order (for rank c: c + 1, c + 2, ..., c; with "scatter" c, c + 1,
+    ...; over nodes a ring in each node, then its own node's sum and those of the nodes after it), so the same inputs give the
+    same bits. fp16 may overflow at a hop unless hop_dtype is float32.
     In graphs: run the same call once before capture, else auto captures "unfused" and other methods refuse. Replays and
     eager calls may follow each other in any order, all on one stream or on streams that wait for each other.
     Under autocast operands are cast and the output has its dtype, as for nn.Linear; `out` must have that dtype.

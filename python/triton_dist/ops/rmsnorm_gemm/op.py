@@ -203,11 +203,11 @@ def rmsnorm_gemm(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tenso
                  bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, eps: float | None = 1e-6,
                  norm_weight_bias: float = 0.0, act: str | None = None, out: torch.Tensor | None = None,
                  residual_out: torch.Tensor | None = None, method: str = "auto") -> Any:
-    """act(rms_norm(x + residual) * norm_weight @ weight^T + bias): a norm of a decoder and the linear layer behind it.
+    """act(rms_norm(x + residual) * norm_weight @ weight^T + bias): a norm of a decoder and the linear layer after it.
 
-    Nothing is sent: each rank calls it for itself, and ranks need not call it alike. For few rows it is a kernel that reads the
-    weight at the rate of memory, with gate and up joined in it, after one for addition and norm. Each may start while the kernel
-    ahead of it on the stream still runs.
+    Nothing is sent: each rank calls it independently, and ranks may make different calls. For few rows it is two kernels: one for
+    addition and norm, and one for the product and the activation, which reads the weight at the rate of memory. Each may start
+    while the kernel before it on the stream still runs.
 
     Args:
         x: [M, K] fp16, bf16 or fp32 on `triton_dist.device()`.
