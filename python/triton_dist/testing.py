@@ -213,7 +213,7 @@ def gemm_script(description: str, op: Callable, inputs: Callable, check: Callabl
     initialize_distributed()
     group, on_gpu = resolve(), device().type == "cuda"
     if args.m % group.size:
-        raise SystemExit(f"M = {args.m} must divide by the {group.size} ranks")
+        raise SystemExit(f"M = {args.m} must be divisible by the {group.size} ranks")
     asked = args.m, args.n, args.k
     if not (on_gpu or args.whole):
         args.m, args.n, args.k = emulated_sizes(*asked, group.size)

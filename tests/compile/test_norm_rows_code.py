@@ -17,7 +17,7 @@ DATA = ("x", "weight", "bias", "residual", "out", "total", "shift")
 
 def compiled(target: str, dtype: str = "bf16", warps: int = 8, each: int = 4, norm: bool = True, residual: bool = True,
              bias: bool = False, center: bool = False, quant: str = "", keep: bool = True, whole: bool = True):
-    """The kernel with rows whose sizes and strides divide by 16, as usual shapes do."""
+    """The kernel with rows whose sizes and strides are divisible by 16, as usual shapes are."""
     types = {name: "constexpr" if name.isupper() else f"*{dtype}" if name in DATA else POINTERS.get(name, "i32")
              for name in norm_rows_kernel.arg_names}
     known = dict(EPS=1e-6, WEIGHT_BIAS=0.0, CENTER=center, HAS_BIAS=bias, HAS_RESIDUAL=residual, HAS_TOTAL=residual or bias,

@@ -72,7 +72,7 @@ def test_bench_of_a_collective(tmp_path, bench):
 
 
 def test_bench_of_gemm_ar(tmp_path, bench):
-    """Of rows that do not divide by the world size, too."""
+    """Of rows that are not divisible by the world size, too."""
     printed = bench("gemm_ar", "--shapes", "1,72,64", "3,104,96", "--methods", "auto,unfused", "--rounds", "2",
                     "--iters", "3", "--out", str(tmp_path))
     folder, = tmp_path.iterdir()

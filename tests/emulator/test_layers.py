@@ -42,7 +42,7 @@ def attention(q, k, v, heads, kv_heads):
 
 @pytest.mark.parametrize("world, heads, kv_heads", [(2, 4, 4), (2, 4, 2), (4, 8, 2), (4, 4, 1), (3, 4, 4), (1, 4, 2)])
 def test_a_fused_qkv_is_divided_by_heads(world, heads, kv_heads):
-    """Also where ranks share a key head, and where heads do not divide by the ranks."""
+    """Also where ranks share a key head, and where heads are not divisible by the ranks."""
     parts = [heads * SIZE, kv_heads * SIZE, kv_heads * SIZE]
     full, out = linear(sum(parts), K, 1), linear(K, heads * SIZE, 2)
     x = activations()

@@ -222,7 +222,7 @@ def test_layers_made_on_meta_get_their_weights_later():
 def test_sequences_that_do_not_divide_are_refused_before_anything_is_sent():
     def ranks():
         layer = GemmRS.from_full(linear(K, N, 1))
-        with pytest.raises(InvalidArgument, match="divides by the group size.*pad it"):
+        with pytest.raises(InvalidArgument, match="divisible by the group size.*pad it"):
             layer(drawn(3, 2, N // 2))                                      # 6 rows do, 3 positions do not
         assert layer(drawn(4, 2, N // 2)).shape == (2, 2, K)
         with pytest.raises(InvalidArgument, match="set layer.sequence_dim"):

@@ -187,7 +187,7 @@ def test_bad_arguments_are_refused_with_words():
         for says, call in (("gate_up: expected .* to match down",
                             lambda: EPMoE(router, gate_up[:, 1:], down)), ("down: expected a weight for each expert",
                                                                            lambda: EPMoE(router, gate_up, down[0])),
-                           ("divides by the 2 ranks, found 5", lambda: EPMoE.from_full(router, gate_up[:5], down[:5])),
+                           ("divisible by the 2 ranks, found 5", lambda: EPMoE.from_full(router, gate_up[:5], down[:5])),
                            ("score: expected one of", lambda: TopKRouter(gate_up[0], 2, score="relu")),
                            ("groups: expected", lambda: TopKRouter(gate_up[0], 2, groups=5)),
                            ("top_k: expected 1 to", lambda: TopKRouter(gate_up[0], 2 * INNER + 1)),

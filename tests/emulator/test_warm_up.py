@@ -110,7 +110,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_after_it_no_number_of_rows_needs_a_kernel_that_is_not_compiled(name, compiled):
-    """Of all numbers of a range, not only of those that divide by something."""
+    """Of all numbers of a range, not only of those divisible by something."""
     def script():
         group, most = resolve(), 160
         x = random_tensor(most * group.size, WIDE, dtype=torch.float16, seed=group.rank)

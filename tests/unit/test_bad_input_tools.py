@@ -90,5 +90,5 @@ def test_tools(main, argv, says, capsys, monkeypatch):
 
 
 def test_bench_shapes_must_divide():
-    with pytest.raises(ValueError, match="--shapes 9,8,8: M must divide by the 4 ranks; found 9"):
+    with pytest.raises(ValueError, match="--shapes 9,8,8: M must be divisible by the 4 ranks; found 9"):
         shapes.parse(["9,8,8"], "ag_gemm", 4, emulated=True)

@@ -146,7 +146,7 @@ def test_names_sets_and_sizes():
 
 @pytest.mark.parametrize("word, world, says", [
     ("9B", 1, "expected 8B"), ("8B@0", 1, "expected 8B"), ("1,2", 1, "expected 8B"), ("0,8,8", 1, "expected 8B"),
-    ("8B", 3, "divide by the 3 ranks")])
+    ("8B", 3, "be divisible by the 3 ranks")])
 def test_bad_shapes(word, world, says):
     with pytest.raises(ValueError, match=says):
         shapes.parse([word], "ag_gemm", world, emulated=False)

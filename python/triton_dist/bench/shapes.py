@@ -13,7 +13,7 @@ _MODELS = {  # model: {op: (N, K)} of its MLP, up and down projection
     "405B": {"ag_gemm": (106496, 16384), "gemm_rs": (16384, 53248)},
 }
 OPS = tuple(name for name, op in _ALL.items() if op.timed and name in _MODELS["8B"])       # those with a limit T*
-_ANY_ROWS = {"gemm_ar": "gemm_rs"}          # ops of which M need not divide by the world size: whose N and K they have
+_ANY_ROWS = {"gemm_ar": "gemm_rs"}          # ops of which M need not be divisible by the world size: whose N and K they have
 _SMALL_M = tuple(2**i for i in range(10))
 _SETS = {
     "default": [(model, 8192) for model in _MODELS] + [("8B", 2048), ("70B", 2048)],
@@ -37,14 +37,14 @@ class Shape:
 def parse(words: list, op: str, world: int, emulated: bool) -> list[Shape]:
     """The shapes behind the words of --shapes: MODEL, MODEL@M, a set (default, large, medium, small, serving, tiny) or M,N,K.
 
-    M must divide by the world size, but for gemm_ar; of a set, shapes whose M does not are left out. Raises ValueError.
+    M must be divisible by the world size, but for gemm_ar; of a set, shapes with another M are left out. Raises ValueError.
     """
     shapes: list = []
     usual = "serving" if op in _ANY_ROWS else "default" if op in OPS else "tiny"
     for word in words or ["tiny" if emulated else usual]:
         found = [shape for shape in _expand(word, op) if op in _ANY_ROWS or shape.m % world == 0]
         if not found:
-            raise ValueError(f"--shapes {word}: M must divide by the {world} ranks; found "
+            raise ValueError(f"--shapes {word}: M must be divisible by the {world} ranks; found "
                              + ", ".join(str(shape.m) for shape in _expand(word, op)))
         shapes += [shape for shape in found if shape not in shapes]
     return shapes

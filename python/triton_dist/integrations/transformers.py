@@ -44,7 +44,7 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)
         if heads is None or heads % size:
-            raise InvalidArgument(f"model: expected {name} that divide by the {size} ranks, found {heads}; use fewer ranks")
+            raise InvalidArgument(f"model: expected {name} divisible by the {size} ranks, found {heads}; use fewer ranks")
     for layer in layers:
         columns, rows = {name: OverlapColwise() for name in COLUMNS}, {name: OverlapRowwise() for name in ROWS}
         parallelize_module(layer, mesh, columns | rows)

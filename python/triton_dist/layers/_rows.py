@@ -31,14 +31,14 @@ def shaped(y: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
     others = list(x.shape[:-1])
     del others[dim]
     if y.shape[0] % max(math.prod(others), 1):
-        raise InvalidArgument(f"x: expected a sequence that divides by the group size, found shape {list(x.shape)}; pad it")
+        raise InvalidArgument(f"x: expected a sequence divisible by the group size, found shape {list(x.shape)}; pad it")
     return y.unflatten(0, (y.shape[0] // max(math.prod(others), 1), *others)).movedim(0, dim)
 
 
 def must_divide(x: torch.Tensor, dim: int, group: Any) -> None:
     """Raises InvalidArgument for a sequence that ranks cannot divide. While a graph is made, the op's fake and `shaped` do."""
     if isinstance(x, torch.Tensor) and x.ndim > 2 and not torch.compiler.is_compiling() and x.shape[dim] % resolve(group).size:
-        raise InvalidArgument(f"x: expected a sequence that divides by the group size, found shape {list(x.shape)} with the "
+        raise InvalidArgument(f"x: expected a sequence divisible by the group size, found shape {list(x.shape)} with the "
                               f"sequence in dimension {dim}; pad it")
 
 

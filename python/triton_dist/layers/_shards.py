@@ -46,7 +46,7 @@ class Shards:
         if repeats and count and group.size % count == 0:
             return group.rank * count // group.size, 1
         raise InvalidArgument(f"parts: a part of {count} units cannot be divided over {group.size} ranks so that what belongs "
-                              "together stays on one rank: parts of different numbers of units need numbers that divide by "
+                              "together stays on one rank: parts of different numbers of units need numbers divisible by "
                               "the ranks" + (", or of which the ranks are a multiple" if repeats else "")
                               + "; use another number of ranks")
 

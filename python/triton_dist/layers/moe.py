@@ -55,7 +55,7 @@ class EPMoE(Experts):
         members, experts = resolve(group), gate_up.shape[0]
         if experts % members.size:
             raise InvalidArgument(
-                f"gate_up: expected a number of experts that divides by the {members.size} ranks, found {experts}")
+                f"gate_up: expected a number of experts divisible by the {members.size} ranks, found {experts}")
         mine = slice(members.rank * (experts // members.size), (members.rank + 1) * (experts // members.size))
         parts = [nn.Parameter(t.detach()[mine].clone(), requires_grad=t.requires_grad) for t in (gate_up, down)]
         return cls(router, *parts, group, **options)

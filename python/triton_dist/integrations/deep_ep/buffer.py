@@ -144,7 +144,7 @@ class Buffer(LowLatency):
     def expect_shared(self, num_experts: int) -> None:
         """Raises unless ranks can share the experts equally."""
         if num_experts < 1 or num_experts % self.group_size:
-            raise InvalidArgument(f"num_experts: expected a number that divides by the {self.group_size} ranks, found "
+            raise InvalidArgument(f"num_experts: expected a number divisible by the {self.group_size} ranks, found "
                                   f"{num_experts}")
 
     # -- the exchange ------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def experts(num_experts: Any, group: Group) -> None:
     checks.size("num_experts", num_experts)
     if num_experts < 1 or num_experts % group.size:
         raise InvalidArgument(
-            f"num_experts: expected a number that divides by the {group.size} ranks, found {num_experts}; add "
+            f"num_experts: expected a number divisible by the {group.size} ranks, found {num_experts}; add "
             "experts that no token chooses")
 
 

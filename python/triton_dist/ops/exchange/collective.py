@@ -56,7 +56,7 @@ class Collective(Op):
         if x.ndim == 0 and (self.scatter or not self.reduces):
             raise InvalidArgument(f"x: expected at least 1 dimension for {self.name}, found a scalar; pass x.view(1)")
         if self.scatter and x.shape[0] % group.size:
-            raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, found "
+            raise InvalidArgument(f"x: expected a number of rows divisible by the group size {group.size}, found "
                                   f"{x.shape[0]}; pad the rows")
         n = x.numel() // (group.size if self.scatter else 1)
         checks.output("out", out, self.out_shape(group.size, x), like=x, any_dtype=True)
@@ -116,7 +116,7 @@ class Collective(Op):
         """Rows are along the first dimension."""
         if self.scatter and self.reduces:
             registry.require(x.shape[0] % world == 0,
-                             "x: expected a number of rows that divides by the group size; pad the rows")
+                             "x: expected a number of rows divisible by the group size; pad the rows")
             return (x.shape[0] // world, *x.shape[1:])
         if not self.scatter and not self.reduces:
             return (x.shape[0] * world, *x.shape[1:])

@@ -47,7 +47,7 @@ def refuse_method(method: str, m: int, nbytes: int, group: Group) -> None:
         raise InvalidArgument(f"method: 'packets' carries at most {sizes.MOST_PACKET_BYTES} bytes, found {nbytes}; use "
                               "'ring' or 'unfused'")
     if method == "ring" and m % group.size:
-        raise InvalidArgument(f"method: 'ring' needs a number of rows that divides by the group size {group.size}, found "
+        raise InvalidArgument(f"method: 'ring' needs a number of rows divisible by the group size {group.size}, found "
                               f"{m}; pad the rows or use 'auto'")
 
 
@@ -129,7 +129,7 @@ class GemmAr(RowParallel):
         if m <= AUTO_ROWS and nbytes <= most:
             return "packets", f"{m} rows are no more than {AUTO_ROWS}, and {nbytes} bytes of output no more than {most}"
         if m % group.size == 0 and possible.fusing_pays(group.size, nbytes - nbytes // group.size):
-            return "ring", ("hiding the reduce-scatter behind the GEMM pays at this size, and the rows divide by the group "
+            return "ring", ("hiding the reduce-scatter behind the GEMM pays at this size, and rows are divisible by the group "
                             "size")
         return "unfused", "it has more rows or bytes than packets suit, and too few for a ring, or rows that do not divide"
 

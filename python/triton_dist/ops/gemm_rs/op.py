@@ -61,7 +61,7 @@ class GemmRs(Op):
         checks.matrix("weight", weight, like=x)
         products.check_columns(x, weight)
         if x.shape[0] % group.size:
-            raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, "
+            raise InvalidArgument(f"x: expected a number of rows divisible by the group size {group.size}, "
                                   f"found {x.shape[0]}; pad the rows")
         if hop_dtype is not None and hop_dtype is not x.dtype and hop_dtype is not torch.float32:
             raise InvalidArgument(f"hop_dtype: expected None, {x.dtype} or torch.float32, found {hop_dtype!r}; leave it out for "
@@ -124,7 +124,7 @@ class GemmRs(Op):
 
     def out_shape(self, world: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> tuple:
         registry.require(weight.shape[1] == x.shape[1], "weight: expected [N, K_local] with the K of x [M, K_local]")
-        registry.require(x.shape[0] % world == 0, "x: expected a number of rows that divides by the group size; pad the rows")
+        registry.require(x.shape[0] % world == 0, "x: expected a number of rows divisible by the group size; pad the rows")
         return x.shape[0] // world, weight.shape[0]
 
     def traffic(self, agreed: Chunk, group: Group) -> dict[int, int]:

@@ -133,11 +133,11 @@ class ReduceScatter2d(TwoLevel):
 
     def check_rows(self, rows: int, group: Group) -> None:
         if rows % group.size:
-            raise InvalidArgument(f"x: expected a number of rows that divides by the group size {group.size}, found {rows}; pad "
+            raise InvalidArgument(f"x: expected a number of rows divisible by the group size {group.size}, found {rows}; pad "
                                   "the rows")
 
     def out_shape(self, world: int, x: torch.Tensor) -> tuple:
-        registry.require(x.shape[0] % world == 0, "x: expected a number of rows that divides by the group size; pad the rows")
+        registry.require(x.shape[0] % world == 0, "x: expected a number of rows divisible by the group size; pad the rows")
         return x.shape[0] // world, x.shape[1]
 
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Matrix:
