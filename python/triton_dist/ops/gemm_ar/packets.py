@@ -54,37 +54,41 @@ def tiling(m: int, n: int, dtype: torch.dtype, world: int) -> Tiling:
 
 
 class Packets(OnWorkspace):
-    """One kernel on the workspace of packets. Holds all that does not change from call to call."""
+    """One kernel on the workspace of packets. Holds all that does not change from call to call.
+
+    A subclass runs a kernel with more to do. options, and `more`, the last arguments, are those of one of the kernels alone.
+    """
+
+    more: tuple = ()
 
     def __init__(self, cut: Tiling, group: Group, x: torch.Tensor, weight: torch.Tensor, *_: torch.Tensor | None):
-        self.group, self.cut, config = group, cut, cut.config
+        self.kernel, self.group, self.tiling, config = gemm_ar_kernel, group, cut, cut.config
         self.m, (self.n, self.k) = x.shape[0], weight.shape
         pieces = cut.pieces(self.m, self.n)
         share = -(-sizes.words(min(self.m, config.block_m) * config.block_n, x.dtype) // cut.split)
         terms = group.size * cut.split
         pairs = (terms + group.size) * -(-share // group.size) if cut.two_shot else terms * share
-        self.programs = min(pieces, backend().num_sms(), MAX_PROGRAMS)
+        self.programs, self.options = min(pieces, backend().num_sms(), MAX_PROGRAMS), dict(TWO_SHOT=cut.two_shot)
         space, self.slots, self.half = sizes.packets(group, pieces * pairs)
         super().__init__(space)
 
-    def compile(self, x, weight, bias, residual, out):
-        config, group, given = self.cut.config, self.group, (x, weight, bias, residual, out)
-        args = self.args(*given)
+    def compile(self, *given):
+        config, group, args = self.tiling.config, self.group, self.args(*given)
         self.plain = all(arg is t for arg, t in zip(args, given))
-        x, weight = args[:2]
+        x, weight, bias, residual = args[:4]
         by_boxes = backend().copies_boxes() and can_read(x, weight)
-        used = [t.contiguous() for t in (out, bias, residual) if t is not None]
-        options = dict(WORLD=group.size, RANKS=sizes.power_of_two(group.size), TWO_SHOT=self.cut.two_shot,
-                       SPLIT=self.cut.split, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-                       WHOLE=sizes.whole_words(self.n, *used), BOXES=by_boxes, EVEN_K=self.k % config.block_k == 0,
-                       PRECISION=precision(x.dtype), THREADS=config.num_warps * backend().warp_size, **config.options())
+        used = [t.contiguous() for t in given[2:] if t is not None]
+        options = dict(self.options, WORLD=group.size, RANKS=sizes.power_of_two(group.size), SPLIT=self.tiling.split,
+                       HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, WHOLE=sizes.whole_words(self.n, *used),
+                       BOXES=by_boxes, EVEN_K=self.k % config.block_k == 0, PRECISION=precision(x.dtype),
+                       THREADS=config.num_warps * backend().warp_size, **config.options())
         del options["GROUP_M"]
         rest = (self.slots, self.half, self.space.control, team(group), self.m, self.n, self.k, x.stride(0), weight.stride(0))
         varying, tensors = present(*args)
         if by_boxes:
             tensors[:2] = boxes(x, config.block_m, config.block_k), boxes(weight, config.block_n, config.block_k)
-        self.launch = backend().prepare(gemm_ar_kernel, (self.programs,), (*tensors, *rest), options, varying)
+        self.launch = backend().prepare(self.kernel, (self.programs,), (*tensors, *rest, *self.more), options, varying)
 
-    def args(self, x, weight, bias, residual, out) -> tuple:
+    def args(self, x, weight, bias, residual, *others) -> tuple:
         return (checks.rows_contiguous(x), checks.rows_contiguous(weight), bias,
-                None if residual is None else residual.contiguous(), out)
+                None if residual is None else residual.contiguous(), *others)
