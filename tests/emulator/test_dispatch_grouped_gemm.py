@@ -247,7 +247,7 @@ WRONG = [
     (dict(act="gelu"), "act: expected None or one of silu_mul"),
     (dict(method="push"), "method: expected one of auto, ws, portable, unfused"),
     (dict(method="ws"), "method: 'ws' is not possible here: the core multiplies fp16 and bf16"),
-    (dict(num_experts=5), "num_experts: expected a number that divides"),
+    (dict(num_experts=5), "num_experts: expected a number divisible by"),
     (dict(max_tokens=3), "max_tokens: expected at least as many"),
     (dict(topk_ids=torch.zeros(3, 2, dtype=torch.int32)), "topk_ids: expected int32 or int64"),
 ]

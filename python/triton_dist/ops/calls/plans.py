@@ -167,6 +167,10 @@ class Wrapped(Plan):
         self._plan, self._dtype = plan, dtype
         self.out_shape, self.agreed, self.captured = plan.out_shape, plan.agreed, plan.captured
 
+    def by_way(self) -> dict:
+        """None: a plan for another number of rows is made anew in such a state."""
+        return {}
+
     def serves(self) -> bool:
         return self._plan.serves()
 
