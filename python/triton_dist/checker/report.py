@@ -27,8 +27,8 @@ class Report:
         return not self.faults
 
     def __str__(self) -> str:
-        figures = (f"{self.schedules} schedules, {self.programs} programs, {self.accesses} checked accesses, "
-                   f"{self.seconds:.1f} seconds")
+        figures = (f"{self.schedules} schedule{'s' * (self.schedules > 1)}, {self.programs} programs, "
+                   f"{self.accesses} checked accesses, {self.seconds:.1f} seconds")
         if self.clean:
             return f"clean: {figures}"
         found = "\n\n".join(map(str, self.faults))
