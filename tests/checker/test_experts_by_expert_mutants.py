@@ -4,7 +4,7 @@
 from importlib import import_module
 
 import pytest
-from checking import SCHEDULES, check_edited
+from checking import check_edited, checks_of
 from experts import EP, anywhere
 from scenarios import overtaking
 
@@ -65,15 +65,7 @@ def check(edits, folder, schedules=12, under=None):
     return check_edited(by_expert, "rows_by_expert_kernel", edits, calls, folder, schedules, under, num_sms=1)
 
 
-@SCHEDULES
-def test_unchanged_it_is_clean(schedules, tmp_path):
-    report = check([], tmp_path, schedules)
-    assert report.clean and report.accesses, str(report)
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_reported(name, tmp_path):
-    assert not check([MUTANTS[name]], tmp_path).clean, f"survived: {name}"
+test_unchanged_it_is_clean, test_a_mutant_is_reported = checks_of(MUTANTS, check)
 
 
 @pytest.mark.parametrize("name", OF_ROWS)
