@@ -137,7 +137,8 @@ def test_what_a_loop_may_not_carry_is_refused(kernel, monkeypatch):
             seen_by(generator, source, monkeypatch)
 
 
-def test_launches_take_it_and_errors_are_tritons(monkeypatch):
+def test_launches_take_it_and_errors_are_tritons(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))       # what an earlier run has left there is not compiled again
     visits = []
 
     class Counted(OneVisit):
