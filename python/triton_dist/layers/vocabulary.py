@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Embedding and head of which each rank has some words of the vocabulary, and a loss that does not gather logits."""
+"""Embedding and head of which each rank has some tokens of the vocabulary, and a loss that does not gather logits."""
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import name_of, resolve
 
 
-class _Words(Held):
-    """Holds weights of the words first, first + 1, ... of `words`."""
+class _Vocabulary(Held):
+    """Holds weights of the tokens first, first + 1, ... of `vocab_size`."""
 
-    def __init__(self, weight: torch.Tensor, first: int, words: int, group: Any = None, *, sequence_parallel: bool = True,
+    def __init__(self, weight: torch.Tensor, first: int, vocab_size: int, group: Any = None, *, sequence_parallel: bool = True,
                  sequence_dim: int = 0):
         super().__init__(weight, None, group)
-        self.first, self.words = first, words
+        self.first, self.vocab_size = first, vocab_size
         self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
 
     @classmethod
@@ -43,16 +43,16 @@ class _Words(Held):
                    sequence_parallel=sequence_parallel, sequence_dim=sequence_dim)
 
     def extra_repr(self) -> str:
-        return f"words {self.first} to {self.first + self.weight.shape[0]} of {self.words}"
+        return f"tokens {self.first} to {self.first + self.weight.shape[0]} of {self.vocab_size}"
 
 
-class ParallelEmbedding(_Words):
+class ParallelEmbedding(_Vocabulary):
     """Embedding with weight [V, H], of which each rank has consecutive rows (a shard of the vocabulary).
 
     Args:
         weight: [V_local, H], the rows of this rank.
         first: token id of the first of these rows.
-        words: V, the size of the whole vocabulary.
+        vocab_size: V, the size of the whole vocabulary.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         sequence_parallel: True: the result is this rank's part of the sequence. False: all ranks have all of it.
         sequence_dim: which dimension of the result the ranks divide.
@@ -71,7 +71,7 @@ class ParallelEmbedding(_Words):
         return _rows.shaped(reduce_scatter(_rows.flat(found, dim).contiguous(), group=self.group), found, dim)
 
 
-class ParallelLMHead(_Words):
+class ParallelLMHead(_Vocabulary):
     """Logits x @ weight [V, H]^T, of which each rank computes those of its shard of the vocabulary.
 
     Arguments as for ParallelEmbedding. Pass an embedding's parameter as `weight` to tie the two.
@@ -89,7 +89,7 @@ class ParallelLMHead(_Words):
 
         As torch.nn.functional.cross_entropy, in fp32 and equal on all ranks. See vocab_parallel_cross_entropy.
         """
-        return vocab_parallel_cross_entropy(self(x), labels, self.first, self.words, self.group, ignore_index, reduction)
+        return vocab_parallel_cross_entropy(self(x), labels, self.first, self.vocab_size, self.group, ignore_index, reduction)
 
     def greedy(self, x: torch.Tensor) -> torch.Tensor:
         """Token ids [S, B] with the largest logits, equal on all ranks. Of equal logits the first id counts."""
@@ -130,7 +130,7 @@ class _CrossEntropy(torch.autograd.Function):
         return (found * grad.unsqueeze(-1)).to(logits.dtype), None, None, None
 
 
-def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, first: int, words: int, group: Any = None,
+def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, first: int, vocab_size: int, group: Any = None,
                                  ignore_index: int = -100, reduction: str = "mean") -> torch.Tensor:
     """Cross entropy of logits of which each rank has a shard of the vocabulary. Collective over `group`.
 
@@ -140,7 +140,7 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, fir
         logits: [..., V_local] of the token ids first, first + 1, ...
         labels: [...] int64, the same on all ranks. Rows with `ignore_index`, or with an id outside the vocabulary, do not count.
         first: this rank's first token id.
-        words: V, words of all ranks.
+        vocab_size: V, the number of tokens of all ranks.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         ignore_index: label of rows that do not count.
         reduction: "mean" over rows that count, "sum" or "none".
@@ -152,7 +152,7 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, fir
     if labels.shape != logits.shape[:-1]:
         raise InvalidArgument(f"labels: expected shape {list(logits.shape[:-1])}, found {list(labels.shape)}")
     rows = _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), first, name_of(group)).view(labels.shape)
-    counts = (labels != ignore_index) & (labels >= 0) & (labels < words)
+    counts = (labels != ignore_index) & (labels >= 0) & (labels < vocab_size)
     rows = torch.where(counts, rows, 0)
     if reduction == "none":
         return rows
