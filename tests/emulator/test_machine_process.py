@@ -118,9 +118,17 @@ def apart(rank, size):
     import torch.distributed as dist
 
     import triton_dist
+    from triton_dist.backends.emulator.worlds.control_block import RUNNING
+    from triton_dist.backends.emulator.worlds.process import ProcessScheduler
     from triton_dist.runtime.backend import backend
     triton_dist.initialize_distributed()
     groups = dist.group.WORLD, dist.new_group([0, 1])
+    publish = ProcessScheduler._publish
+
+    def said(self, state):
+        print("runs" if state == RUNNING else "waits", flush=True)
+        publish(self, state)
+    ProcessScheduler._publish = said
     backend().blocking(lambda: dist.barrier(groups[rank]))
 
 
@@ -222,12 +230,15 @@ def test_hang_report_of_all_ranks(tmp_path):
                                        "ge 3", "0", "never written"]
 
 
-@pytest.mark.full
 def test_hang_in_collectives_says_how_long_it_took(tmp_path):
-    table = told_once(finish(start("apart", tmp_path, TRITON_DIST_HANG_SECONDS="0.25"), 60), "HangError")
+    results = forked("apart", tmp_path, 60, TRITON_DIST_HANG_SECONDS="0.25")
+    for _, out, _ in results:
+        assert "waits" in out and out.count("runs") <= 1, out        # one of a collective before; a peer would look for longer
+    table = told_once(results, "HangError")
     assert table[0].endswith("none has moved for 2 seconds:")              # all in collectives: eight times as patient
-    assert [line.split("  ")[0] for line in table[2:]] == ["0", "1"]
-    assert all("a collective of torch.distributed" in line for line in table[2:])
+    line = next(number for number, text in enumerate(open(__file__), 1) if "dist.barrier(groups[rank])" in text)
+    assert [re.split("  +", row) for row in table[2:]] == [
+        [rank, "(host)", f"test_machine_process.py:{line} (apart)", "a collective of torch.distributed"] for rank in "01"]
 
 
 def test_killed_rank(tmp_path):

@@ -13,7 +13,7 @@ from triton_dist.backends.emulator.launching import launch, trace
 from triton_dist.backends.emulator.worlds import arena as arenas
 from triton_dist.backends.emulator.worlds import process
 from triton_dist.backends.emulator.worlds.machine import Machine
-from triton_dist.backends.emulator.worlds.meeting import VirtualGroup
+from triton_dist.backends.emulator.worlds.meeting import VirtualGroup, script_line
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.device import Arena, Transfer, copy_bytes, flag_address
@@ -152,7 +152,7 @@ class EmulatorBackend(Backend):
         helper.start()
         machine().helpers = [*(other for other in machine().helpers if other.is_alive()), helper]
         machine().scheduler.run_until(lambda: not helper.is_alive(),
-                                      Waiting("host", text="a collective of torch.distributed"))
+                                      Waiting("host", text="a collective of torch.distributed", site=script_line()))
         if errors:
             here = machine()
             differs = here.conflict(here.scheduler.current.rank)        # then a peer has gone on without this collective

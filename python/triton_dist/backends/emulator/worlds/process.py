@@ -130,18 +130,20 @@ class ProcessScheduler(Scheduler):
 
     def _watch_host(self) -> None:
         """Publishes that this rank is blocked while its script is in a collective of torch, which the scheduler cannot see."""
-        ran, mine = None, self._mine
+        ran, told, mine = None, False, self._mine        # told: by this thread, not by `idle`, which looks for itself
         while not self._left.wait(_LOOK):
             before, ran = ran, self._host.ran()
             if ran != before:
-                if mine.state == control.BLOCKED and mine.kernel == _HOST:
+                if told and mine.state == control.BLOCKED and mine.kernel == _HOST:
                     self._publish(control.RUNNING)
+                told = False
             elif mine.state == control.RUNNING:          # but it has stood still since the last look
                 inside, place = _collective(stack_of(self._host.thread))
                 if inside:
                     mine.kernel, mine.program, mine.cmp, mine.flag_owner = _HOST, "", "", -1
                     mine.site, mine.what, mine.state = place, f"torch.distributed.{inside}", control.BLOCKED
                     self._write()
+                    told = True
 
     # -- idling --------------------------------------------------------------------------------------------
     def enter_host(self) -> None:
