@@ -140,7 +140,7 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, fir
         logits: [..., V_local] of the token ids first, first + 1, ...
         labels: [...] int64, the same on all ranks. Rows with `ignore_index`, or with an id outside the vocabulary, do not count.
         first: this rank's first token id.
-        vocab_size: V, the number of tokens of all ranks.
+        vocab_size: V, the size of the whole vocabulary.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         ignore_index: label of rows that do not count.
         reduction: "mean" over rows that count, "sum" or "none".
