@@ -50,7 +50,8 @@ CALLS = {
     "gemm_ar_rmsnorm": [GARN(9, 70, 40, bias=True), GARN(1, 530, 40, residual="in place"), GARN(5, 24, lambda rank: 9 * rank),
                         GARN(4, 72, 24, dtype=F32, residual="apart")],
     "all_reduce_rmsnorm": [ARN(m, n, method, bias=True, residual=residual) for method in ("one_shot", "two_shot")
-                           for m, n, residual in ((5, 70, "in place"), (2, 600, "apart"))],
+                           for m, n, residual in ((5, 70, "in place"), (2, 600, "apart"))] + [
+                               ARN(5, 40, "one_shot", residual="in place", over_x="norm"), ARN(5, 40, "two_shot", over_x="sum")],
     "all_reduce_rmsnorm_quant": [QARN(5, 200, "one_shot", "fp8_1x128", bias=True, residual="in place"),
                                  QARN(2, 600, "two_shot", "fp8_row", residual="apart"), QARN(3, 40, "two_shot", "fp8_tensor")],
     "all_to_all_vdev": [V(20, 70), V(16, 33, capacity=13), V(3, 24, splits=lambda rank, seed, world: [0] * world), V(64, 300)],

@@ -166,11 +166,15 @@ class GAR:
 
 
 class ARN:
-    """One all_reduce_rmsnorm of x [m, n] with residual None, "apart", "strided" or "in place"."""
+    """One all_reduce_rmsnorm of x [m, n] with residual None, "apart", "strided" or "in place".
+
+    over_x: what goes over x, the "norm" or the "sum".
+    """
     kind, eps = "packets", 1e-3
 
-    def __init__(self, m, n, method, dtype=F16, bias=False, residual=None, skip=0):
+    def __init__(self, m, n, method, dtype=F16, bias=False, residual=None, skip=0, over_x=None):
         self.m, self.n, self.method, self.dtype, self.bias, self.residual, self.skip = m, n, method, dtype, bias, residual, skip
+        self.over_x = over_x
 
     def tensors(self, seed, group):
         """x, weight, bias, residual, the residual before the call, and where the sum goes."""
@@ -187,14 +191,15 @@ class ARN:
 
     def __call__(self, seed, group):
         x, w, b, r, before, total = self.tensors(seed, group)
-        out = poisoned(self.m, self.n, dtype=self.dtype)
+        given, out = x.clone(), x if self.over_x == "norm" else poisoned(self.m, self.n, dtype=self.dtype)
+        total = x if self.over_x == "sum" else total
         got = all_reduce_rmsnorm(x, w, bias=b, residual=r, eps=self.eps, group=group, out=out, residual_out=total,
                                  method=self.method)
         assert got[0] is out and got[1] is total
 
         def verify():
             roundings = 1 if self.method.endswith("_shot") else group.size + 3
-            norm, summed = all_reduce_rmsnorm_float64(x, w, group, b, before, self.eps)
+            norm, summed = all_reduce_rmsnorm_float64(given, w, group, b, before, self.eps)
             assert_matches(total, summed, k=group.size, roundings=roundings)
             assert_matches(out, norm, k=self.n, roundings=roundings + 3)
             return torch.stack([out, total])

@@ -45,6 +45,16 @@ def test_dtypes_places_and_alignment(method, dtype):
     run_ranks(lambda: back_to_back(calls), 3)
 
 
+@pytest.mark.parametrize("method", [*OURS, "unfused"])
+def test_the_norm_or_the_sum_may_go_over_x(method):
+    """vLLM's fusion writes the norm over x and the sum over the residual, or the sum over x. Programs have several rows each."""
+    calls = [ARN(m, n, method, dtype, bias, residual, over_x=over_x) for m, n, dtype in ((5, 72, BF16), (7, 33, F32))
+             for over_x in ("norm", "sum", None) for residual, bias in (("apart", True), (None, False), ("in place", False))
+             if (over_x, residual) != ("sum", "in place")]
+    run_ranks(lambda: overtaking(calls, slow=1, repeat=1), 3, mode="random", num_sms=2)
+    run_ranks(lambda: back_to_back(calls[:4]), 1)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_zeros_stay_positive(world):
     """A word of zeros travels as -0.0 in its upper element; no sum and no norm keeps that sign."""

@@ -247,8 +247,8 @@ REFUSED = {
     "a norm of another dtype": (lambda: bad(norm_out=torch.ones(4, 256, dtype=BF16)), "norm_out: expected torch.float32"),
     "one tensor for two outputs": (lambda: bad(**dict.fromkeys(("norm_out", "residual_out"), torch.ones(4, 256))),
                                    "norm_out: must not overlap residual_out"),
-    "the norm in place of x": (lambda: (lambda x: dict(x=x, weight=torch.ones(256), norm_out=x))(torch.ones(4, 256)),
-                               "norm_out: must not overlap x"),
+    "the norm over a part of x": (lambda: (lambda t: dict(x=t[:4], weight=torch.ones(256), norm_out=t[1:]))(torch.ones(5, 256)),
+                                  "norm_out: must not overlap x"),
     "a bias of another length": (lambda: bad(bias=torch.ones(3)), r"bias: expected None or a tensor of shape \[256\]"),
 }
 

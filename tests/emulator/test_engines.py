@@ -143,6 +143,35 @@ def test_flashinfers_patterns_give_what_the_ops_give(use_oneshot):
     run_ranks(script, 2)
 
 
+def test_calls_as_vllms_fusion_makes_them():
+    """The norm goes over the input and the sum over the residual; or the sum goes over the input, with a residual of zeros."""
+    def script():
+        space, (x, residual, gamma) = workspace(), inputs()
+        expected, total = all_reduce_rmsnorm(x, gamma, residual=residual)
+        bare, summed = all_reduce_rmsnorm(x, gamma)
+        triton_dist.synchronize()
+        for scale in (None, 0.25):
+            pattern = P.kARResidualRMSNorm if scale is None else P.kARResidualRMSNormFP8Quant
+            for nothing, norm, sums in ((False, expected, total), (True, bare, summed)):
+                into, before = x.clone(), torch.zeros_like(residual) if nothing else residual.clone()
+                normed = torch.empty_like(x) if nothing else into
+                q = None if scale is None else torch.empty(x.shape, dtype=F8)
+                allreduce_fusion(into, space, pattern, norm_out=normed, residual_out=into if nothing else before, quant_out=q,
+                                 residual_in=before, rms_gamma=gamma, scale_factor=scale)
+                triton_dist.synchronize()
+                assert torch.equal(into if nothing else before, sums)
+                if scale is None:
+                    assert torch.equal(normed, norm)
+                else:
+                    assert torch.equal(q.view(torch.uint8), (norm.float() * 4).clamp(-448, 448).to(F8).view(torch.uint8))
+        both = x.clone()
+        allreduce_fusion(both, space, P.kARResidualRMSNormOutFP8Quant, norm_out=both, residual_out=residual, scale_factor=1.0,
+                         residual_in=residual, rms_gamma=gamma)
+        triton_dist.synchronize()
+        assert torch.equal(both, expected) and torch.equal(residual, total)
+    run_ranks(script, 2)
+
+
 REFUSED = [
     *[(dict(pattern=code), UnsupportedFeature, f"pattern: {name} is not here; those that are: kAllReduce, .*fp8_1x128")
       for code, name in enumerate(PATTERNS) if any(word in name for word in ("FP4", "MoE", "Packed", "MXFP8"))],

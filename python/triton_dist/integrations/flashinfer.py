@@ -174,7 +174,8 @@ def allreduce_fusion(input: torch.Tensor, workspace: AllReduceFusionWorkspace, p
         pattern: a number of AllReduceFusionPattern.
         launch_with_pdl, trigger_completion_at_end: have no meaning: kernels always overlap where the device can.
         output: of kAllReduce: where the sum goes, or None to allocate. Other patterns do not write it.
-        residual_out, norm_out: where the sum with the residual, and the norm, go; None to allocate what the pattern gives.
+        residual_out, norm_out: where the sum with the residual, and the norm, go; None to allocate what the pattern gives. Either
+            may be input, and residual_out may be residual_in.
         quant_out: float8_e4m3fn [tokens, hidden], or None to allocate.
         scale_out: fp32 [tokens, 1], of dynamic fp8: where the scales go.
         residual_in, rms_gamma, rms_eps: of the norm. All patterns but kAllReduce need the first two.

@@ -66,7 +66,7 @@ def all_reduce_layernorm(x: torch.Tensor, weight: torch.Tensor, norm_bias: torch
         residual: [..., N] or None, same dtype: likewise. Pass the same on every rank.
         eps: added to the variance; None: that of x's dtype (torch.finfo).
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
-        out: contiguous, of x's shape and dtype, or None to allocate. Must not overlap what is read.
+        out: contiguous, of x's shape and dtype, or None to allocate. `out=x` writes over x; else nothing read may overlap it.
         residual_out: likewise; `residual_out=residual` adds in place.
         method: "one_shot", "two_shot", "unfused" or "auto", as in all_reduce_rmsnorm. The same on all ranks.
 

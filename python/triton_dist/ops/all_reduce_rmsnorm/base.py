@@ -89,16 +89,17 @@ class NormedAllReduce(Op):
 
     def check_outputs(self, residual: torch.Tensor | None, residual_out: torch.Tensor | None,
                       outputs: dict[str, torch.Tensor | None], **inputs: torch.Tensor | None) -> None:
-        """Refuses outputs that share memory with an input or another output. residual_out may be the residual.
+        """Refuses outputs that share memory with an input or another output.
+
+        An output may be x itself, and residual_out the residual: a program reads its row before it writes it.
 
         outputs: the others. inputs: the others.
         """
         read = dict(inputs, residual=residual)
         for name, t in outputs.items():
             others = {other: tensor for other, tensor in outputs.items() if other != name}
-            checks.no_overlap(name, t, **read, **others, residual_out=residual_out)
-        in_place = checks.same_memory(residual_out, residual)
-        checks.no_overlap("residual_out", residual_out, **dict(read, residual=None if in_place else residual))
+            checks.no_overlap(name, t, **_but(t, read, "x"), **others, residual_out=residual_out)
+        checks.no_overlap("residual_out", residual_out, **_but(residual_out, read, "x", "residual"))
         checks.no_grad(**read)
 
     def agreed_of(self, x: torch.Tensor, method: str, eps: float | None, group: Group, weight_bias: float = 0.0,
@@ -156,6 +157,11 @@ class NormedAllReduce(Op):
 
     def inputs(self, m: int, n: int, k: int, group: Group) -> dict:
         return {"x": (m, n), "weight": (n,)}
+
+
+def _but(out: torch.Tensor | None, read: dict[str, torch.Tensor | None], *names: str) -> dict[str, torch.Tensor | None]:
+    """`read` without those of `names` that `out` is in memory, as a whole."""
+    return {name: None if name in names and checks.same_memory(out, t) else t for name, t in read.items()}
 
 
 class _Fused(OnWorkspace):

@@ -4,8 +4,8 @@
 
 residual_out [m, n] = sum over ranks of x [m, n], + bias [n] + residual [m, n]; out [m, n] = the norm of its rows, times weight
 [n]; quantised [m, n] and scales [m, .] = that in eight bits (norm_rows/finish.py). A program takes whole rows and holds them in
-registers, EACH vectors of 16 bytes a thread, so that nothing is read back from memory. `residual_out` may be the residual: the
-thread that reads a vector of that writes it.
+registers, EACH vectors of 16 bytes a thread, so that nothing is read back from memory. `residual_out` may be the residual, and it
+or `out` may be x: only the thread that has read a vector of them, and does so no more, writes it.
 """
 import triton
 import triton.language as tl

@@ -68,7 +68,7 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
         eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
         weight_bias: a number that is added to `weight` in fp32: 1 for models whose norm multiplies by 1 + weight, as Gemma's.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
-        out: contiguous, of x's shape and dtype, or None to allocate. Must not overlap what is read.
+        out: contiguous, of x's shape and dtype, or None to allocate. `out=x` writes over x; else nothing read may overlap it.
         residual_out: likewise; `residual_out=residual` adds in place.
         method: "one_shot" (one kernel of self-flagged stores, everything to everyone), "two_shot" (the same, each rank
             sums some rows and sends them), "unfused" (all_reduce, then a kernel for the rest) or "auto" (by size). The same on

@@ -189,10 +189,11 @@ def all_reduce_rmsnorm_quant(x: torch.Tensor, weight: torch.Tensor, *, quant: st
         keep_norm: gives the norm before it was quantised as well.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous float8_e4m3fn [..., N], or None to allocate. Must not overlap what is read.
-        residual_out: contiguous, of x's shape and dtype, or None to allocate; `residual_out=residual` adds in place.
+        residual_out: contiguous, of x's shape and dtype, or None to allocate; `residual_out=residual` adds in place, and it may
+            be x.
         scales_out: float32 [..., 1] or [..., N / 128 rounded up], contiguous; a matrix may also have its columns one after
             another (stride(0) == 1), as some GEMMs want them. None to allocate.
-        norm_out: like residual_out; asks for the norm. None to allocate if keep_norm.
+        norm_out: likewise, and it may be x; asks for the norm. None to allocate if keep_norm.
         method: "one_shot", "two_shot", "unfused" or "auto", as in all_reduce_rmsnorm. The same on all ranks.
 
     Returns a QuantizedNorm (out, scales, residual_out, norm_out), equal on every rank. residual_out and the norm are what
