@@ -196,7 +196,8 @@ def test_a_fixed_number_of_rows_is_captured():
         inside = buffer.get_dispatch_layout(ids, 4)[3]
         assert near(back, inside.sum(1)[:, None] * x.float()) < 5e-6
         with pytest.raises(InvalidArgument, match="num_worst_tokens: expected at least 2 times the tokens"):
-            buffer.dispatch(x, is_token_in_rank=inside, num_tokens_per_expert=torch.zeros(4), topk_idx=ids, num_worst_tokens=6)
+            buffer.dispatch(x, is_token_in_rank=inside, num_tokens_per_expert=torch.zeros(4, dtype=torch.int32),
+                            topk_idx=ids, num_worst_tokens=7)
 
     run_ranks(script, 2)
 

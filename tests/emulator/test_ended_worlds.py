@@ -70,7 +70,7 @@ def test_nothing_is_left_of_a_world(script):
     before = worlds_alive()
     for _ in range(2):
         run_ranks(script, 3)
-    assert worlds_alive() == before <= 1
+    assert worlds_alive() <= before <= 1                   # one that another test has left may have gone
 
 
 @pytest.mark.parametrize("script", [fails, hangs])

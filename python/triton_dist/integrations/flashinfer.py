@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.integrations import engines
+from triton_dist.integrations import engines, refusals
 from triton_dist.ops import all_reduce, all_reduce_rmsnorm, all_reduce_rmsnorm_quant
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
@@ -192,7 +192,12 @@ def allreduce_fusion(input: torch.Tensor, workspace: AllReduceFusionWorkspace, p
     Raises UnsupportedFeature for patterns that are not here, and InvalidArgument, a ValueError, for arguments that a pattern
     lacks. Both are raised before anything is sent.
     """
-    _checked(input, workspace, pattern, residual_in, rms_gamma, scale_out, scale_factor)
+    if not isinstance(workspace, AllReduceFusionWorkspace):
+        raise InvalidArgument(f"workspace: expected one of create_allreduce_fusion_workspace of this module, found "
+                              f"{type(workspace).__name__}")
+    with refusals.told(workspace.members, "allreduce_fusion"):
+        _checked(input, workspace, pattern, residual_in, rms_gamma, scale_out, scale_factor)
+        scale = _as_tensor(scale_factor) if pattern in _STATIC else None
     method = "auto" if use_oneshot is None else "one_shot" if use_oneshot else "two_shot"
     if pattern == _P.kAllReduce:
         return all_reduce(input, group=workspace.members, out=output, method=method)
@@ -201,7 +206,7 @@ def allreduce_fusion(input: torch.Tensor, workspace: AllReduceFusionWorkspace, p
     if pattern == _P.kARResidualRMSNorm:
         return all_reduce_rmsnorm(input, rms_gamma, out=norm_out, **asked)[0]
     if pattern in _STATIC:
-        asked.update(quant="fp8_tensor", scale=_as_tensor(scale_factor))
+        asked.update(quant="fp8_tensor", scale=scale)
     else:
         asked.update(quant="fp8_row", scales_out=scale_out)
     return all_reduce_rmsnorm_quant(input, rms_gamma, out=quant_out, norm_out=norm_out if pattern in _WITH_NORM else None,
@@ -211,9 +216,6 @@ def allreduce_fusion(input: torch.Tensor, workspace: AllReduceFusionWorkspace, p
 def _checked(input: Any, workspace: Any, pattern: Any, residual_in: Any, rms_gamma: Any, scale_out: Any,
              scale_factor: Any) -> None:
     """What the ops themselves do not see."""
-    if not isinstance(workspace, AllReduceFusionWorkspace):
-        raise InvalidArgument(f"workspace: expected one of create_allreduce_fusion_workspace of this module, found "
-                              f"{type(workspace).__name__}")
     workspace.usable()
     name = _NUMBERS.get(pattern) if isinstance(pattern, int) else None
     if name is None:

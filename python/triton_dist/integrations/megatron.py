@@ -84,8 +84,9 @@ def fused_dispatch(x: torch.Tensor, token_indices: torch.Tensor, token_probs: to
         each local expert, a handle).
     """
     if not isinstance(token_probs, torch.Tensor) or token_probs.dtype != torch.float32:
-        raise InvalidArgument("token_probs: expected a float32 tensor, found "
-                              f"{getattr(token_probs, 'dtype', type(token_probs).__name__)}; convert it with .float()")
+        Buffer(group).refuse(InvalidArgument(
+            "token_probs: expected a float32 tensor, found "
+            f"{getattr(token_probs, 'dtype', type(token_probs).__name__)}; convert it with .float()"))
     return _Dispatch.apply(x.contiguous(), token_indices, token_probs, num_experts, group, async_finish)
 
 

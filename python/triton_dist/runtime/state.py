@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from triton_dist.runtime.environment import debug
+from triton_dist.runtime.errors import CollectiveMismatch
 
 
 class Record:
@@ -70,6 +71,12 @@ class RankState:
         """Ranks have differed in a call: every later one says so, with the first cause."""
         self.over = self.over or how
         self.doubt()
+
+    def expect_pairs(self) -> None:
+        """Raises CollectiveMismatch where ranks have differed in a call, since calls do not pair any more."""
+        if self.over:
+            raise CollectiveMismatch(f"ranks have differed before, so calls do not pair any more ({self.over}); start the world "
+                                     "anew")
 
 
 _of_process = RankState()

@@ -249,8 +249,11 @@ def reset(group: Any = None) -> None:
 
     Args:
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
+
+    Raises CollectiveMismatch where ranks have made different calls: then the world has to be started anew.
     """
     members, me = resolve(group), state()
+    me.expect_pairs()
     backend().synchronize()
     members.barrier()
     forget(members.key)

@@ -2,19 +2,23 @@
 # SPDX-License-Identifier: MIT
 """DeepEP's Buffer (its first interface): dispatch and combine with counts on the host. low_latency.py has the other pair."""
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from triton_dist.integrations import refusals
 from triton_dist.integrations.deep_ep import rows
 from triton_dist.integrations.deep_ep.config import Config
 from triton_dist.integrations.deep_ep.events import EventHandle, EventOverlap, run
 from triton_dist.integrations.deep_ep.low_latency import LowLatency
 from triton_dist.ops import EPHandle, ep_combine, ep_dispatch
+from triton_dist.ops.calls import checks
+from triton_dist.ops.ep import checks as ep_checks
 from triton_dist.ops.ep.checks import MOST_CHOICES
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
 from triton_dist.runtime.streams import device
 from triton_dist.runtime.workspace import side_streams
 
@@ -131,6 +135,7 @@ class Buffer(LowLatency):
         """
         self.usable()
         self.expect_shared(num_experts)
+        ep_checks.choices(topk_idx, None, "topk_idx")
 
         def layout() -> tuple:
             backend().before_torch()
@@ -143,6 +148,7 @@ class Buffer(LowLatency):
 
     def expect_shared(self, num_experts: int) -> None:
         """Raises unless ranks can share the experts equally."""
+        checks.size("num_experts", num_experts)
         if num_experts < 1 or num_experts % self.group_size:
             raise InvalidArgument(f"num_experts: expected a number divisible by the {self.group_size} ranks, found "
                                   f"{num_experts}")
@@ -171,35 +177,74 @@ class Buffer(LowLatency):
         Returns:
             (rows in the order (source rank, token), local expert numbers with -1 for those of others, weights, a list of rows for
             each local expert, a handle, an EventOverlap). After a handle: (rows, None, None, None, None, an EventOverlap).
+
+        Raises InvalidArgument before anything is sent; where the host waits for counts, on all ranks if one refuses the call.
         """
-        self.usable()
         if handle is not None:
-            if topk_idx is not None or topk_weights is not None:
-                raise InvalidArgument("topk_idx: expected None, like topk_weights, with a handle, which has the routing")
-            self.expect_handle(handle)
+            with refusals.told(self.members, "dispatch"):
+                self.usable()
+                if topk_idx is not None or topk_weights is not None:
+                    raise InvalidArgument("topk_idx: expected None, like topk_weights, with a handle, which has the routing")
+                self.expect_handle(handle)
+                rows.tokens_of(x, handle.way.topk_ids, None)
             recv, event = run(lambda: self._again(x, handle), (x,), previous_event, async_finish)
             return recv, None, None, None, None, event
-        if is_token_in_rank is None or num_tokens_per_expert is None:
-            raise InvalidArgument("is_token_in_rank: expected it and num_tokens_per_expert, of get_dispatch_layout, found None")
+        state().expect_pairs()
+        try:
+            self.usable()
+            self._check_first(x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
+                              num_worst_tokens)
+        except refusals.REFUSALS as error:
+            self.refuse(error, host_waits=not num_worst_tokens)
         found, event = run(
             lambda: self._first(x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
                                 num_worst_tokens), (x, topk_idx, topk_weights), previous_event, async_finish)
         return *found, event
 
+    def refuse(self, error: Exception, host_waits: bool = True) -> NoReturn:
+        """Raises `error`, for which this rank does not make a dispatch that its peers may make.
+
+        host_waits: in a dispatch whose ranks tell each other how many tokens they have. Then all ranks refuse it.
+        """
+        if not host_waits:
+            with refusals.told(self.members, "dispatch"):
+                raise error
+        rows.most_tokens(self.members, None, device())
+        raise error
+
+    def _check_first(self, x: Any, inside: Any, per_expert: Any, topk_idx: Any, topk_weights: Any, alignment: Any,
+                     worst: Any) -> None:
+        """Refuses what a dispatch without a handle does not take."""
+        if inside is None or per_expert is None:
+            raise InvalidArgument("is_token_in_rank: expected it and num_tokens_per_expert, of get_dispatch_layout, found None")
+        for name, t, dtypes, ndim in (("is_token_in_rank", inside, (torch.bool,), 2),
+                                      ("num_tokens_per_expert", per_expert, (torch.int32, torch.int64), 1)):
+            if not isinstance(t, torch.Tensor) or t.ndim != ndim or t.dtype not in dtypes:
+                found = f"{t.dtype} of shape {list(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
+                raise InvalidArgument(f"{name}: expected {dtypes[0]} of {ndim} dimensions, of get_dispatch_layout, found {found}")
+        experts = per_expert.numel()
+        self.expect_shared(experts)
+        if topk_idx is None and topk_weights is not None:
+            raise InvalidArgument("topk_weights: expected None, since there is no topk_idx, found some")
+        if topk_idx is None and self.group_size > MOST_CHOICES:
+            raise UnsupportedFeature(f"topk_idx: expected it on more than {MOST_CHOICES} ranks, found None")
+        ids = torch.empty_like(inside, dtype=torch.int32) if topk_idx is None else topk_idx
+        tokens = rows.tokens_of(x, ids, topk_weights)
+        if tuple(inside.shape) != (tokens, self.group_size):
+            raise InvalidArgument(f"is_token_in_rank: expected shape {[tokens, self.group_size]}, found {list(inside.shape)}")
+        rows.alignment("expert_alignment", alignment)
+        checks.size("num_worst_tokens", worst)
+        if worst and worst < self.group_size * tokens:
+            raise InvalidArgument(f"num_worst_tokens: expected at least {self.group_size} times the tokens of a rank, which are "
+                                  f"{tokens} here, found {worst}")
+
     def _first(self, x: Any, is_token_in_rank: torch.Tensor, per_expert: torch.Tensor, topk_idx: torch.Tensor | None,
                topk_weights: torch.Tensor | None, alignment: int, worst: int) -> tuple:
         x, given = rows.unpacked(x), x
         tokens, experts = len(x[0]), per_expert.numel()
-        self.expect_shared(experts)
         backend().before_torch()
         ids = self._ids_of(is_token_in_rank, experts) if topk_idx is None else topk_idx.clone()
-        if worst:
-            most = -(-worst // self.group_size)
-            if tokens > most:
-                raise InvalidArgument(f"num_worst_tokens: expected at least {self.group_size} times the tokens of a rank, which "
-                                      f"are {tokens} here, found {worst}")
-        else:
-            most = rows.most_tokens(self.members, tokens, device())
+        most = -(-worst // self.group_size) if worst else rows.most_tokens(self.members, tokens, device())
         came = ep_dispatch(x[0], ids, topk_weights, num_experts=experts, scales=x[1], capacity=worst or None, max_tokens=most,
                            group=self.group)
         backend().before_torch()
@@ -223,8 +268,6 @@ class Buffer(LowLatency):
 
     def _ids_of(self, is_token_in_rank: torch.Tensor, experts: int) -> torch.Tensor:
         """int32 [T, W]: the first expert of each rank that a token goes to, or -1."""
-        if self.group_size > MOST_CHOICES:
-            raise UnsupportedFeature(f"topk_idx: expected it on more than {MOST_CHOICES} ranks, found None")
         first = torch.arange(0, experts, experts // self.group_size, dtype=torch.int32, device=is_token_in_rank.device)
         return torch.where(is_token_in_rank, first, -1).contiguous()
 
@@ -249,8 +292,13 @@ class Buffer(LowLatency):
         Returns:
             ([T, H], float32 [T, K] or None, an EventOverlap).
         """
-        self.usable()
-        self.expect_handle(handle)
+        with refusals.told(self.members, "combine"):
+            self.usable()
+            self.expect_handle(handle)
+            if topk_weights is not None:
+                rows.weights_of(topk_weights, handle.rows)
+            checks.tensor("x", x)
+            rows.bias_of(bias, len(handle.way.topk_ids), x)
 
         def both() -> tuple:
             backend().before_torch()

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from triton_dist.integrations import refusals
 from triton_dist.integrations.deep_ep import rows
 from triton_dist.integrations.deep_ep.events import EventHandle, run
 from triton_dist.ops import EPDispatched, EPHandle as Way, ep_combine, ep_dispatch
+from triton_dist.ops.calls import checks
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import resolve
@@ -166,29 +168,32 @@ class ElasticBuffer:
             (rows or (rows, scales), local expert numbers [rows, K] with -1 for those of others, or None with do_expand; weights
             [rows, K], or [rows by expert] with do_expand, or None; an EPHandle; an EventOverlap).
         """
-        self._usable()
-        if handle is not None:
-            self._expect(handle)
-            if topk_idx is not None:
-                raise InvalidArgument("topk_idx: expected None with a handle, which has the routing")
-            if do_cpu_sync:
-                raise InvalidArgument("do_cpu_sync: expected None or False with a handle, which has the counts")
-            given = dict(num_experts=num_experts, expert_alignment=expert_alignment,
-                         num_max_tokens_per_rank=num_max_tokens_per_rank)
-            for name, value in given.items():
-                if value not in (None, kept := getattr(handle, name)):
-                    raise InvalidArgument(f"{name}: expected None or the handle's {kept}, found {value}")
-            if do_expand != handle.do_expand:
-                raise InvalidArgument(f"do_expand: expected the handle's {handle.do_expand}, found {do_expand}")
-            topk_idx, num_experts, expert_alignment = handle.topk_idx, handle.num_experts, handle.expert_alignment
-            num_max_tokens_per_rank = handle.num_max_tokens_per_rank
-        if topk_idx is None or num_experts is None:
-            raise InvalidArgument("topk_idx: expected it and num_experts, or a handle, found None")
-        most = num_max_tokens_per_rank or self.num_max_tokens_per_rank
-        if not most:
-            raise InvalidArgument("num_max_tokens_per_rank: expected it here or in the constructor, found neither")
-        if do_zero_padding and not do_expand:
-            raise InvalidArgument("do_zero_padding: expected do_expand with it, found False")
+        with refusals.told(self.members, "dispatch"):
+            self._usable()
+            if handle is not None:
+                self._expect(handle)
+                if topk_idx is not None:
+                    raise InvalidArgument("topk_idx: expected None with a handle, which has the routing")
+                if do_cpu_sync:
+                    raise InvalidArgument("do_cpu_sync: expected None or False with a handle, which has the counts")
+                given = dict(num_experts=num_experts, expert_alignment=expert_alignment,
+                             num_max_tokens_per_rank=num_max_tokens_per_rank)
+                for name, value in given.items():
+                    if value not in (None, kept := getattr(handle, name)):
+                        raise InvalidArgument(f"{name}: expected None or the handle's {kept}, found {value}")
+                if do_expand != handle.do_expand:
+                    raise InvalidArgument(f"do_expand: expected the handle's {handle.do_expand}, found {do_expand}")
+                topk_idx, num_experts, expert_alignment = handle.topk_idx, handle.num_experts, handle.expert_alignment
+                num_max_tokens_per_rank = handle.num_max_tokens_per_rank
+            if topk_idx is None or num_experts is None:
+                raise InvalidArgument("topk_idx: expected it and num_experts, or a handle, found None")
+            most = num_max_tokens_per_rank or self.num_max_tokens_per_rank
+            if not most:
+                raise InvalidArgument("num_max_tokens_per_rank: expected it here or in the constructor, found neither")
+            if do_zero_padding and not do_expand:
+                raise InvalidArgument("do_zero_padding: expected do_expand with it, found False")
+            rows.alignment("expert_alignment", 1 if expert_alignment is None else expert_alignment)
+            rows.tokens_of(x, topk_idx, topk_weights)
         request = _Request(num_experts, most, expert_alignment or 1, num_sms, do_handle_copy and handle is None,
                            handle is None and do_cpu_sync is not False, do_expand, do_zero_padding, use_tma_aligned_col_major_sf)
         if previous_event_before_epilogue is not None:
@@ -268,11 +273,16 @@ class ElasticBuffer:
         Returns:
             ([T, H], float32 [T, K] or None, an EventOverlap).
         """
-        self._usable()
-        self._expect(handle)
-        if handle.do_expand and not self.allow_multiple_reduction:
-            raise UnsupportedFeature("allow_multiple_reduction: expected True to combine rows by expert, since each rank sums "
-                                     "and rounds its own ones first")
+        with refusals.told(self.members, "combine"):
+            self._usable()
+            self._expect(handle)
+            if handle.do_expand and not self.allow_multiple_reduction:
+                raise UnsupportedFeature("allow_multiple_reduction: expected True to combine rows by expert, since each rank "
+                                         "sums and rounds its own ones first")
+            if topk_weights is not None and not handle.do_expand:
+                rows.weights_of(topk_weights, handle.num_recv_tokens)
+            checks.tensor("x", x)
+            rows.bias_of(bias, len(handle.topk_idx), x)
         if previous_event_before_epilogue is not None:
             getattr(previous_event_before_epilogue, "event", previous_event_before_epilogue).current_stream_wait()
 

@@ -7,9 +7,12 @@ from typing import Any, Callable
 
 import torch
 
+from triton_dist.integrations import refusals
 from triton_dist.integrations.deep_ep import rows
 from triton_dist.integrations.deep_ep.events import run
 from triton_dist.ops import EPDispatched, ep_combine, ep_combine_send, ep_dispatch, ep_dispatch_send
+from triton_dist.ops.calls import checks
+from triton_dist.ops.ep import checks as ep_checks
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import Group
@@ -30,10 +33,10 @@ class LowLatencyHandle(Sequence):
         return 5
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice) or index % 5 < 2:
+        if isinstance(index, slice) or range(5)[index] < 2:
             backend().before_torch()
             return (self._sources(), self._ranges(), *self._rest)[index]
-        return self._rest[index % 5 - 2]
+        return self._rest[range(5)[index] - 2]
 
     def _sources(self) -> torch.Tensor:
         shape = self.came.x.shape[:2]
@@ -90,15 +93,22 @@ class LowLatency:
             ([E / W, W * max, H], or (fp8 of that shape, scales [E / W, W * max, H / 128] with neighbouring rows), int32 [E / W]
             rows of each expert, a handle, an EventOverlap, the hook or None).
         """
-        self.usable()
-        _refuse_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
-        self.expect_shared(num_experts)
-        if use_ue8m0 and not round_scale or round_scale and not use_fp8:
-            raise InvalidArgument("use_ue8m0: expected round_scale and use_fp8 with it, and use_fp8 with round_scale")
-        if use_fp8 and x.shape[1] % (512 if use_ue8m0 else 128):
-            raise InvalidArgument(f"x: expected rows of a multiple of {512 if use_ue8m0 else 128} for fp8, found {x.shape[1]}")
-        _only_one(async_finish, return_recv_hook)
         most = num_max_dispatch_tokens_per_rank
+        with refusals.told(self.members, "low_latency_dispatch"):
+            self.usable()
+            _refuse_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
+            self.expect_shared(num_experts)
+            tokens = rows.tokens_of(x, topk_idx, None)
+            checks.size("num_max_dispatch_tokens_per_rank", most)
+            if tokens > most:
+                raise InvalidArgument(f"num_max_dispatch_tokens_per_rank: expected at least as many as this rank has, {tokens}, "
+                                      f"found {most}")
+            if use_ue8m0 and not round_scale or round_scale and not use_fp8:
+                raise InvalidArgument("use_ue8m0: expected round_scale and use_fp8 with it, and use_fp8 with round_scale")
+            if use_fp8 and x.shape[1] % (512 if use_ue8m0 else 128):
+                raise InvalidArgument(f"x: expected rows of a multiple of {512 if use_ue8m0 else 128} for fp8, found "
+                                      f"{x.shape[1]}")
+            _only_one(async_finish, return_recv_hook)
         options = dict(num_experts=num_experts, layout="masked", max_tokens=most, capacity=self.group_size * most,
                        group=self.group)
 
@@ -155,17 +165,20 @@ class LowLatency:
         Returns:
             ([T, H], an EventOverlap, the hook or None).
         """
-        self.usable()
-        _refuse_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
-        if use_logfmt:
-            raise UnsupportedFeature("use_logfmt: expected False, since sums travel in the dtype of x")
-        _expect_low_latency(handle)
-        _only_one(async_finish, return_recv_hook)
-        if zero_copy:
-            if handle.buffer is None:
+        with refusals.told(self.members, "low_latency_combine"):
+            self.usable()
+            _refuse_stats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
+            if use_logfmt:
+                raise UnsupportedFeature("use_logfmt: expected False, since sums travel in the dtype of x")
+            _expect_low_latency(handle)
+            _only_one(async_finish, return_recv_hook)
+            tokens, k = handle.came.handle.topk_ids.shape
+            ep_checks.choices(topk_idx, tokens, "topk_idx")     # peers have sums of as many tokens as were sent
+            rows.weights_of(topk_weights, tokens, k)
+            if zero_copy and handle.buffer is None:
                 raise InvalidArgument("zero_copy: expected rows in the tensor of get_next_low_latency_combine_buffer(handle); "
                                       "call it first")
-            x = handle.buffer
+        x = handle.buffer if zero_copy else x
         way = replace(handle.came.handle, topk_ids=topk_idx)
 
         def send() -> Any:

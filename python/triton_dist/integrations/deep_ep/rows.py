@@ -6,8 +6,12 @@ from typing import Any
 import torch
 
 from triton_dist.ops import EPDispatched
+from triton_dist.ops.calls import checks
+from triton_dist.ops.ep import checks as ep_checks
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
+
+_REFUSED = 1 << 62                      # in place of a number of tokens
 
 
 def unpacked(x: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -17,6 +21,9 @@ def unpacked(x: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     if len(x) != 2:
         raise InvalidArgument(f"x: expected rows, or (rows, scales), found a tuple of {len(x)}")
     rows, scales = x
+    for name, t in (("x[0]", rows), ("x[1]", scales)):
+        if not isinstance(t, torch.Tensor):
+            raise InvalidArgument(f"{name}: expected a torch.Tensor, rows and their scales, found {type(t).__name__}")
     scales = (scales if scales.ndim == 2 else scales.unsqueeze(1)).contiguous()
     return rows, scales.view(torch.float32) if scales.dtype == torch.int32 else scales
 
@@ -69,20 +76,63 @@ def weights_back(weights: torch.Tensor, positions: torch.Tensor) -> torch.Tensor
     return torch.where(positions >= 0, weights[positions.clamp(min=0).long()], 0.0)
 
 
-def most_tokens(members: Group, tokens: int, device: Any) -> int:
-    """The most tokens of any rank, rounded up to a power of two so that few different sizes occur. The host waits."""
-    most = torch.tensor([tokens], dtype=torch.int64, device=device)
+def tokens_of(x: Any, ids: Any, weights: Any) -> int:
+    """Refuses what a dispatch does not take. Gives the number of rows."""
+    values, scales = unpacked(x)
+    checks.tensor("x", values, ndim=2, any_dtype=True)
+    if scales is not None:
+        ep_checks.floats("x[1]", scales, (len(values), scales.shape[1]))
+    ep_checks.choices(ids, len(values), "topk_idx")
+    if weights is not None:
+        weights_of(weights, len(values), ids.shape[1])
+    return len(values)
+
+
+def weights_of(weights: Any, rows: int, k: int | None = None) -> None:
+    """Refuses what is not float32 [rows, k], or [rows, .] where k is None."""
+    shape = tuple(weights.shape) if isinstance(weights, torch.Tensor) else ()
+    if len(shape) != 2 or shape != (rows, shape[1] if k is None else k) or weights.dtype != torch.float32:
+        found = f"{weights.dtype} of shape {list(shape)}" if isinstance(weights, torch.Tensor) else type(weights).__name__
+        raise InvalidArgument(f"topk_weights: expected float32 [{rows}, {'K' if k is None else k}], found {found}")
+
+
+def alignment(name: str, value: Any) -> None:
+    """Refuses what numbers of rows cannot be rounded up to a multiple of."""
+    checks.size(name, value)
+    if not value:
+        raise InvalidArgument(f"{name}: expected a whole number of at least 1, found 0")
+
+
+def most_tokens(members: Group, tokens: int | None, device: Any) -> int:
+    """The most tokens of any rank, rounded up to a power of two so that few different sizes occur. The host waits.
+
+    tokens: None where this rank refuses the call. Then no rank makes it: the others raise InvalidArgument, and so must this one.
+    """
+    most = torch.tensor([_REFUSED if tokens is None else tokens], dtype=torch.int64, device=device)
     members.all_reduce_tensor(most, "max")
-    return 1 << max(0, int(most) - 1).bit_length()
+    found = int(most)
+    if found == _REFUSED and tokens is not None:
+        raise InvalidArgument("dispatch: another rank has refused this call, and says why; nothing was sent")
+    return 1 << max(0, found - 1).bit_length()
 
 
 def added_bias(bias: Any) -> torch.Tensor | None:
-    """None, a bias, or the sum of two."""
-    if not isinstance(bias, tuple):
-        return bias
-    if len(bias) != 2:
+    """None, a bias, or the sum of two, of which each may be None."""
+    given = [t for t in (bias if isinstance(bias, tuple) else (bias,)) if t is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+    return (given[0].float() + given[1].float()).to(given[0].dtype)
+
+
+def bias_of(bias: Any, rows: int, row: Any) -> None:
+    """Refuses what added_bias does not take, for sums of `rows` tokens like those of `row`."""
+    if isinstance(bias, tuple) and len(bias) != 2:
         raise InvalidArgument(f"bias: expected None, a tensor or two of them, found a tuple of {len(bias)}")
-    return (bias[0].float() + bias[1].float()).to(bias[0].dtype)
+    for t in bias if isinstance(bias, tuple) else (bias,):
+        if t is not None:
+            checks.tensor("bias", t, like=row, ndim=2)
+            if tuple(t.shape) != (rows, row.shape[-1]):
+                raise InvalidArgument(f"bias: expected shape {[rows, row.shape[-1]]}, found {list(t.shape)}")
 
 
 def column_major(scales: torch.Tensor, align: int = 1) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Callable, ClassVar
 import torch
 
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, describe
+from triton_dist.runtime.errors import CollectiveMismatch, describe
 from triton_dist.runtime.groups import Group, require_agreement
 from triton_dist.runtime.state import state
 
@@ -65,8 +65,7 @@ def same_call(group: Group, what: Agreed) -> None:
     The emulator compares without waiting; a GPU only under TRITON_DIST_DEBUG, by a collective a call.
     """
     me = state()
-    if me.over:
-        raise CollectiveMismatch(f"ranks have differed before, so calls do not pair any more ({me.over}); start the world anew")
+    me.expect_pairs()
     key = group.key
     count = me.calls.setdefault(key, [0])
     number = count[0] = count[0] + 1
@@ -78,7 +77,7 @@ def same_call(group: Group, what: Agreed) -> None:
     backend().note_call(group, number, what, False)
 
 
-def refuse(group: Group, op: str, error: InvalidArgument) -> None:
+def refuse(group: Group, op: str, error: Exception) -> None:
     """Says that this rank refuses a call, for what `error` says. Peers that make it are told."""
     me = state()
     if me.over:

@@ -11,17 +11,17 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 
 
-def choices(topk_ids: Any, rows: int | None) -> None:
-    """topk_ids: int32 or int64 [rows, K], contiguous. rows: None where any number will do."""
+def choices(topk_ids: Any, rows: int | None, name: str = "topk_ids") -> None:
+    """topk_ids: int32 or int64 [rows, K], contiguous. rows: None where any number will do. name: what users call it."""
     shape = tuple(topk_ids.shape) if isinstance(topk_ids, torch.Tensor) else ()
     if len(shape) != 2 or rows is not None and shape[0] != rows:
         found = f"shape {list(shape)}" if isinstance(topk_ids, torch.Tensor) else type(topk_ids).__name__
         raise InvalidArgument(
-            f"topk_ids: expected int32 or int64 [{'T' if rows is None else rows}, K], the experts of each token, "
+            f"{name}: expected int32 or int64 [{'T' if rows is None else rows}, K], the experts of each token, "
             f"found {found}")
-    checks.counts("topk_ids", topk_ids, shape)
+    checks.counts(name, topk_ids, shape)
     if not 1 <= shape[1] <= MOST_CHOICES:
-        raise InvalidArgument(f"topk_ids: expected 1 to {MOST_CHOICES} experts a token, found {shape[1]}")
+        raise InvalidArgument(f"{name}: expected 1 to {MOST_CHOICES} experts a token, found {shape[1]}")
 
 
 def experts(num_experts: Any, group: Group) -> None:
