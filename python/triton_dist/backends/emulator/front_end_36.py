@@ -10,13 +10,16 @@ the IR but not which kernels are refused. Source locations, which only code gene
 Triton 3.9 visits loops fewer times by itself, and is left alone.
 """
 import ast
+import functools
 import warnings
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator
 
 import triton
 
 from triton_dist.compat.compiler import CodeGenerator, code_generator
+from triton_dist.compat.triton import JITFunction
 
 APPLIES = triton.__version__.startswith("3.6.")
 _STORED = "_tdist_stored"           # attribute of a loop in a syntax tree
@@ -87,10 +90,20 @@ def show(see: Callable) -> Any:
         return see()
 
 
+_parse = JITFunction.parse
+
+
+@functools.lru_cache(256)
+def _parsed(kind: type, src: str) -> ast.Module:
+    """What Triton parses anew at each call of tl.sum and the like. It does not change the tree."""
+    return _parse(SimpleNamespace(_src=src))
+
+
 @contextmanager
 def _by_one_visit() -> Iterator[None]:
     usual, code_generator.CodeGenerator = code_generator.CodeGenerator, OneVisit
     clone, code_generator._clone_scope = code_generator._clone_scope, dict          # as Triton 3.9 does
+    JITFunction.parse = lambda function: _parsed(type(function), function.src)      # type: ignore[method-assign]
     try:
         with warnings.catch_warnings():
             for category in (DeprecationWarning, PendingDeprecationWarning):        # as Triton does at each node
@@ -98,3 +111,4 @@ def _by_one_visit() -> Iterator[None]:
             yield
     finally:
         code_generator.CodeGenerator, code_generator._clone_scope = usual, clone
+        JITFunction.parse = _parse                                                  # type: ignore[method-assign]

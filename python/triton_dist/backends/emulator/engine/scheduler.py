@@ -18,6 +18,7 @@ from triton_dist.backends.emulator.engine import hang
 from triton_dist.backends.emulator.engine.actors import Actor, Crew, Cta, Waiting
 from triton_dist.backends.emulator.engine.observer import Observer
 from triton_dist.backends.emulator.engine.order import MODES, PREEMPT, Ready
+from triton_dist.compat.torch import BelowAutograd
 from triton_dist.runtime import ambient
 from triton_dist.runtime.context import Context
 from triton_dist.runtime.environment import wait_timeout
@@ -265,7 +266,8 @@ class Scheduler:
         raise error
 
     def _loop(self, predicate: Callable[[], bool]) -> None:
-        with ambient.clean():                    # kernels are not differentiated, nor do they see the host's autocast
+        # Kernels are not differentiated, nor do they see the host's autocast. Operators of torch need not ask about gradients.
+        with ambient.clean(), BelowAutograd():
             self._turns_until(predicate)
 
     def _turns_until(self, predicate: Callable[[], bool]) -> None:

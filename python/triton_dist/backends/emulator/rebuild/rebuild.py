@@ -8,7 +8,6 @@ that convert on first use, constexpr helpers stay. Nothing in Triton is patched,
 """
 import ast
 import builtins
-import copy
 import functools
 import inspect
 import types
@@ -143,7 +142,7 @@ def build(jit_function: Any, of_threads: bool = False) -> Callable:
     found = known.get(fn)
     if found is not None:
         return found
-    tree = sources.read(jit_function, fn)
+    tree, *source = sources.read(jit_function, fn)
     code, outer = fn.__code__, dict(fn.__globals__)
     for name, cell in zip(code.co_freevars, fn.__closure__ or ()):
         try:
@@ -151,7 +150,6 @@ def build(jit_function: Any, of_threads: bool = False) -> Callable:
         except ValueError:
             pass                                 # a name that its scope has not bound yet
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & outer.keys()
-    definition = copy.deepcopy(tree.body[0])
     tree = kernels_of_threads.lowered(tree) if of_threads else tree
     rewriter = (ThreadRewriter if of_threads else Rewriter)({n for n in names if not _readable(n, outer[n])})
     tree.body = [node := rewriter.function(tree.body[0])]
@@ -159,7 +157,7 @@ def build(jit_function: Any, of_threads: bool = False) -> Callable:
     scope = {"__builtins__": statements.BUILTINS, "__name__": fn.__module__, MARK: True, **helpers}
     exec(compile(ast.fix_missing_locations(tree), code.co_filename, "exec"), scope)
     made = known[fn] = scope[node.name]
-    sources.keep(made.__code__, definition)
+    sources.keep(made.__code__, *source)
     made.__defaults__ = tuple(convert(v, of_threads) for v in fn.__defaults__) if fn.__defaults__ else None
     made.__kwdefaults__ = {k: convert(v, of_threads) for k, v in fn.__kwdefaults__.items()} if fn.__kwdefaults__ else None
     made.__qualname__ = fn.__qualname__

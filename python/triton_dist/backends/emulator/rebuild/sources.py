@@ -6,6 +6,7 @@ A JITFunction keeps the source that it read when its module was imported, and a 
 well, whatever has happened to the file since. Functions that keep none are read from their file, which must not have changed.
 """
 import ast
+import functools
 import inspect
 import textwrap
 import types
@@ -14,11 +15,13 @@ from typing import Any, Callable, Optional
 
 from triton_dist.runtime.errors import InvalidArgument
 
-_definitions: dict = {}      # id of a rebuilt function's code -> (weak reference to that code, its definition as written)
+_sources: dict = {}          # id of a rebuilt function's code -> (weak reference to that code, text and line of its definition)
 
 
-def read(jit_function: Any, fn: Callable) -> ast.Module:
-    """The definition of a function, alone in a module, at its lines in the file. `fn`: the Python function of `jit_function`.
+def read(jit_function: Any, fn: Callable) -> tuple[ast.Module, str, int]:
+    """The definition of a function, alone in a module, at its lines in the file; its text; and its first line there.
+
+    `fn`: the Python function of `jit_function`.
 
     Raises InvalidArgument where only the file has the source, and the file is gone or has been edited since the import.
     """
@@ -36,8 +39,12 @@ def read(jit_function: Any, fn: Callable) -> ast.Module:
     if tree is None or getattr(jit_function, "raw_src", None) is None and not _same(tree.body[0], fn.__code__):
         raise InvalidArgument(f"{fn.__qualname__}: {fn.__code__.co_filename} has been edited since it was imported; start the "
                               "script again")
-    ast.increment_lineno(tree, max(start, 1) - 1)
-    return tree
+    return _at(tree, start), text, start
+
+
+def _at(tree: ast.Module, start: int) -> ast.Module:
+    """A parsed text at its lines in the file."""
+    return ast.increment_lineno(tree, max(start, 1) - 1)
 
 
 def _current(jit_function: Any, text: str) -> str:
@@ -66,13 +73,18 @@ def _shape(code: types.CodeType) -> tuple:
     return code.co_name, code.co_varnames, constants, {*code.co_names, *code.co_freevars}
 
 
-def keep(code: types.CodeType, definition: ast.FunctionDef) -> None:
-    """Remembers the definition of a rebuilt function for as long as its code lives."""
+def keep(code: types.CodeType, text: str, start: int) -> None:
+    """Remembers what a rebuilt function is made from for as long as its code lives."""
     key = id(code)
-    _definitions[key] = weakref.ref(code, lambda _: _definitions.pop(key, None)), definition
+    _sources[key] = weakref.ref(code, lambda _: _sources.pop(key, None)), text, start
 
 
 def definition_of(code: types.CodeType) -> Optional[ast.FunctionDef]:
     """The definition, as its author wrote it, that a rebuilt function's code stands for; None where it is not known."""
-    found = _definitions.get(id(code))
-    return found[1] if found is not None and found[0]() is code else None
+    of, *source = _sources.get(id(code), (lambda: None, ))
+    return _definition(*source) if of() is code else None
+
+
+@functools.lru_cache(64)
+def _definition(text: str, start: int) -> ast.FunctionDef:
+    return _at(ast.parse(text), start).body[0]                          # type: ignore[return-value]
