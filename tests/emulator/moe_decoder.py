@@ -9,7 +9,8 @@ import triton_dist
 from triton_dist.layers import EPMoE
 from triton_dist.runtime.state import state
 
-from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, MiniMaxConfig, MixtralConfig, Qwen2MoeConfig,
+                          Qwen3MoeConfig)
 
 SIZES = dict(vocab_size=31,
              hidden_size=16,
@@ -31,6 +32,33 @@ CONFIGS = {
                            norm_topk_prob=True,
                            decoder_sparse_step=1,
                            mlp_only_layers=[]),
+    "qwen2_moe":
+    lambda: Qwen2MoeConfig(**SIZES,
+                           num_experts=8,
+                           num_experts_per_tok=2,
+                           moe_intermediate_size=12,
+                           shared_expert_intermediate_size=12,
+                           decoder_sparse_step=1,
+                           mlp_only_layers=[]),
+    "minimax":
+    lambda: MiniMaxConfig(**SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2),
+    "deepseek_v2":
+    lambda: DeepseekV2Config(**SIZES,
+                             head_dim=4,
+                             n_routed_experts=8,
+                             num_experts_per_tok=2,
+                             moe_intermediate_size=12,
+                             n_group=4,
+                             topk_group=1,
+                             topk_method="greedy",
+                             norm_topk_prob=True,
+                             n_shared_experts=1,
+                             first_k_dense_replace=0,
+                             kv_lora_rank=8,
+                             q_lora_rank=8,
+                             qk_nope_head_dim=8,
+                             qk_rope_head_dim=4,
+                             v_head_dim=8),
     "mixtral":
     lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
     "deepseek_v3":

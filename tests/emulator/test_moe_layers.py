@@ -203,8 +203,8 @@ def test_bad_arguments_are_refused_with_words():
 @pytest.mark.parametrize(
     "name",
     ["qwen3_moe",
-     pytest.param("mixtral", marks=pytest.mark.full),
-     pytest.param("deepseek_v3", marks=pytest.mark.full)])
+     *(pytest.param(name, marks=pytest.mark.full)
+       for name in ("mixtral", "deepseek_v3", "qwen2_moe", "minimax", "deepseek_v2"))])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_decoder_of_transformers_has_the_logits_of_one_rank(name, world, capsys):
     """Before and after steps of training."""

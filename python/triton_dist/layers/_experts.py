@@ -36,20 +36,47 @@ class Experts(Held):
     def from_transformers(cls, block: nn.Module, config: Any, group: Any = None, **options: Any) -> Self:
         """From a mixture-of-experts block of transformers, with all experts, the same on all ranks: takes this rank's, copies.
 
-        For Qwen3-MoE, Mixtral and DeepSeek-V2/V3: `block.gate`, `block.experts` (a ModuleList or fused weights) and, where there
-        is one, `block.shared_experts`, which every rank keeps whole. Returns a module that takes the block's place.
+        For Qwen2-MoE, Qwen3-MoE, Qwen3-Next, OLMoE, Mixtral, MiniMax, DeepSeek-V2 and V3, GLM-4-MoE, dots.llm1 and Solar Open:
+        `block.gate`, `block.experts` (a ModuleList or fused weights) and, where there are some, shared experts, which every rank
+        keeps whole. Returns a module that takes the block's place.
+        Raises InvalidArgument for other models, activations other than silu, biases, and whatever else it would lose.
 
         Example:
             for layer in model.model.layers:
                 layer.mlp = EPMoE.from_transformers(layer.mlp, model.config)
         """
-        options.setdefault("shared", getattr(block, "shared_experts", None))
-        return cls.from_full(TopKRouter.from_transformers(block, config), *experts_of(block), group, **options)
+        router, experts = TopKRouter.from_transformers(block, config), experts_of(block)
+        options.setdefault("shared", shared_of(block))
+        return cls.from_full(router, *experts, group, **options)
+
+
+class GatedShared(nn.Module):
+    """sigmoid(gate(x)) * experts(x): the shared expert of Qwen2-MoE and Qwen3-Next."""
+
+    def __init__(self, experts: nn.Module, gate: nn.Module):
+        super().__init__()
+        self.experts, self.gate = experts, gate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H] -> [T, H]."""
+        return self.gate(x).sigmoid() * self.experts(x)
+
+
+def shared_of(block: nn.Module) -> nn.Module | None:
+    """What all tokens of a block pass through. Raises InvalidArgument for a block that has more than is known."""
+    parts = {name: part for name, part in block.named_children() if next(part.parameters(), None) is not None}
+    shared, gated, gate = (parts.get(name) for name in ("shared_experts", "shared_expert", "shared_expert_gate"))
+    odd = sorted(parts.keys() - {"gate", "experts", "shared_experts", "shared_expert", "shared_expert_gate"})
+    if odd or (gated is None) != (gate is None) or shared is not None and gated is not None:
+        raise InvalidArgument(f"block: expected gate, experts, shared_experts or shared_expert with shared_expert_gate, found "
+                              f"{', '.join(sorted(parts))} in {type(block).__name__}")
+    return shared if gated is None or gate is None else GatedShared(gated, gate)
 
 
 def experts_of(block: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """(gate and up [E, 2 * I, H], down [E, H, I]) of a block of transformers. Raises InvalidArgument for one it cannot read."""
     experts: Any = getattr(block, "experts", None)
+    _expect_silu(experts)
     if isinstance(getattr(experts, "gate_up_proj", None), torch.Tensor):
         gate_up, down = experts.gate_up_proj, experts.down_proj
         if gate_up.shape == (down.shape[0], 2 * down.shape[2], down.shape[1]):
@@ -66,3 +93,15 @@ def experts_of(block: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     raise InvalidArgument(
         "block: expected experts with gate_up_proj [E, 2 * I, H] and down_proj [E, H, I], or a list of modules with "
         f"gate_proj, up_proj and down_proj, found {type(experts).__name__} in {type(block).__name__}")
+
+
+def _expect_silu(experts: Any) -> None:
+    """Refuses experts with biases or another activation, as far as they show them."""
+    first = experts[0] if isinstance(experts, nn.ModuleList) and len(experts) else experts
+    if isinstance(first, nn.Module):
+        biases = [name for name, _ in first.named_parameters() if name.endswith("bias")]
+        if biases:
+            raise InvalidArgument(f"block: expected experts without biases, found {', '.join(biases)} in {type(first).__name__}")
+    act, probe = getattr(first, "act_fn", None), torch.linspace(-3, 3, 7, device="cpu")
+    if callable(act) and not torch.allclose(act(probe), nn.functional.silu(probe)):
+        raise InvalidArgument(f"block: expected experts with the activation silu, found {act}; no other is in the kernels")

@@ -10,6 +10,15 @@ from triton_dist.layers import _routing
 from triton_dist.runtime.errors import InvalidArgument
 
 SCORES = ("softmax", "sigmoid")
+# How models of transformers route, by model_type: (score, whether weights are divided by their sum, None: as norm_topk_prob says;
+# whether logits are in fp32 in any case).
+_OF_MODELS: dict[str, tuple[str, bool | None, bool]] = {
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe"), ("softmax", None, False)),
+    **dict.fromkeys(("mixtral", "minimax"), ("softmax", True, False)),
+    "deepseek_v2": ("softmax", False, True),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "dots1", "solar_open"), ("sigmoid", None, True)),
+}
+_OF_GATES = {"weight", "bias", "e_score_correction_bias"}
 
 
 class TopKRouter(nn.Module):
@@ -25,6 +34,7 @@ class TopKRouter(nn.Module):
         groups: into how many groups of equal size experts fall, of which a token chooses `top_groups` first; 1: no groups.
         top_groups: how many groups a token may choose from.
         group_score: "top2": a group's score is the sum of its two best ones (DeepSeek-V3); "max": the best one (DeepSeek-V2).
+        dtype: of the product that gives logits, such as torch.float32 (DeepSeek). None: the wider one of x and `weight`.
     """
     def __init__(self,
                  weight: torch.Tensor,
@@ -36,7 +46,8 @@ class TopKRouter(nn.Module):
                  bias: torch.Tensor | None = None,
                  groups: int = 1,
                  top_groups: int = 1,
-                 group_score: str = "top2"):
+                 group_score: str = "top2",
+                 dtype: torch.dtype | None = None):
         super().__init__()
         experts = weight.shape[0]
         if score not in SCORES:
@@ -52,12 +63,13 @@ class TopKRouter(nn.Module):
         self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight.detach(),
                                                                                    weight.requires_grad)
         self.top_k, self.score, self.normalize, self.scale = top_k, score, normalize, scale
-        self.groups, self.top_groups, self.group_score = groups, top_groups, group_score
+        self.groups, self.top_groups, self.group_score, self.dtype = groups, top_groups, group_score, dtype
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, H] -> (ids int32 [T, top_k], weights fp32 [T, top_k])."""
-        logits = nn.functional.linear(x, self.weight.to(x.dtype))
+        dtype = self.dtype or torch.promote_types(x.dtype, self.weight.dtype)
+        logits = nn.functional.linear(x.to(dtype), self.weight.to(dtype))
         found = _routing.chosen(logits, self.top_k, self.bias, sigmoid=self.score == "sigmoid", normalize=self.normalize,
                                 scale=self.scale, groups=self.groups, top_groups=self.top_groups,
                                 top2=self.group_score == "top2")
@@ -89,23 +101,34 @@ class TopKRouter(nn.Module):
     def from_transformers(cls, block: Any, config: Any) -> "TopKRouter":
         """From a mixture-of-experts block of transformers and the model's config.
 
-        Raises InvalidArgument for one that it cannot read.
+        Raises InvalidArgument for one that it cannot read, and for models whose routing it does not know.
         """
         gate = getattr(block, "gate", None)
         if not isinstance(getattr(gate, "weight", None), torch.Tensor):
             raise InvalidArgument(
                 f"block: expected one with gate.weight, as Qwen3-MoE, Mixtral and DeepSeek have it, found "
                 f"{type(block).__name__}")
-        bias = getattr(gate, "e_score_correction_bias", None)
+        kind, held = getattr(config, "model_type", None), dict(gate.named_parameters())
+        held |= dict(gate.named_buffers())
+        odd = sorted(held.keys() - _OF_GATES)
+        if kind not in _OF_MODELS or odd or held.get("bias") is not None:
+            raise InvalidArgument(
+                f"config: expected model_type to be one of {', '.join(sorted(_OF_MODELS))}, whose routing is known, and a gate "
+                f"with a weight and at most e_score_correction_bias, found {kind!r} and a gate with {', '.join(sorted(held))}; "
+                "make a TopKRouter, and pass it to from_full with the experts")
+        if getattr(config, "router_jitter_noise", 0.0):
+            raise InvalidArgument(f"config: expected a router_jitter_noise of 0, found {config.router_jitter_noise}; set it to 0")
+        score, normalize, wide = _OF_MODELS[kind]
         groups = getattr(config, "n_group", None) or 1
-        kind = getattr(config, "model_type", "")
-        sigmoid = bias is not None or getattr(config, "scoring_func", "softmax") == "sigmoid"
+        if getattr(config, "topk_method", None) == "greedy":  # DeepSeek-V2-Lite
+            groups = 1
         return cls(gate.weight,
                    config.num_experts_per_tok,
-                   score="sigmoid" if sigmoid else "softmax",
-                   normalize=getattr(config, "norm_topk_prob", kind == "mixtral"),
+                   score=score,
+                   normalize=getattr(config, "norm_topk_prob", False) if normalize is None else normalize,
                    scale=getattr(config, "routed_scaling_factor", None) or 1.0,
-                   bias=bias,
+                   bias=getattr(gate, "e_score_correction_bias", None),
                    groups=groups,
                    top_groups=(getattr(config, "topk_group", None) or 1) if groups > 1 else 1,
-                   group_score="top2" if sigmoid else "max")
+                   group_score="top2" if score == "sigmoid" else "max",
+                   dtype=torch.float32 if wide else None)

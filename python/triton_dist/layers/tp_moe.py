@@ -9,6 +9,7 @@ from torch import nn
 from triton_dist.layers._experts import Experts
 from triton_dist.layers._shards import Shards
 from triton_dist.layers.replicated import replicated, summed
+from triton_dist.layers.router import TopKRouter
 from triton_dist.ops import grouped_gemm
 from triton_dist.runtime.groups import resolve
 
@@ -53,6 +54,9 @@ class TPMoE(Experts):
         flat = x.reshape(-1, x.shape[-1])
         ids, weights = self.router(flat)
         k, experts = ids.shape[1], self.weight.shape[0]
+        if not isinstance(self.router, TopKRouter):  # as of EPMoE, a number of no expert counts for nothing
+            chosen = (ids >= 0) & (ids < experts)
+            ids, weights = torch.where(chosen, ids, 0), torch.where(chosen, weights, 0.0)
         order = ids.flatten().argsort(stable=True)  # choices by expert, each expert's in the order of tokens
         ends = torch.arange(experts, dtype=ids.dtype, device=ids.device)
         offsets = torch.searchsorted(ids.flatten()[order], ends, right=True).to(torch.int32)
