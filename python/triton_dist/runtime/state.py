@@ -23,7 +23,7 @@ class Record:
         """A workspace has new buffers: what points into the old ones must not be used any more."""
 
     def doubt(self) -> None:
-        """Ranks may not have made the same calls: the next call must be looked at in full."""
+        """The next call must be looked at, also if it repeats one: ranks may not have made the same calls."""
 
 
 @dataclass

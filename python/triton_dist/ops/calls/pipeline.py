@@ -139,15 +139,14 @@ class Calls:
         if state().watched is not None and not self.local:
             state().watched += [(each.agreed.op, each.agreed.family, each.choice, each.variants) for each in plan.with_parts()]
         # A number of rows that is new may never come again. What finds a repeated call at once is made when it does.
-        first = agreed is not None and not plan.used and bool(record.known)
+        first = agreed is not None and not plan.used
         plan.used = True
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
         if key is not None and self.kept and not first and not graphs.asked():
             written = [i for out in outputs if out is not None for i, t in enumerate(given) if t is out]
-            of_class = signature if self.resized is not None and (agreed is None or not record.known) else None
-            record.learn(state(), key, given, written, known, varying, of_class)
+            record.learn(state(), key, given, written, known, varying, signature if agreed is None and self.resized else None)
         return known
 
     def _of_other_rows(self, record: CallRecord, key: tuple | None, given: tuple, varying: list,

@@ -84,6 +84,12 @@ class Known:
         self.relations = [_relation(o, i, checks.span(given[o]), checks.span(given[i]))
                           for o in outputs for i in range(len(given)) if i != o]
 
+    def moved(self) -> None:
+        """Of what is kept by class: buffers have moved. What plans point into the old ones goes, and the class stays known."""
+        self.plan = self.plan.retired() if self.plan.moved() else self.plan
+        for way in [way for way, plan in self.templates.items() if plan.moved()]:
+            del self.templates[way]
+
     def allowed(self, world: Group) -> bool:
         """Whether gradients, tf32, autocast's dtype, graph capture and the group are as they were."""
         return (not (self.wants_grad and torch.is_grad_enabled())
@@ -117,8 +123,8 @@ class CallRecord(Record):
     plans: (signature of a call, whether it is captured) -> Plan. decisions: what ranks agree on -> {a size of this rank: how
     calls run}. sizes: family of calls -> {a size of this rank: those of all ranks}. first_uses: families that ranks have
     agreed on, and ways to run them that they have compiled. known: what a repeated call is looked up by -> Known; it is
-    emptied once buffers move or a call is refused. tables: the measured times that its members share (tuning/tables.py).
-    ranged: whether calls have named ranges.
+    emptied once buffers move or a call is refused. classes: what a call with another number of rows is looked up by -> Known.
+    tables: the measured times that its members share (tuning/tables.py). ranged: whether calls have named ranges.
     """
 
     def __init__(self, group: Group):
@@ -128,11 +134,14 @@ class CallRecord(Record):
         self.sizes: dict = {}
         self.first_uses: set = set()
         self.known: dict = {}
+        self.classes: dict = {}
         self.tables: Any = None
         self.ranged = ranges.wanted()
 
     def moved(self) -> None:
         self.known.clear()
+        for known in self.classes.values():
+            known.moved()
         self.plans.update((where, plan.retired()) for where, plan in list(self.plans.items()) if plan.moved())
 
     def doubt(self) -> None:
@@ -151,17 +160,16 @@ class CallRecord(Record):
         known = self.known.get(_by_shapes(key, given))
         if known is None or not known.same(*given) or not known.fits([t.data_ptr() for t in given]):
             return None
-        self._remember(key, known)
+        _remember(self.known, key, known)
         return known
 
     def of_other_rows(self, key: tuple, given: tuple, varying: Sequence, world: Group) -> Known | None:
         """A call that was made in this very state with tensors like `given`, but for the number of rows of those at `varying`."""
         try:
-            known = self.known.get(_by_class(key, given, varying))
+            known = self.classes.get(_by_class(key, given, varying))
         except TypeError:                           # it was given what is no key
             return None
         if (known is None or not known.alike(*given) or any([given[i].shape[0] != given[0].shape[0] for i in varying[1:]])
-                or not known.fits([t.data_ptr() for t in given])
                 or known.kinds is not None and known.kinds != tuple(map(type, key[0]))
                 or not known.allowed(world)):
             return None
@@ -176,20 +184,21 @@ class CallRecord(Record):
         """
         if _TRUSTED and not backend().is_capturing() and known.plan.valid():
             known.learn(me, key[0], given, outputs)
-            self._remember(key, known)
-            self._remember(_by_shapes(key, given), known)
+            _remember(self.known, key, known)
+            _remember(self.known, _by_shapes(key, given), known)
             if signature is not None and not outputs and known.autocast is None and given[0].ndim:
-                by_class, rows = _by_class(key, given, varying), given[0].shape[0]
+                rows = given[0].shape[0]
                 same = [i for i, t in enumerate(given) if t.ndim and t.shape[0] == rows]
-                if by_class not in self.known and same == [*varying]:           # others that have as many may have to, or not
+                if same == [*varying]:                      # others that have as many may have to, or not
                     known.alike, known.signature = _guards_of(given, varying), signature
                     known.templates = known.plan.by_way()
-                    self._remember(by_class, known)
+                    _remember(self.classes, _by_class(key, given, varying), known)
 
-    def _remember(self, key: tuple, known: Known) -> None:
-        if len(self.known) >= MOST:
-            self.known.clear()
-        self.known[key] = known
+
+def _remember(calls: dict, key: tuple, known: Known) -> None:
+    if len(calls) >= MOST:
+        calls.clear()
+    calls[key] = known
 
 
 def _by_shapes(key: tuple, given: tuple) -> tuple:
@@ -198,9 +207,12 @@ def _by_shapes(key: tuple, given: tuple) -> tuple:
 
 
 def _by_class(key: tuple, given: tuple, varying: Sequence) -> tuple:
-    """The same without the number of rows of the tensors at `varying`."""
-    return key[0], *[0 if isinstance(part, int) else part for part in key[1:]], "rows", *[
-        t.shape[1:] if i in varying else t.shape for i, t in enumerate(given)]
+    """What calls have alike whose tensors at `varying` may have other numbers of rows.
+
+    One row is contiguous where two with the same strides are not, and their plans differ.
+    """
+    return key[0], *[part & _ALIGNMENT if isinstance(part, int) else part for part in key[1:]], *[
+        (t.shape[1:] if i in varying else t.shape, t.dtype, t.stride(), t.is_contiguous()) for i, t in enumerate(given)]
 
 
 def record_of(what: Any, asked: Any, group: Group) -> CallRecord:
