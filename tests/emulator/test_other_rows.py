@@ -8,7 +8,9 @@ from triton_dist import ops
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.ops import OPS
+from triton_dist.ops.all_reduce import op as all_reduce_op
 from triton_dist.ops.calls.pipeline import Calls
+from triton_dist.ops.exchange.collective import OneHopPush
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -266,6 +268,19 @@ def test_one_row_is_no_example_of_rows_that_are_not_contiguous(op):
                 found = getattr(ops, op)(x, method=method)
             expected = {"all_gather": gathered, "all_reduce": summed, "all_reduce_rmsnorm": lambda x: summed(x) + residual}[op]
             torch.testing.assert_close(found, expected(x), rtol=1e-4, atol=1e-4)
+    run_ranks(script, 2)
+
+
+def test_a_push_of_few_bytes_is_not_made_from_one_of_many_or_the_other_way_round(monkeypatch):
+    """Between two ranks they have one hop or two, and other buffers: ranks would meet to allocate them, or run other kernels."""
+    monkeypatch.setattr(all_reduce_op, "_ONE_HOP_BYTES", 100 * N * F32.itemsize)
+
+    def script():
+        x = tensor(160, N)
+        for rows in (160, 90, 150, 100, 6, 101):
+            torch.testing.assert_close(ops.all_reduce(x[:rows], method="push"), summed(x[:rows]), rtol=1e-4, atol=1e-4)
+        plans = state().records[OPS["all_reduce"]][None].plans.values()
+        assert [isinstance(plan, OneHopPush) for plan in plans] == [False, True, False, True, True, False]
     run_ranks(script, 2)
 
 

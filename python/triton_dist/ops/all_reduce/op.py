@@ -8,12 +8,10 @@ import torch
 from triton_dist.ops.all_reduce.kernels import push_kernel, two_hops_self_flagged, two_shot_kernel
 from triton_dist.ops.all_reduce.unfused import all_reduce_unfused
 from triton_dist.ops.autograd import collectives as gradients
-from triton_dist.ops.calls.plans import Plan
 from triton_dist.ops.exchange import sizes
 from triton_dist.ops.exchange.collective import Collective, Kernel, Packets, Row, SelfFlagged
 from triton_dist.ops.exchange.sizes import KIB, MIB
 from triton_dist.ops.registry import Gradient
-from triton_dist.ops.tuning.table import Choice
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.workspace import CountedWorkspace
 
@@ -38,15 +36,13 @@ class AllReduce(Collective):
     def library(self, x: torch.Tensor, group: Group, out: torch.Tensor, *reduction: str) -> torch.Tensor:
         return all_reduce_unfused(x, group, out, *reduction)
 
-    def plan(self, choice: Choice, agreed: Row, group: Group, x: torch.Tensor, out: torch.Tensor | None) -> Plan:
+    def kind(self, method: str, agreed: Row, group: Group) -> type[Kernel]:
         """Between two ranks one hop carries no more bytes than two, and waits once."""
-        if choice.method == "two_shot":
-            kind: type[Kernel] = _TwoHopsSelfFlagged if agreed.dtype in sizes.SELF_FLAGGED else _TwoHopsPackets
-        elif choice.method == "push" and not (group.size == 2 and agreed.n * agreed.dtype.itemsize <= _ONE_HOP_BYTES):
-            kind = _TwoHopPush
-        else:
-            return super().plan(choice, agreed, group, x, out)
-        return kind(self, agreed, group)
+        if method == "two_shot":
+            return _TwoHopsSelfFlagged if agreed.dtype in sizes.SELF_FLAGGED else _TwoHopsPackets
+        if method == "push" and not (group.size == 2 and agreed.n * agreed.dtype.itemsize <= _ONE_HOP_BYTES):
+            return _TwoHopPush
+        return super().kind(method, agreed, group)
 
     def traffic(self, agreed: Row, group: Group) -> dict[int, int]:
         """The whole tensor to every peer, or in two hops a part of it twice."""

@@ -95,11 +95,14 @@ class Collective(Op):
     def candidates(self, agreed: Row, group: Group) -> Sequence[Choice]:
         return [Choice("unfused" if group.size == 1 or not agreed.n else agreed.method)]
 
+    def kind(self, method: str, agreed: Row, group: Group) -> type["Kernel"]:
+        """The plans of a fused method."""
+        if method == "push":
+            return OneHopPush
+        return OneHopSelfFlagged if self.reduces and agreed.dtype in sizes.SELF_FLAGGED else OneHopPackets
+
     def plan(self, choice: Choice, agreed: Row, group: Group, x: torch.Tensor, out: torch.Tensor | None) -> Plan:
-        if choice.method == "push":
-            return OneHopPush(self, agreed, group)
-        self_flagged = self.reduces and agreed.dtype in sizes.SELF_FLAGGED
-        return (OneHopSelfFlagged if self_flagged else OneHopPackets)(self, agreed, group)
+        return self.kind(choice.method, agreed, group)(self, agreed, group)
 
     def unfused(self, agreed: Row, group: Group, x: torch.Tensor, out: torch.Tensor) -> None:
         """The group's own collective; a copy where there is one rank, or nothing to send."""
@@ -179,6 +182,8 @@ class Kernel(OnWorkspace):
                                         dict(self.options, **self.whole(x, out), num_stages=1), varying=2)
 
     def resize(self, agreed: Row, x: torch.Tensor, out: torch.Tensor | None) -> tuple[tuple, dict] | None:
+        if type(self) is not self.op.kind(self.choice.method, agreed, self.group):
+            return None
         out = x if out is None else out                         # of which only the alignment matters, and is no worse
         options, whole = self.options, self.whole(x, out)
         self.n = self.each * agreed.n
