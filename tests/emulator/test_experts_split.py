@@ -32,12 +32,14 @@ class Batch:
         self.weights = random_tensor(tokens, 2, dtype=F32, seed=base + 50)
         self.ids = anywhere(group.rank, seed, tokens, 2, EXPERTS).int()
         self.options = dict(num_experts=EXPERTS, layout=layout, group=group)
+        self.y = torch.empty(0)
 
     def send(self, **more):
         return ep_dispatch_send(self.x, self.ids, self.weights, **self.options, **more)
 
     def send_back(self, came, **more):
-        self.y = random_tensor(came.x.shape.numel(), dtype=F32, seed=self.seed + 70).view(came.x.shape)
+        if self.y.shape != came.x.shape:        # else they are there, since a graph capture takes no random numbers
+            self.y = random_tensor(came.x.shape.numel(), dtype=F32, seed=self.seed + 70).view(came.x.shape)
         weights = came.topk_weights if came.positions is not None else None
         return ep_combine_send(self.y, came.handle, topk_weights=weights, **more)
 
@@ -130,9 +132,11 @@ def test_a_third_send_completes_the_first():
     def script():
         group = resolve()
         batches = [Batch(i, group) for i in range(5)]
-        sent = [batch.send() for batch in batches]
         lanes = [workspace(group, kind, Lane) for kind in KINDS]
-        assert [lane.sends for lane in lanes] == [3, 2] and [s._call.done for s in sent] == [True] * 3 + [False] * 2
+        before = sum(lane.sends for lane in lanes)
+        sent = [batch.send() for batch in batches]
+        assert sum(lane.sends for lane in lanes) == before + 5 and abs(lanes[0].sends - lanes[1].sends) <= 1
+        assert [s._call.done for s in sent] == [True] * 3 + [False] * 2
         came = [s.recv() for s in sent]
         triton_dist.synchronize()
         for batch, c in zip(batches, came):

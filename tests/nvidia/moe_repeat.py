@@ -122,40 +122,43 @@ class Reference:
 def repeat(bench: Any, models: dict) -> None:
     """Calls of changing numbers of tokens, most without a wait of the host between them, while each rank in turn is late.
 
-    Each result has the bits of the first one of its number of tokens, and that is right beside the reference.
+    Each result has the bits of the first one of its number of tokens, and that is right beside the reference. So has the result
+    of a call for which a reset world makes its buffers again.
     """
+    calls, resets = (2000, 40) if bench.gpu else (20, 2)
     for name in bench.models if bench.gpu else ("tiny", ):
         layers = Layers(bench.group, *models.get(name, (4 * bench.group.size, 2, 32, 16)))
         counts = bench.tokens or ((128, 1024, 777, 8192) if bench.gpu else (3, 9, 264))  # 257 rows and more are not self-flagged
-        order = [counts[i] for i in (0, 1, 1, 0, 2, 1, -1, 0, 1, 2, 2, 1, -1, 1, 0, 0, 1, -1, 2, 1) if i < len(counts)]
         with torch.no_grad():
-            bench.attempt(f"repeat {name}", lambda layers=layers, order=order: _same(bench, layers, order))
-        bench.say(f"repeat {name}, 64 experts at most: {len(order)} calls of {' '.join(map(str, order))} tokens")
+            bench.attempt(f"repeat {name}", lambda layers=layers, counts=counts: _same(bench, layers, counts, calls, resets))
+        bench.say(f"repeat {name}, 64 experts at most: {calls} calls and {resets} resets, {' '.join(map(str, counts))} tokens")
 
 
-def _same(bench: Any, layers: Layers, order: list) -> None:
-    inputs = {count: layers.tokens(count) for count in order}
-    found = []
-    for number, count in enumerate(order):
+def _same(bench: Any, layers: Layers, counts: list, calls: int, resets: int) -> None:
+    inputs = {count: layers.tokens(count) for count in counts}
+    first = {count: layers.moe(x) for count, x in inputs.items()}
+    for count, x in inputs.items():
+        layers.reference(x).check(first[count], f"the first call of {count} tokens, on rank {bench.group.rank}")
+    wrong = {count: torch.zeros(count, dtype=torch.int32, device=x.device) for count, x in inputs.items()}  # calls, of each token
+
+    def call(number: int) -> None:
+        count = counts[(number * 7 + number // 11 + number // 101) % len(counts)]
         _late(bench, number)
-        found.append(layers.moe(inputs[count]))
-        if number % 5 == 4:
+        wrong[count] += (layers.moe(inputs[count]) != first[count]).any(1)
+
+    for number in range(calls):
+        call(number)
+        if number % 50 == 49:
             triton_dist.synchronize()
+    for number in range(resets):
+        triton_dist.reset()
+        for other in range(3):
+            call(3 * number + other)
     triton_dist.synchronize()
-    first, wrong = {}, []
-    for number, (count, out) in enumerate(zip(order, found)):
-        if count not in first:
-            first[count] = layers.reference(inputs[count]), out
-        reference, before = first[count]
-        try:
-            reference.check(out, f"call {number}, of {count} tokens, on rank {bench.group.rank}")
-            assert torch.equal(out, before), (
-                f"call {number}, of {count} tokens, on rank {bench.group.rank}: other bits than in the first one in tokens "
-                f"{(out != before).any(1).nonzero()[:, 0][:200].tolist()}")
-        except AssertionError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise AssertionError(f"{len(wrong)} of {len(order)} calls: " + " | ".join(wrong[:4]))
+    found = [f"{int(of.max())} calls of {count} tokens on rank {bench.group.rank}: other bits than in the first one in tokens "
+             f"{of.nonzero()[:, 0][:200].tolist()}" for count, of in wrong.items() if of.any()]
+    if found:
+        raise AssertionError(" | ".join(found))
 
 
 def _late(bench: Any, number: int) -> None:
