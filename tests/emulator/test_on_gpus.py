@@ -41,11 +41,11 @@ def test_of_three():
 def test_a_test_passes_if_it_passes_on_all_ranks(tmp_path):
     path = tmp_path / "test_few.py"
     path.write_text(TESTS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(ROOT / "tests/nvidia/on_gpus.py"), str(path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "tests/nvidia/on_gpus.py", str(path)]
     env = {**os.environ, "TRITON_DIST_BACKEND": "emulator", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
-    results = {line.split("::")[1].split()[0]: word for line in done.stdout.splitlines() for word in ("PASSED", "FAILED", "SKIPPED")
-               if "::" in line and f" {word} " in line}
+    lines = [line.split("::")[1].split() for line in done.stdout.splitlines() if "::" in line and "%]" in line]
+    results = {words[0]: words[1] for words in lines}
     assert results == dict(test_right="PASSED", test_wrong_on_one="FAILED", test_again="PASSED", test_of_three="SKIPPED")
     assert "failed on other ranks: {1: " in done.stdout
