@@ -8,8 +8,9 @@ from torch import nn
 
 from triton_dist.layers._experts import Experts
 from triton_dist.ops import dispatch_grouped_gemm, ep_dispatch, grouped_gemm, grouped_gemm_combine
+from triton_dist.ops.registry import cast
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.groups import resolve, size_of
 
 
 class EPMoE(Experts):
@@ -28,6 +29,7 @@ class EPMoE(Experts):
         capacity: number of rows in the order of experts, for calls with gradients. None: all rows fit.
 
     The gradients of experts' weights are those of the sum of all ranks' losses. The gradients of the router are this rank's part.
+    Under autocast experts compute in its dtype, as nn.Linear does.
     """
     def __init__(self,
                  router: nn.Module,
@@ -64,9 +66,10 @@ class EPMoE(Experts):
         """x [..., H], this rank's tokens -> [..., H]."""
         flat = x.reshape(-1, x.shape[-1])
         ids, weights = self.router(flat)
-        experts = self.weight.shape[0] * resolve(self.group).size
+        experts = self.weight.shape[0] * size_of(self.group)
+        rows, gate_up, down = cast(flat, self.weight, self.down)
         if torch.is_grad_enabled():
-            came = ep_dispatch(flat,
+            came = ep_dispatch(rows,
                                ids,
                                weights,
                                num_experts=experts,
@@ -75,21 +78,21 @@ class EPMoE(Experts):
                                max_tokens=self.max_tokens,
                                group=self.group)
             h = grouped_gemm(came.x,
-                             self.weight,
+                             gate_up,
                              offsets=came.expert_offsets,
                              counts=came.expert_rows,
                              act="silu_mul")
         else:
-            h, came = dispatch_grouped_gemm(flat,
+            h, came = dispatch_grouped_gemm(rows,
                                             ids,
                                             weights,
-                                            self.weight,
+                                            gate_up,
                                             num_experts=experts,
                                             max_tokens=self.max_tokens,
                                             group=self.group)
         shared = None if self.shared is None else self.shared(flat)
         joined = shared is None or shared.dtype == h.dtype  # the combine adds it, which saves an addition by a kernel of its own
-        out = grouped_gemm_combine(h, self.down, came, residual=shared if joined else None)
+        out = grouped_gemm_combine(h, down, came, residual=shared if joined else None)
         return (out if joined else out + shared).view(x.shape)
 
     def extra_repr(self) -> str:

@@ -34,7 +34,8 @@ class TopKRouter(nn.Module):
         groups: into how many groups of equal size experts fall, of which a token chooses `top_groups` first; 1: no groups.
         top_groups: how many groups a token may choose from.
         group_score: "top2": a group's score is the sum of its two best ones (DeepSeek-V3); "max": the best one (DeepSeek-V2).
-        dtype: of the product that gives logits, such as torch.float32 (DeepSeek). None: the wider one of x and `weight`.
+        dtype: of the product that gives logits, such as torch.float32 (DeepSeek), also under autocast. None: the wider one of x
+            and `weight`, or autocast's.
     """
     def __init__(self,
                  weight: torch.Tensor,
@@ -68,8 +69,7 @@ class TopKRouter(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, H] -> (ids int32 [T, top_k], weights fp32 [T, top_k])."""
-        dtype = self.dtype or torch.promote_types(x.dtype, self.weight.dtype)
-        logits = nn.functional.linear(x.to(dtype), self.weight.to(dtype))
+        logits = self._logits(x)
         found = _routing.chosen(logits, self.top_k, self.bias, sigmoid=self.score == "sigmoid", normalize=self.normalize,
                                 scale=self.scale, groups=self.groups, top_groups=self.top_groups,
                                 top2=self.group_score == "top2")
@@ -82,6 +82,13 @@ class TopKRouter(nn.Module):
         if self.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return ids.to(torch.int32), weights * self.scale
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        if self.dtype is not None and torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self._logits(x)
+        dtype = self.dtype or torch.promote_types(x.dtype, self.weight.dtype)
+        return nn.functional.linear(x.to(dtype), self.weight.to(dtype))
 
     def _ids_by_torch(self, scores: torch.Tensor) -> torch.Tensor:
         choice = scores if self.bias is None else scores + self.bias.float()

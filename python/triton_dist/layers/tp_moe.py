@@ -11,6 +11,7 @@ from triton_dist.layers._shards import Shards
 from triton_dist.layers.replicated import replicated, summed
 from triton_dist.layers.router import TopKRouter
 from triton_dist.ops import grouped_gemm
+from triton_dist.ops.registry import cast
 from triton_dist.runtime.groups import resolve
 
 
@@ -26,7 +27,7 @@ class TPMoE(Experts):
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         shared: shared experts for all tokens, the same on each rank, or None.
 
-    Gradients are those of one loss that all ranks compute identically.
+    Gradients are those of one loss that all ranks compute identically. Under autocast as EPMoE.
     """
     def __init__(self,
                  router: nn.Module,
@@ -61,16 +62,17 @@ class TPMoE(Experts):
         ends = torch.arange(experts, dtype=ids.dtype, device=ids.device)
         offsets = torch.searchsorted(ids.flatten()[order], ends, right=True).to(torch.int32)
         offsets = torch.cat([offsets.new_zeros(1), offsets])
+        flat, gate_up, down = cast(flat, self.weight, self.down)
         rows, sources = replicated(flat, self.group), order // k
         by = replicated(weights, self.group).flatten()[order]
         if torch.is_grad_enabled():  # the gradient of `sources` adds in any order
             rows, sources = rows[sources], None
-        h = grouped_gemm(rows, self.weight, offsets=offsets, sources=sources, act="silu_mul")
-        y = grouped_gemm(h, self.down, offsets=offsets, row_weights=by.contiguous())
+        h = grouped_gemm(rows, gate_up, offsets=offsets, sources=sources, act="silu_mul")
+        y = grouped_gemm(h, down, offsets=offsets, row_weights=by.contiguous())
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        out = summed(y[back].view(-1, k, y.shape[-1]).float().sum(1).to(x.dtype), self.group)
+        out = summed(y[back].view(-1, k, y.shape[-1]).float().sum(1).to(y.dtype), self.group)
         if self.shared is not None:
-            out = out + self.shared(flat)
+            out = out + self.shared(x.reshape(-1, x.shape[-1]))
         return out.view(x.shape)
 
     def extra_repr(self) -> str:

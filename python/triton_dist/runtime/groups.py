@@ -298,6 +298,11 @@ def name_of(group: Any) -> str:
     return f"{group.group_name}@{group.size()}"
 
 
+def size_of(group: Any) -> int:
+    """Number of ranks of what a user passes as `group=`. torch.compile traces this."""
+    return int(name_of(group).rpartition("@")[2])
+
+
 def _size_of(name: str) -> int:
     """Number of ranks of the group of this name, now: torch.compile asks once."""
     return resolve(name).size

@@ -11,7 +11,7 @@ from triton_dist.ops.ep_combine.op import ep_combine_rows
 from triton_dist.ops.ep_dispatch.op import ep_dispatch_rows
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
-from triton_dist.runtime.groups import name_of
+from triton_dist.runtime.groups import size_of
 from triton_dist.runtime.state import state
 
 
@@ -151,7 +151,7 @@ def brought(outputs: Sequence, topk_ids: torch.Tensor, topk_weights: torch.Tenso
             max_tokens: int, scaled: bool, group: Any) -> EPDispatched:
     """The result of a dispatch, from the outputs of ep_dispatch_rows. scaled: whether there are scales."""
     got, scales_out, ids, weights, told, positions, sources = outputs
-    local = num_experts // int(name_of(group).rpartition("@")[2])
+    local = num_experts // size_of(group)
     ordered, rest = layout != "compact", told[-2 * local - 1:]
     placed = positions if layout in ("expert", "masked") else None
     room = math.prod(got.shape[:-1]) if placed is not None else sources.shape[0] if ordered else 0
