@@ -24,6 +24,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import triton_dist  # noqa: E402
+from triton_dist.backends import emulator  # noqa: E402
 from triton_dist.backends.emulator.worlds import virtual  # noqa: E402
 from triton_dist.runtime.groups import resolve  # noqa: E402
 
@@ -125,7 +126,7 @@ def main() -> int:
     triton_dist.initialize_distributed()
     sys.path[:0] = [str(TESTS / "emulator"), str(TESTS)]
     ranks = Ranks()
-    with mock.patch.object(virtual, "run_ranks", ranks.run):
+    with mock.patch.object(virtual, "run_ranks", ranks.run), mock.patch.object(emulator, "run_ranks", ranks.run):
         import scenarios
         scenarios.run_ranks = ranks.run
         if triton_dist.device().type == "cuda":
@@ -136,8 +137,9 @@ def main() -> int:
             torch.set_default_device(triton_dist.device())
         own = [argument for argument in sys.argv[1:] if ".py" in argument]
         options = ["-p", "no:cacheprovider", "-m", "not full", *sys.argv[1:], *([] if own else [str(TESTS / f) for f in FILES])]
-        options += ["-p", "no:terminal"] if ranks.world.rank else ["-vv", "--tb=short"]
-        code = pytest.main(options, plugins=[ranks])
+        if ranks.world.rank:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # one rank tells of all
+        code = pytest.main(["-vv", "--tb=short", *options], plugins=[ranks])
     torch.set_default_device(None)
     triton_dist.finalize_distributed()
     return int(code)
