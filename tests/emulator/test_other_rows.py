@@ -18,7 +18,7 @@ from triton_dist.testing import random_tensor
 
 N, K, ROWS = 32, 16, 8
 OPS_OF_ROWS = ["ag_gemm", "gemm_rs", "gemm_ar", "all_reduce", "reduce_scatter", "all_gather", "all_reduce_rmsnorm",
-               "gemm_ar_rmsnorm"]
+               "gemm_ar_rmsnorm", "all_reduce_layernorm", "all_reduce_rmsnorm_quant"]
 QUICK = ["ag_gemm", "gemm_rs", "all_reduce"]
 F32 = torch.float32
 
@@ -47,6 +47,9 @@ def calls():
         return torch.nn.functional.rms_norm(summed(t), (N,), norm, 1e-6)
     return {
         "all_reduce_rmsnorm": (lambda x: ops.all_reduce_rmsnorm(x, norm)[0], N, normed),
+        "all_reduce_layernorm": (lambda x: ops.all_reduce_layernorm(x, norm)[0], N,
+                                 lambda x: torch.nn.functional.layer_norm(summed(x), (N,), norm)),
+        "all_reduce_rmsnorm_quant": (lambda x: ops.all_reduce_rmsnorm_quant(x, norm, keep_norm=True).norm_out, N, normed),
         "gemm_ar_rmsnorm": (lambda x: ops.gemm_ar_rmsnorm(x, row, norm)[0], K, lambda x: normed(x @ row.T)),
         "ag_gemm": (lambda x: ops.ag_gemm(x, column), K, lambda x: gathered(x) @ column.T),
         "gemm_rs": (lambda x: ops.gemm_rs(x, row), K, lambda x: own(summed(x @ row.T))),
@@ -205,13 +208,17 @@ def ways():
         "gemm_ar ring": (lambda x, r: ops.gemm_ar(x, row, bias=bias, residual=r, method="ring"), K),
         "gemm_ar_rmsnorm ring": (lambda x, r: ops.gemm_ar_rmsnorm(x, row, norm, residual=r, method="ring"), K),
         "all_reduce_rmsnorm unfused": (lambda x, r: ops.all_reduce_rmsnorm(x, norm, bias=bias, residual=r, method="unfused"), N),
+        "all_reduce_layernorm unfused": (lambda x, r: ops.all_reduce_layernorm(x, norm, bias, residual=r, method="unfused"), N),
+        **{f"all_reduce_rmsnorm_quant {quant}": (lambda x, r, quant=quant: tuple(ops.all_reduce_rmsnorm_quant(
+            x, norm, residual=r, quant=quant, method="unfused")[:3]), N) for quant in ("fp8_row", "fp8_1x128")},
     }
 
 
 QUICK_WAYS = ["ag_gemm ws", "gemm_rs portable", "gemm_ar_rmsnorm ring", "all_reduce two_shot", "all_reduce_rmsnorm unfused"]
 WAYS = [*QUICK_WAYS, *[f"{op} {method}" for op in ("all_reduce", "all_gather", "reduce_scatter") for method in
                        ("one_shot", "push")], "all_reduce of integers", "ag_gemm portable", "ag_gemm act", "gemm_rs ws",
-        "gemm_rs scatter", "gemm_ar ring"]
+        "gemm_rs scatter", "gemm_ar ring", "all_reduce_layernorm unfused", "all_reduce_rmsnorm_quant fp8_row",
+        "all_reduce_rmsnorm_quant fp8_1x128"]
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])

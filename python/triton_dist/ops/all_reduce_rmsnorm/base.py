@@ -63,6 +63,7 @@ class NormedAllReduce(Op):
 
     agrees_on: type[Norm] = Norm
     center = False
+    residual_has_rows = True
     methods = ("one_shot", "two_shot", "unfused")
     steps = {2: ((4 * MIB, "one_shot"), (16 * MIB, "two_shot")), 64: ((64 * KIB, "one_shot"), (8 * MIB, "two_shot"))}
 
@@ -101,6 +102,12 @@ class NormedAllReduce(Op):
             checks.no_overlap(name, t, **_but(t, read, "x"), **others, residual_out=residual_out)
         checks.no_overlap("residual_out", residual_out, **_but(residual_out, read, "x", "residual"))
         checks.no_grad(**read)
+
+    def resized(self, agreed: Norm, group: Group, x: torch.Tensor, asked: tuple, **more: Any) -> Any:
+        if x.ndim < 2 or not 0 < x.numel() < 2**31:
+            return None
+        m, n = x.numel() // agreed.n, agreed.n
+        return self.of_rows(m, n, agreed.dtype, agreed.eps, group, agreed.weight_bias, asked[-1], **more)
 
     def agreed_of(self, x: torch.Tensor, method: str, eps: float | None, group: Group, weight_bias: float = 0.0,
                   **more: Any) -> Any:

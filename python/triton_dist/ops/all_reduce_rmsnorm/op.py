@@ -22,7 +22,6 @@ class AllReduceRmsnorm(NormedAllReduce):
     schema = ("(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, float? eps, str group, str method, "
               "float weight_bias=0.0) -> (Tensor, Tensor)")
     gradient = Gradient(norm.keep, norm.backward)
-    residual_has_rows = True
 
     def check(self, group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
               residual: torch.Tensor | None, out: torch.Tensor | None, residual_out: torch.Tensor | None, eps: Any,
@@ -32,10 +31,6 @@ class AllReduceRmsnorm(NormedAllReduce):
         checks.output("residual_out", residual_out, tuple(x.shape), like=x)
         self.check_outputs(residual, residual_out, {"out": out}, x=x, weight=weight, bias=bias)
         return self.agreed_of(x, method, eps, group, weight_bias)
-
-    def resized(self, agreed: Norm, group: Group, x: torch.Tensor, asked: tuple) -> Norm | None:
-        eps, weight_bias, method = asked
-        return self.agreed_of(x, method, eps, group, weight_bias) if x.ndim > 1 and 0 < x.numel() < 2**31 else None
 
     def args(self, x, weight, bias, residual, out, residual_out) -> tuple:
         return x.contiguous(), weight, bias, None if residual is None else residual.contiguous(), out, residual_out

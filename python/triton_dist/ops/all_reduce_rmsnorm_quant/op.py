@@ -69,6 +69,9 @@ class AllReduceRmsnormQuant(NormedAllReduce):
                            weight=weight, bias=bias, scale=scale)
         return self.agreed_of(x, method, eps, group, weight_bias, quant=quant, keep=bool(keep_norm))
 
+    def resized(self, agreed: Quantized, group: Group, x: torch.Tensor, asked: tuple, **more: Any) -> Quantized | None:
+        return super().resized(agreed, group, x, asked, quant=agreed.quant, keep=agreed.keep)
+
     def at(self, m: int, n: int, k: int, dtype: torch.dtype, group: Group) -> Quantized:
         return self.of_rows(m, n, dtype, None, group, quant="fp8_row", keep=False)
 
