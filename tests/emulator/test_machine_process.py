@@ -98,7 +98,10 @@ def wait_forever(rank, size):
 
 
 def again(rank, size):
-    """Worlds whose process group is the package's own, one after the other, with a group and ops in each."""
+    """Worlds whose process group is the package's own, one after the other, with a group and ops in each.
+
+    In one of them the ranks make different calls at last, after which it can only be left.
+    """
     import torch
     import torch.distributed as dist
 
@@ -108,6 +111,11 @@ def again(rank, size):
         triton_dist.initialize_distributed()
         for group in (None, dist.new_group([0, 1])):
             assert all_reduce(torch.full((8,), float(world + rank)), group=group).tolist() == [2 * world + 1] * 8
+        if world == 1:
+            first = torch.ones(1 + rank, dtype=torch.int32)             # of a family that ranks meet over: one may wait there
+            for call in (lambda: all_reduce(first), lambda: all_reduce(torch.ones(2)), triton_dist.reset):
+                with pytest.raises(triton_dist.TritonDistError, match="ranks disagree"):
+                    call()
         triton_dist.finalize_distributed()
         assert not dist.is_initialized()
     print("three worlds", flush=True)

@@ -76,7 +76,7 @@ class RankState:
         """Raises CollectiveMismatch where ranks have differed in a call, since calls do not pair any more."""
         if self.over:
             raise CollectiveMismatch(f"ranks have differed before, so calls do not pair any more ({self.over}); start the world "
-                                     "anew")
+                                     "anew: finalize_distributed(), then initialize_distributed(), on all ranks")
 
 
 _of_process = RankState()

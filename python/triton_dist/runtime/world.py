@@ -18,7 +18,7 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.console import whole_lines
 from triton_dist.runtime.context import MAX_WORLD, Context
 from triton_dist.runtime.environment import heap_size, nodes, number, prebuilt, wait_timeout
-from triton_dist.runtime.errors import InvalidArgument, NotInitialized, describe
+from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized, describe
 from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, nodes_by_reach, require_agreement
 from triton_dist.runtime.hang_table import last_words
 from triton_dist.runtime.heap import SymmetricHeap
@@ -127,7 +127,8 @@ def finalize_distributed() -> None:
     """Collective: leaves the world. Waits for all ranks' work, unmaps the heap, ends the process group if we made it.
 
     While an exception is handled, say in `finally`, it waits for nobody: one line names the error, this rank leaves alone,
-    and the exception goes on. Peers may never come to their own finalize_distributed, so waiting would hide the error.
+    and the exception goes on. Peers may never come to their own finalize_distributed, so waiting would hide the error. Nor does
+    it wait where ranks have made different calls, after which collectives may not pair.
     """
     me = state()
     if me.world is None:
@@ -136,6 +137,9 @@ def finalize_distributed() -> None:
         if me.world.size > 1:
             last_words(f"rank {me.world.world_ranks[me.world.rank]} leaves the world by {describe(error)}")
         _leave(error)
+        return
+    if me.over:                            # collectives may not pair any more, so peers cannot be waited for
+        _leave(CollectiveMismatch(me.over))
         return
     with ambient.clean():
         backend().synchronize()
