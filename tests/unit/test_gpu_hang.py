@@ -24,6 +24,7 @@ from triton_dist.runtime.errors import WaitTimeout
 from triton_dist.runtime.groups import SoloGroup
 from triton_dist.runtime.hang_table import SHOWN, Row, merge, table
 from triton_dist.runtime.heap import SymmetricHeap
+from triton_dist.runtime.stacks import in_packages
 
 LANGUAGE = Path(triton_dist.language.__file__).parent
 PACKAGE = Path(__file__).resolve().parents[2] / "python"
@@ -272,10 +273,10 @@ def test_a_users_file_may_have_the_name_of_one_of_ours():
 def test_the_scripts_frames_are_told_by_where_packages_lie(tmp_path):
     """A clone, or a folder of the user's, may be called as they are."""
     for name in ("triton_dist/train.py", "torch/model.py", "triton/kernels.py", "memory.py"):
-        assert not gpu_hang.in_packages(str(tmp_path / name))
+        assert not in_packages(str(tmp_path / name))
     for file in (gpu_hang.__file__, torch.__file__, torch.nn.__file__, threading.__file__):
-        assert gpu_hang.in_packages(file)
-    assert not gpu_hang.in_packages(str(Path(threading.__file__).parent / "site-packages" / "mine" / "model.py"))
+        assert in_packages(file)
+    assert not in_packages(str(Path(threading.__file__).parent / "site-packages" / "mine" / "model.py"))
 
 
 # -- between processes -------------------------------------------------------------------------------------------------

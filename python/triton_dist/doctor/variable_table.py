@@ -99,7 +99,8 @@ EMULATOR = (
        "the delay of the mode", "`0`", number(int, 0)),
     _v("TRITON_DIST_HANG_SECONDS",
        "seconds without progress on any rank after which processes report a hang; eight times as many "
-       "if all ranks are in collectives", "`3`", number(float, 0)),
+       "if all ranks are in collectives. On GPUs, where `0` turns it off, a collective of the host that waits for eight "
+       "times as many is logged, with the lines that ranks are at", "`3`", number(float, 0)),
 )
 
 TOOLS = (

@@ -6,14 +6,19 @@ A frame that one thread holds while its function returns on another keeps the fu
 the wrong thread. Guards of torch in C++, such as that of inference mode, put back the state of the thread that destroys them.
 So torch.compile would end with a wrong grad mode on a thread that was only looked at.
 """
+import functools
 import gc
+import os
 import sys
 import threading
 import time
 from itertools import accumulate, chain, repeat, starmap, takewhile
 from operator import attrgetter, methodcaller
+from pathlib import Path
 from types import CodeType
 from typing import Optional
+
+_PACKAGES = ("torch", "triton", "triton_dist")  # whose calls are not the script's
 
 
 def stack_of(thread: int) -> list[tuple[CodeType, int]]:
@@ -35,6 +40,31 @@ def stack_of(thread: int) -> list[tuple[CodeType, int]]:
     finally:
         if collects:
             gc.enable()
+
+
+def script_line(thread: Optional[int] = None) -> str:
+    """Where the script of a thread, or of this one, is: 'file.py:line (function)' of the innermost call that is in no package.
+
+    It is empty if there is none.
+    """
+    return next((f"{os.path.basename(code.co_filename)}:{line} ({code.co_name})"
+                 for code, line in stack_of(thread or threading.get_ident()) if not in_packages(code.co_filename)), "")
+
+
+@functools.lru_cache(4096)
+def in_packages(file: str) -> bool:
+    """Whether a file belongs to torch, Triton, this package or Python itself, by where these are installed."""
+    path = Path(os.path.realpath(file))
+    packages, python = _installed()
+    return any(path.is_relative_to(folder) for folder in packages) or (
+        path.is_relative_to(python) and not path.is_relative_to(python / "site-packages"))
+
+
+@functools.cache
+def _installed() -> tuple[list, Path]:
+    """(folders of the packages, that of Python's own modules)."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
+    return [Path(os.path.realpath(file)).parent for file in files if file], Path(os.path.realpath(threading.__file__)).parent
 
 
 class Watched:

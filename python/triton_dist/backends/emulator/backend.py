@@ -13,11 +13,12 @@ from triton_dist.backends.emulator.launching import launch, trace
 from triton_dist.backends.emulator.worlds import arena as arenas
 from triton_dist.backends.emulator.worlds import process
 from triton_dist.backends.emulator.worlds.machine import Machine
-from triton_dist.backends.emulator.worlds.meeting import VirtualGroup, script_line
+from triton_dist.backends.emulator.worlds.meeting import VirtualGroup
 from triton_dist.runtime.backend import Backend
 from triton_dist.runtime.capabilities import GemmConfig
 from triton_dist.runtime.device import Arena, Transfer, copy_bytes, flag_address
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
+from triton_dist.runtime.stacks import script_line
 
 
 def machine() -> Machine:

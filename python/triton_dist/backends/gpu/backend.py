@@ -11,6 +11,7 @@ from triton import knobs
 from triton_dist.backends.gpu.context import ContextWriter
 from triton_dist.backends.gpu.device_runtime import library
 from triton_dist.backends.gpu.driver import GpuDriver
+from triton_dist.backends.gpu.collective_watch import CollectiveWatch
 from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
@@ -106,6 +107,7 @@ class GpuBackend(Backend):
             self._extern_libs[TRACE_LIBRARY] = trace_library(self.name)
         self._contexts = ContextWriter(driver, bounded)
         self._watch: HangWatch | None = None
+        self._collectives: CollectiveWatch | None = None
         self._prebuilt: Prebuilt | None = None
         path = aot_record()
         self._recorder = Recorder(path) if path else None
@@ -313,8 +315,9 @@ class GpuBackend(Backend):
         self._contexts.set(context)
         if self._prebuilt is not None:
             self._prebuilt.set_context(context.pack())
+        self.left_world()
+        self._collectives = CollectiveWatch(context.rank, context.world_size, store_of_world)
         if self._timeout:
-            self.left_world()
             self._watch = HangWatch(context.rank, context.world_size, store_of_world(), self._waiting, self._timeout)
             self._watch.start()
 
@@ -330,7 +333,16 @@ class GpuBackend(Backend):
         return LocalArena(nbytes, self.device()) if world.size == 1 else P2PArena(nbytes, self.device(), world.rank)
 
     # -- failure -------------------------------------------------------------------------------------------
+    def blocking(self, call: Callable[[], Any]) -> None:
+        if self._collectives is None:
+            call()
+        else:
+            self._collectives.run(call)
+
     def left_world(self, error: str | None = None) -> None:
+        if self._collectives is not None:
+            self._collectives.stop()
+            self._collectives = None
         if self._watch is not None:
             self._watch.stop()
             self._watch = None

@@ -7,18 +7,16 @@ memory when a wait expires. The first that finds one opens a window of some seco
 posts its rows to the key-value store of the process group; then one of them prints all. The device lingers that long
 before it traps (common.ll), so nothing needs it any more when its context is lost.
 """
-import functools
 import json
 import os
 import sys
 import threading
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from triton_dist.runtime.hang_table import Row, last_words, merge, table
-from triton_dist.runtime.stacks import stack_of
+from triton_dist.runtime.stacks import script_line
 from triton_dist.runtime.state import at_exit, state
 
 _KEY = "triton_dist/hang/"
@@ -26,7 +24,6 @@ _POLL = 0.1         # seconds between two looks
 _WINDOW = 3.0       # in which ranks post what they wait for; less than a device lingers
 _LINGER = 4.0       # common.ll, tdist_give_up
 _GRACE = 2.0        # for the main thread to end by the device's error, before this process is ended
-_PACKAGES = ("torch", "triton", "triton_dist")      # whose frames are not the script's
 
 
 class HangWatch:
@@ -99,8 +96,7 @@ class HangWatch:
 
     def _host(self) -> Row:
         """Where the thread that calls ops is, of a rank that has no expired wait."""
-        stack = stack_of(state().thread or threading.main_thread().ident)
-        where = next((f"{Path(code.co_filename).name}:{line}" for code, line in stack if not in_packages(code.co_filename)), "")
+        where = script_line(state().thread or threading.main_thread().ident)
         return Row(self.rank, "(host)", site=where, what="no device wait that has expired")
 
     def _call(self, method: str, *args: Any) -> Any:
@@ -138,21 +134,6 @@ class HangWatch:
             except (OSError, ValueError):
                 pass
         self._end(1)
-
-
-def in_packages(file: str) -> bool:
-    """Whether a file belongs to torch, Triton, this package or Python itself, by where these are installed."""
-    path = Path(os.path.realpath(file))
-    packages, python = _installed()
-    return any(path.is_relative_to(folder) for folder in packages) or (
-        path.is_relative_to(python) and not path.is_relative_to(python / "site-packages"))
-
-
-@functools.cache
-def _installed() -> tuple[list, Path]:
-    """(folders of the packages, that of Python's own modules)."""
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES]
-    return [Path(os.path.realpath(file)).parent for file in files if file], Path(os.path.realpath(threading.__file__)).parent
 
 
 def store_of_world() -> Any:

@@ -2,30 +2,16 @@
 # SPDX-License-Identifier: MIT
 """Groups of virtual ranks: collectives of host scripts in one process."""
 import collections
-import os
 import pickle
-import sys
-from pathlib import Path
 from typing import Any, Callable, Optional, Sequence
 
 import torch
 
 from triton_dist.backends.emulator.engine.actors import Waiting
-from triton_dist.backends.emulator.engine.registry import place_of
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import Group
+from triton_dist.runtime.stacks import script_line
 from triton_dist.runtime.state import state
-
-
-_LIBRARIES = os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[3]) + os.sep
-
-
-def script_line() -> str:
-    """Where the running host script called torch or triton_dist: 'file.py:line (function)'."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return "" if frame is None else place_of(frame)
 
 
 class _Round:
