@@ -16,6 +16,7 @@ from triton_dist.ops import ag_gemm, all_reduce, gemm_rs
 from triton_dist.runtime.graphs import prepare_graphs
 from triton_dist.runtime.groups import resolve
 
+pytestmark = pytest.mark.usefixtures("few_objects")
 ROWS, WIDTH = 8, 16
 
 

@@ -17,6 +17,7 @@ from triton_dist.runtime.heap import heap
 from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import workspace
 
+pytestmark = pytest.mark.usefixtures("few_objects")
 WORLD = 2
 SMALL = 4 << 20
 

@@ -15,6 +15,8 @@ from triton_dist.backends.gpu import backend as gpu
 from triton_dist.backends.nvidia import launch as module
 from triton_dist.backends.nvidia.launch import _Config, BoundLaunch, Parameters
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 
 class Driver:
     """Stands in for CudaDriver: keeps what cuLaunchKernelEx and cuTensorMapEncodeTiled were given."""
