@@ -14,7 +14,7 @@ import torch
 
 from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.registry import fault, site
-from triton_dist.backends.emulator.memory.segments import Segment, Segments, rounds, word_at
+from triton_dist.backends.emulator.memory.segments import Segment, Segments, bits, of_bits, rounds, word_at
 from triton_dist.backends.emulator.values.promotion import Info
 
 __all__ = ["Memory", "Segment", "active", "activate", "site"]
@@ -71,7 +71,7 @@ class Memory(Segments):
             self.wake_range(address, address + sum((n - 1) * step for n, step in zip(shape, steps)) + known.size)
 
     def _points(self, kind: str, addresses: torch.Tensor, known: Info, sem: Any, scope: Any) -> list:
-        """[(flat view, element indices, which of `addresses` or None for all)], one entry per segment."""
+        """[(segment, element indices, which of `addresses` or None for all)], one entry per segment. Arrays of numpy."""
         raw = addresses.numpy()
         lo, hi, size = int(raw.min()), int(raw.max()), known.size
         if size > 1 and int(np.bitwise_or.reduce(raw)) & size - 1:
@@ -80,38 +80,38 @@ class Memory(Segments):
         segment = self.at(lo)
         if segment is not None and hi + size <= segment.end:
             self.observe(kind, segment, addresses, None, None, size, sem, scope)
-            flat, start = segment.view(known.torch)
-            return [(flat, (addresses - start) >> size.bit_length() - 1, None)]
+            return [(segment, (raw - segment.words(size)[1]) >> size.bit_length() - 1, None)]
         found, (bases, segments) = [], self._map
         owner = np.searchsorted(np.array(bases, np.int64), raw, side="right") - 1
         for i in np.unique(owner):
-            chosen = torch.from_numpy(np.nonzero(owner == i)[0])
-            some = addresses[chosen]
+            chosen = np.nonzero(owner == i)[0]
+            some = raw[chosen]
             first, last = int(some.min()), int(some.max())
             if i < 0 or first >= segments[i].end:
                 raise self._outside(first, size, kind)
             if last + size > segments[i].end:
                 raise self._outside(last, size, kind)
-            self.observe(kind, segments[i], some, None, None, size, sem, scope)
-            flat, start = segments[i].view(known.torch)
-            found.append((flat, (some - start) >> size.bit_length() - 1, chosen))
+            self.observe(kind, segments[i], torch.from_numpy(some), None, None, size, sem, scope)
+            found.append((segments[i], (some - segments[i].words(size)[1]) >> size.bit_length() - 1, chosen))
         return found
 
     def load_points(self, addresses: torch.Tensor, known: Info, sem: Any = None, scope: Any = None) -> torch.Tensor:
         """The elements at the addresses (int64 [n], n > 0)."""
         parts = self._points("load", addresses, known, sem, scope)
         if parts[0][2] is None:
-            return parts[0][0].index_select(0, parts[0][1])
+            segment, index, _ = parts[0]
+            return of_bits(segment.words(known.size)[0][index], known.torch)
         out = torch.empty(addresses.shape, dtype=known.torch)
-        for flat, index, chosen in parts:
-            out[chosen] = flat.index_select(0, index)
+        for segment, index, chosen in parts:
+            out[chosen] = of_bits(segment.words(known.size)[0][index], known.torch)
         return out
 
     def store_points(self, addresses: torch.Tensor, known: Info, values: torch.Tensor, sem: Any = None,
                      scope: Any = None) -> None:
         """Writes the elements at the addresses (int64 [n], n > 0)."""
-        for flat, index, chosen in self._points("store", addresses, known, sem, scope):
-            flat[index] = values if chosen is None else values[chosen]
+        words = bits(values)
+        for segment, index, chosen in self._points("store", addresses, known, sem, scope):
+            segment.words(known.size)[0][index] = words if chosen is None else words[chosen]
         if self.watched:
             self.wake_range(int(addresses.min()), int(addresses.max()) + known.size)
 
@@ -123,9 +123,9 @@ class Memory(Segments):
         """
         old = torch.empty(addresses.shape, dtype=known.torch)
         with scheduler.active().lock:
-            for flat, index, chosen in self._points("atomic", addresses, known, sem, scope):
-                mine = [v if chosen is None else v[chosen] for v in values]
-                seen = rounds(index, lambda at, to: flat.__setitem__(at, fn(flat[at], *[v[to] for v in mine])), flat)
+            for segment, index, chosen in self._points("atomic", addresses, known, sem, scope):
+                flat, mine = segment.view(known.torch)[0], [v if chosen is None else v[chosen] for v in values]
+                seen = rounds(torch.from_numpy(index), lambda at, to: flat.__setitem__(at, fn(flat[at], *[v[to] for v in mine])), flat)
                 if chosen is None:
                     old = seen
                 else:
@@ -224,12 +224,12 @@ class Memory(Segments):
 
     def glance(self, addresses: torch.Tensor) -> torch.Tensor:
         """The 32-bit words at `addresses` (int64 [n], n > 0), for predicates: no access of the kernel, so not observed."""
-        lo, hi = int(addresses.min()), int(addresses.max())
-        segment = self.at(lo)
-        if segment is None or hi + 4 > segment.end:
+        raw = addresses.numpy()
+        segment = self.at(int(raw.min()))
+        if segment is None or int(raw.max()) + 4 > segment.end:
             return torch.tensor([self.peek(address, 32) for address in addresses.tolist()], dtype=torch.int32)
-        flat, start = segment.view(torch.int32)
-        return flat.index_select(0, (addresses - start) >> 2)
+        words, start = segment.words(4)
+        return torch.from_numpy(words[(raw - start) >> 2])
 
     def watch(self, addresses: Any) -> None:
         """Block writes that cover these words will wake(address), until unwatch."""

@@ -18,6 +18,25 @@ _NEAR = 1 << 16          # bytes past a tensor's end within which an address is 
 _WORDS = {"int1": ctypes.c_uint8, "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32,
           "int64": ctypes.c_int64, "uint8": ctypes.c_uint8, "uint16": ctypes.c_uint16, "uint32": ctypes.c_uint32,
           "uint64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
+_CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# A few elements here and there: numpy takes half as long as torch for them. It lacks some dtypes, so it moves integers.
+def bits(x: torch.Tensor) -> np.ndarray:
+    """The elements of a tensor as integers of their size."""
+    x, carrier = x.contiguous(), _CARRIERS[x.itemsize]
+    return (x if x.dtype is carrier else x.view(carrier)).numpy()
+
+
+def of_bits(x: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor whose elements have these bits."""
+    made = torch.from_numpy(x)
+    return made if made.dtype is dtype else made.view(dtype)
+
+
+def picked(x: torch.Tensor, index: np.ndarray) -> torch.Tensor:
+    """x[index], of a tensor of one dimension."""
+    return of_bits(bits(x)[index], x.dtype)
 
 
 class Segment:
@@ -26,7 +45,7 @@ class Segment:
     def __init__(self, base: int, nbytes: int, name: str, rank: int):
         self.base, self.nbytes, self.end, self.name, self.rank = base, nbytes, base + nbytes, name, rank
         self.owners: list = []               # weak references to the storages of registered tensors; none in the heap
-        self._views: dict = {}
+        self._views: dict = {}               # by dtype, and by size of words
 
     def view(self, dtype: torch.dtype) -> tuple:
         """(1-d tensor of all aligned elements, address of the first)."""
@@ -37,6 +56,14 @@ class Segment:
             raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)
             flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype) if count else torch.empty(0, dtype=dtype)
             found = self._views[dtype] = flat, start
+        return found
+
+    def words(self, size: int) -> tuple:
+        """(array of all aligned integers of `size` bytes, address of the first)."""
+        found = self._views.get(size)
+        if found is None:
+            flat, start = self.view(_CARRIERS[size])
+            found = self._views[size] = flat.numpy(), start
         return found
 
     def storages(self) -> list:

@@ -10,6 +10,7 @@ from triton.language import core
 from triton_dist.backends.emulator.engine import registry, scheduler
 from triton_dist.backends.emulator.engine.registry import fault, invalid, twin
 from triton_dist.backends.emulator.memory import memory, unreachable
+from triton_dist.backends.emulator.memory.segments import picked
 from triton_dist.backends.emulator.rebuild import primitives, rebuild, threads
 from triton_dist.backends.emulator.twins.memory import await_flag, wait_word
 from triton_dist.backends.emulator.values.casts import cast
@@ -180,9 +181,9 @@ def gdc_launch_dependents() -> IntScalar:
 
 # -- packets -----------------------------------------------------------------------------------------------------------
 def lanes(pred: Any, *args: Any) -> tuple:
-    """(shape, mask, flat int64 tensors) of element-wise operands, of which lanes that are off are left out.
+    """(shape, chosen, flat int64 tensors) of element-wise operands, of which lanes that are off are left out.
 
-    mask: which lanes are on; None where all are, which costs less.
+    chosen: the lanes that are on, in order; None where all are, which costs less.
     """
     shape = ()
     for x in (pred, *args):
@@ -191,8 +192,8 @@ def lanes(pred: Any, *args: Any) -> tuple:
     parts = [_flat(x, shape) for x in args]
     if not isinstance(pred, Tensor) and pred.v:
         return shape, None, parts
-    on = _flat(pred, shape) != 0
-    return (shape, None, parts) if bool(on.all()) else (shape, on, [part[on] for part in parts])
+    on = _flat(pred, shape).numpy().nonzero()[0]
+    return (shape, None, parts) if len(on) == math.prod(shape) else (shape, on, [picked(part, on) for part in parts])
 
 
 def _flat(x: Any, shape: tuple) -> torch.Tensor:
@@ -202,10 +203,11 @@ def _flat(x: Any, shape: tuple) -> torch.Tensor:
     return as_tensor(x, shape).d.reshape(-1).contiguous()
 
 
-def spread(found: torch.Tensor, mask: Any, shape: tuple, known: Info) -> Any:
-    """A result of the lanes that are on, with zeros for the others."""
-    if mask is not None:
-        found = torch.zeros(mask.shape, dtype=torch.int64).masked_scatter_(mask, found)
+def spread(found: torch.Tensor, chosen: Any, shape: tuple, known: Info) -> Any:
+    """A result, int64, of the lanes that are on, with zeros for the others."""
+    if chosen is not None:
+        of_some, found = found, torch.zeros(math.prod(shape), dtype=torch.int64)
+        found.numpy()[chosen] = of_some.numpy()
     return Tensor(found.to(known.torch).view(shape), known.ty) if shape else IntScalar(wrap(int(found[0]), known), known.ty)
 
 
@@ -235,7 +237,7 @@ def _ll_load(packets: int) -> Callable:
     known = info(I32 if packets == 1 else I64)
 
     def ll_load(address: Any, flag: Any, pred: Any) -> Any:
-        shape, mask, (at, want) = lanes(pred, address, flag)
+        shape, chosen, (at, want) = lanes(pred, address, flag)
         running, mem = scheduler.active(), memory.active()
         want, found = want.to(torch.int32), torch.zeros(at.shape, dtype=torch.int64)
         for i in range(packets):
@@ -246,7 +248,7 @@ def _ll_load(packets: int) -> Callable:
                     for address, flag in zip(late.tolist(), want.tolist()):
                         wait_word(address, 32, "eq", lambda: mem.peek(address, 32) == flag, flag)
                 found |= (mem.load_points(at + 8 * i, _PACKET, "packet", "sys") & 0xFFFFFFFF) << 32 * i
-        return spread(found, mask, shape, known)
+        return spread(found, chosen, shape, known)
     return ll_load
 
 

@@ -4,6 +4,7 @@
 import functools
 from typing import Any, Callable, Optional
 
+import numpy as np
 import torch
 from triton.language import core
 
@@ -11,6 +12,7 @@ from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.registry import Tup, invalid, site, twin, unsupported
 from triton_dist.backends.emulator.memory import memory
 from triton_dist.backends.emulator.memory.descriptors import BlockPointer
+from triton_dist.backends.emulator.memory.segments import bits, picked
 from triton_dist.backends.emulator.rebuild import threads
 from triton_dist.backends.emulator.values import elementwise
 from triton_dist.backends.emulator.values.casts import cast
@@ -79,6 +81,11 @@ def _padding(other: Any, shape: Tup, known: Info) -> torch.Tensor:
     return torch.full(shape, carried(fill, known), dtype=known.torch)
 
 
+def _chosen(mask: Any, shape: Tup) -> np.ndarray:
+    """The elements, in order, for which a mask is true."""
+    return as_tensor(cast(mask, I1), shape).d.reshape(-1).numpy().nonzero()[0]
+
+
 @twin("core.load")
 def load(pointer: Any, mask: Any = None, other: Any = None, boundary_check: Any = (), padding_option: str = "",
          cache_modifier: str = "", eviction_policy: str = "", volatile: bool = False) -> Any:
@@ -116,11 +123,9 @@ def load(pointer: Any, mask: Any = None, other: Any = None, boundary_check: Any 
     addresses = as_tensor(pointer, shape).d.reshape(-1)
     if mask is None:
         return Tensor(mem.load_points(addresses, known).view(shape), known.ty, shape)
-    chosen = as_tensor(cast(mask, I1), shape).d.reshape(-1)
-    out = _padding(other, shape, known)
-    addresses = addresses[chosen]
-    if addresses.numel():
-        out.view(-1)[chosen] = mem.load_points(addresses, known)
+    chosen, out = _chosen(mask, shape), _padding(other, shape, known)
+    if len(chosen):
+        bits(out.view(-1))[chosen] = bits(mem.load_points(picked(addresses, chosen), known))
     return Tensor(out, known.ty, shape)
 
 
@@ -156,8 +161,8 @@ def store(pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), 
                 return
     addresses, d = as_tensor(pointer, shape).d.reshape(-1), as_tensor(value, shape).d.reshape(-1)
     if mask is not None:
-        chosen = as_tensor(cast(mask, I1), shape).d.reshape(-1)
-        addresses, d = addresses[chosen], d[chosen]
+        chosen = _chosen(mask, shape)
+        addresses, d = picked(addresses, chosen), picked(d, chosen)
     if addresses.numel():
         mem.store_points(addresses, known, d)
 

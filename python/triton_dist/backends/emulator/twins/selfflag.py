@@ -48,7 +48,7 @@ def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
 
 
 def take_pair(address: Any, pred: Any) -> Any:
-    shape, mask, (at, ) = lanes(pred, address)
+    shape, chosen, (at, ) = lanes(pred, address)
     running, mem = scheduler.active(), memory.active()
     found, empty = torch.zeros(at.shape, dtype=torch.int64), torch.zeros(at.shape, dtype=torch.int32)
     for i in range(2):
@@ -62,7 +62,7 @@ def take_pair(address: Any, pred: Any) -> Any:
                 wait_word(late, 32, "ne", lambda: mem.peek(late, 32) != 0, 0)
         found |= (mem.load_points(words, _WORD, "packet", "sys").to(torch.int64) & 0xFFFFFFFF) << 32 * i
         mem.store_points(words, _WORD, empty, "emptied", "sys")
-    return spread(found, mask, shape, _PAIR)
+    return spread(found, chosen, shape, _PAIR)
 
 
 def not_bounded(address: Any, pred: Any) -> Any:
