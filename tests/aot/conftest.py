@@ -19,7 +19,7 @@ def mock(tmp_path_factory) -> Mock:
     compile_c(
         driver,
         "-std=gnu11",
-        "-O1",
+        "-O0",
         "-g",
         "-shared",
         "-fPIC",

@@ -16,7 +16,7 @@ def hip(library, tmp_path_factory):
     compile_c(
         driver,
         "-std=gnu11",
-        "-O1",
+        "-O0",
         "-shared",
         "-fPIC",
         "-Wl,-soname,libamdhip64.so",

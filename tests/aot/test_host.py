@@ -52,7 +52,7 @@ def host(mock, few, tmp_path_factory):
     compile_c(
         folder / "host",
         *[flag for flag in FLAGS if flag != "-O2"],
-        "-O1",
+        "-O0",
         "-g",
         "-fsanitize=address,undefined",
         *WARNINGS,

@@ -258,7 +258,7 @@ def test_calls_from_c_on_two_devices_under_sanitizers(mock, library, tmp_path, s
     compile_c(
         program,
         *flags,
-        "-O1",
+        "-O0",
         *extra,
         HERE / "calls.c",
         *sources(library),
