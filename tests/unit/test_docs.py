@@ -21,8 +21,8 @@ def build(builder, folder, *options):
     script = folder / "build.py"
     script.write_text("import gc, sys\ngc.disable()\n"                              # a quarter faster
                       "from sphinx.cmd.build import main\nsys.exit(main(sys.argv[1:]))\n")
-    done = python(str(script), "-W", "--keep-going", "-q", "-b", builder, *options, str(DOCS), str(folder), environment=environment,
-                  seconds=300)
+    done = python(str(script), "-W", "--keep-going", "-q", "-b", builder, *options, str(DOCS), str(folder),
+                  environment=environment, seconds=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -125,7 +125,7 @@ class Memory(Segments):
         with scheduler.active().lock:
             for segment, index, chosen in self._points("atomic", addresses, known, sem, scope):
                 flat, mine = segment.view(known.torch)[0], [v if chosen is None else v[chosen] for v in values]
-                seen = rounds(torch.from_numpy(index), lambda at, to: flat.__setitem__(at, fn(flat[at], *[v[to] for v in mine])), flat)
+                seen = rounds(index, lambda at, to: flat.__setitem__(at, fn(flat[at], *[v[to] for v in mine])), flat)
                 if chosen is None:
                     old = seen
                 else:

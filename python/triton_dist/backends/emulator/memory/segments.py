@@ -233,14 +233,13 @@ def word_at(segment: Segment, address: int, known: Info) -> Any:
     return _Element(flat, (address - start) // known.size)
 
 
-def rounds(index: torch.Tensor, update: Callable, flat: torch.Tensor) -> torch.Tensor:
+def rounds(index: np.ndarray, update: Callable, flat: torch.Tensor) -> torch.Tensor:
     """Applies `update(elements, operands)` so that equal indices come in separate rounds; the values seen."""
-    old, left = torch.empty(index.shape, dtype=flat.dtype), np.arange(index.numel())
-    keys = index.numpy()
+    old, left = torch.empty(index.shape, dtype=flat.dtype), np.arange(len(index))
     while left.size:
-        _, first = np.unique(keys[left], return_index=True)
+        _, first = np.unique(index[left], return_index=True)
         now = torch.from_numpy(np.sort(left[first]))
-        at = index[now]
+        at = torch.from_numpy(index)[now]
         old[now] = flat[at]
         update(at, now)
         left = np.delete(left, first)
