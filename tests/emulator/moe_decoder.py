@@ -6,6 +6,7 @@ import copy
 import torch
 
 import triton_dist
+from triton_dist.integrations.transformers import full_state_dict
 from triton_dist.layers import EPMoE
 from triton_dist.runtime.state import state
 
@@ -92,6 +93,8 @@ def main(name, steps=2):
     for layer in places:
         layer.mlp = EPMoE.from_transformers(layer.mlp, model.config)
     assert places
+    saved, whole = full_state_dict(model), alone.state_dict()
+    assert saved.keys() == whole.keys() and all(torch.equal(saved[key], whole[key]) for key in whole)
     ids = torch.randint(3, 31, (world.size, 2, 5))
     mine = ids[world.rank]
     with torch.no_grad():  # "indexed"

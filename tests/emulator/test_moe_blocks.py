@@ -9,6 +9,7 @@ from torch import nn
 
 import triton_dist
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
+from triton_dist.integrations.transformers import full_state_dict
 from triton_dist.layers import EPMoE, TopKRouter, TPMoE
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -160,3 +161,20 @@ def test_numbers_of_no_expert_count_for_nothing(layer, grad):
         triton_dist.synchronize()
         assert_matches(out.detach(), experts_sum(made, x, *Some()(x)), k=H + INNER, roundings=8)
     run_ranks(script, 2)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("layer", [EPMoE, TPMoE])
+def test_all_experts_are_given_back_whole(layer, world):
+    """So that a model can be saved, under the names of transformers. Eight rows do not divide by three ranks."""
+    def script():
+        made = block(shared_expert=nn.Linear(H, H), shared_expert_gate=nn.Linear(H, 1))
+        found = layer.from_transformers(made, config("qwen2_moe", norm_topk_prob=False))
+        for whole, part in zip((made.experts.gate_up_proj, made.experts.down_proj), found.full_experts()):
+            assert torch.equal(whole, part) and part.is_contiguous()
+        for model, wanted in ((found, made), (nn.Sequential(nn.Linear(2, 2), found), None)):
+            saved = full_state_dict(model)
+            wanted = nn.Sequential(model[0], made) if wanted is None else wanted
+            assert saved.keys() == wanted.state_dict().keys()
+            assert all(torch.equal(saved[name], t) for name, t in wanted.state_dict().items())
+    run_ranks(script, world)

@@ -12,12 +12,15 @@ from torch.distributed.tensor.parallel import parallelize_module
 from triton_dist.integrations.plans import OverlapColwise, OverlapRowwise
 from triton_dist.integrations.pretrained import from_pretrained
 from triton_dist.integrations.replicas import replicate_parameters
+from triton_dist.layers._experts import Experts, GatedShared
 from triton_dist.runtime.errors import InvalidArgument
 
 __all__ = ["from_pretrained", "full_state_dict", "tensor_parallel"]
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
+BLOCK = {"router.weight": "gate.weight", "router.bias": "gate.e_score_correction_bias"}        # ours: a block's of experts
+SHARED, GATED = {"shared.": "shared_experts."}, {"shared.experts.": "shared_expert.", "shared.gate.": "shared_expert_gate."}
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")       # over a head's features, the same weight for all heads
 
 
@@ -53,8 +56,27 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state_dict with whole tensors on the host, as a model of one rank has it. Collective: all ranks call it."""
-    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().cpu() for name, t in model.state_dict().items()}
+    """The state_dict with whole tensors on the host, as a model of one rank has it. Collective: all ranks call it.
+
+    `EPMoE` and `TPMoE` become the blocks of transformers 5 that from_transformers made them of: all experts, under their names.
+    """
+    found = {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().cpu() for name, t in model.state_dict().items()}
+    for path, module in model.named_modules():
+        if isinstance(module, Experts):
+            _name_as_block(found, f"{path}." if path else "", module)
+    return found
+
+
+def _name_as_block(found: dict[str, torch.Tensor], start: str, module: Experts) -> None:
+    """Puts all experts in place of this rank's part, and gives a layer's tensors, which begin with `start`, a block's names."""
+    names = BLOCK | (GATED if isinstance(module.shared, GatedShared) else SHARED)
+    for name in [name for name in found if name.startswith(start)]:
+        t, own = found.pop(name), name.removeprefix(start)
+        if own not in ("weight", "down"):
+            ours = next((ours for ours in names if own.startswith(ours)), "")
+            found[start + names.get(ours, "") + own.removeprefix(ours)] = t
+    for name, t in zip(("gate_up_proj", "down_proj"), module.full_experts()):
+        found[f"{start}experts.{name}"] = t.cpu()
 
 
 def _layers(model: nn.Module) -> Any:

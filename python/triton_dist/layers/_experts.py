@@ -5,10 +5,12 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from triton_dist.layers._held import Held, parameter
 from triton_dist.layers.router import TopKRouter
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import Group
 
 
 class Experts(Held):
@@ -30,6 +32,14 @@ class Experts(Held):
     @classmethod
     def from_full(cls, router: nn.Module, gate_up: torch.Tensor, down: torch.Tensor, group: Any = None, **options: Any) -> Self:
         """From all experts, whole."""
+        raise NotImplementedError
+
+    def full_experts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All experts, whole, on every rank: gate_up [E, 2 * I, H] and down [E, H, I], as from_full takes them. Collective.
+
+        To save a model, or to divide it over another number of ranks. For a model of transformers see full_state_dict of
+        triton_dist.integrations.transformers.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -60,6 +70,17 @@ class GatedShared(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] -> [T, H]."""
         return self.gate(x).sigmoid() * self.experts(x)
+
+
+def gathered(t: torch.Tensor, members: Group, dim: int) -> torch.Tensor:
+    """The parts `t` that ranks have of a tensor along `dim`, of any sizes, as one. Collective."""
+    rows = (t.full_tensor() if isinstance(t, DTensor) else t).detach().movedim(dim, 0)
+    sizes = members.all_gather_object(len(rows))
+    part = rows.new_zeros((max(sizes), *rows.shape[1:]))
+    part[:len(rows)] = rows
+    parts = part.new_empty((members.size * len(part), *rows.shape[1:]))
+    members.all_gather_tensor(parts, part)
+    return torch.cat([found[:size] for found, size in zip(parts.split(max(sizes)), sizes)]).movedim(0, dim).contiguous()
 
 
 def shared_of(block: nn.Module) -> nn.Module | None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from triton_dist.layers._experts import Experts
+from triton_dist.layers._experts import Experts, gathered
 from triton_dist.ops import dispatch_grouped_gemm, ep_dispatch, grouped_gemm, grouped_gemm_combine
 from triton_dist.ops.registry import cast
 from triton_dist.runtime.errors import InvalidArgument
@@ -61,6 +61,10 @@ class EPMoE(Experts):
         mine = slice(members.rank * (experts // members.size), (members.rank + 1) * (experts // members.size))
         parts = [nn.Parameter(t.detach()[mine].clone(), requires_grad=t.requires_grad) for t in (gate_up, down)]
         return cls(router, *parts, group, **options)
+
+    def full_experts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        members = resolve(self.group)
+        return gathered(self.weight, members, 0), gathered(self.down, members, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., H], this rank's tokens -> [..., H]."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from triton_dist.layers._experts import Experts
+from triton_dist.layers._experts import Experts, gathered
 from triton_dist.layers._shards import Shards
 from triton_dist.layers.replicated import replicated, summed
 from triton_dist.layers.router import TopKRouter
@@ -49,6 +49,11 @@ class TPMoE(Experts):
         members, inner = resolve(group), down.shape[2]
         both, rows = Shards(2 * inner, members, [inner, inner]), Shards(inner, members)
         return cls(router, both.parameter(gate_up, dim=1), rows.parameter(down, dim=2), group, **options)
+
+    def full_experts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        members = resolve(self.group)
+        halves = [gathered(half, members, 1) for half in self.weight.chunk(2, 1)]
+        return torch.cat(halves, 1), gathered(self.down, members, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., H], the same on all ranks -> [..., H]."""
