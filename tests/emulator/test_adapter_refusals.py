@@ -97,6 +97,8 @@ ALL = {                 # what all ranks pass: what they are told
     "low latency: too many tokens": (lambda g: g.low_latency(num_max_dispatch_tokens_per_rank=2), "num_max.*, 3, found 2"),
     "a layout of a list": (lambda g: g.buffer.get_dispatch_layout([[0, 3]], EXPERTS), "topk_idx: .*found list"),
     "a layout of fractions": (lambda g: g.buffer.get_dispatch_layout(g.weights, EXPERTS), "topk_idx: .*found torch.float32"),
+    "elastic: weights of other rows": (lambda g: g.elastic.combine(torch.ones(6, HIDDEN), g.expanded(do_expand=True)[3],
+                                                                   topk_weights=torch.ones(5)), r"topk_weights: .* \[6\], found"),
     "elastic: a negative alignment": (lambda g: g.expanded(expert_alignment=-4), "expert_alignment: .*found -4"),
 }
 

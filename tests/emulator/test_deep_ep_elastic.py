@@ -233,3 +233,35 @@ def test_install_puts_them_in_megatrons_modules(monkeypatch):
     assert deep_ep.Buffer.num_sms == 24
     megatron.set_deepep_num_sms(20)
     assert megatron.hybrid_ep_dispatch is None
+
+
+@pytest.mark.parametrize("tokens", [3, 0])
+def test_a_rank_to_which_nothing_is_sent(tokens):
+    """It has no rows, nor weights of them, in any of the interfaces; nor has any rank if there are no tokens."""
+    def script():
+        x, weights = torch.full((tokens, HIDDEN), 2.0, dtype=BF16), torch.full((tokens, 2), 0.5)
+        ids = torch.zeros(tokens, 2, dtype=torch.int64)
+        ids[:, 1] = -1                                          # all go to expert 0, which rank 0 has
+        coming = (2 * tokens if resolve().rank == 0 else 0)
+        wanted = torch.cat([weights[:, :1], 0 * weights[:, 1:]], 1)
+        elastic, buffer = deep_ep.ElasticBuffer(None, num_max_tokens_per_rank=4), deep_ep.Buffer(None)
+        for expands in (False, True):
+            rows, _, given, handle, _ = elastic.dispatch(x, topk_idx=ids, topk_weights=weights, num_experts=4, do_expand=expands)
+            back, back_weights, _ = elastic.combine(rows, handle, topk_weights=given)
+            assert len(rows) == coming and torch.equal(back, x) and torch.equal(back_weights, wanted)
+        _, _, per_expert, inside, _ = buffer.get_dispatch_layout(ids, 4)
+        rows, _, given, counts, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, is_token_in_rank=inside,
+                                                            num_tokens_per_expert=per_expert)
+        back, back_weights, _ = buffer.combine(rows, handle, topk_weights=given)
+        assert counts == [coming, 0] and torch.equal(back, x) and torch.equal(back_weights, wanted)
+        rows, _, handle, *_ = buffer.low_latency_dispatch(x, ids, 4, 4, use_fp8=False)
+        back, *_ = buffer.low_latency_combine(rows, ids, weights, handle)
+        assert torch.equal(back, x / 2)
+        leaves = x.float().requires_grad_(), weights.clone().requires_grad_()
+        rows, _, given, counts, handle = megatron.fused_dispatch(leaves[0], ids, leaves[1], 4, None)
+        out, _ = megatron.fused_combine(rows * given[:, :1], None, handle)
+        out.sum().backward()
+        triton_dist.synchronize()
+        assert counts.tolist() == [coming, 0] and all(leaf.grad.shape == leaf.shape for leaf in leaves)
+        assert bool((leaves[0].grad == 0.5).all()) and bool((leaves[1].grad[:, 0] == 2.0 * HIDDEN).all())
+    run_ranks(script, 2)

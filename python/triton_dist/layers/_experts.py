@@ -5,7 +5,6 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from triton_dist.layers._held import Held, parameter
 from triton_dist.layers.router import TopKRouter
@@ -74,7 +73,8 @@ class GatedShared(nn.Module):
 
 def gathered(t: torch.Tensor, members: Group, dim: int) -> torch.Tensor:
     """The parts `t` that ranks have of a tensor along `dim`, of any sizes, as one. Collective."""
-    rows = (t.full_tensor() if isinstance(t, DTensor) else t).detach().movedim(dim, 0)
+    whole: Any = getattr(t, "full_tensor", lambda: t)()     # of a DTensor, such as FSDP makes
+    rows = whole.detach().movedim(dim, 0)
     sizes = members.all_gather_object(len(rows))
     part = rows.new_zeros((max(sizes), *rows.shape[1:]))
     part[:len(rows)] = rows

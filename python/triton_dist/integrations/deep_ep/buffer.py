@@ -296,7 +296,7 @@ class Buffer(LowLatency):
             self.usable()
             self.expect_handle(handle)
             if topk_weights is not None:
-                rows.weights_of(topk_weights, handle.rows)
+                rows.weights_of(topk_weights, handle.rows, None)
             checks.tensor("x", x)
             rows.bias_of(bias, len(handle.way.topk_ids), x)
 

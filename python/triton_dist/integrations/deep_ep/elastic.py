@@ -279,8 +279,9 @@ class ElasticBuffer:
             if handle.do_expand and not self.allow_multiple_reduction:
                 raise UnsupportedFeature("allow_multiple_reduction: expected True to combine rows by expert, since each rank "
                                          "sums and rounds its own ones first")
-            if topk_weights is not None and not handle.do_expand:
-                rows.weights_of(topk_weights, handle.num_recv_tokens)
+            if topk_weights is not None:
+                rows.weights_of(topk_weights, *([handle.num_expanded_tokens] if handle.do_expand else
+                                                [handle.num_recv_tokens, None]))
             checks.tensor("x", x)
             rows.bias_of(bias, len(handle.topk_idx), x)
         if previous_event_before_epilogue is not None:

@@ -73,7 +73,8 @@ def aligned(counts: torch.Tensor, align: int) -> torch.Tensor:
 
 def weights_back(weights: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """float32 [R, K]: of weights [rows by expert] that of each choice, 0 where there is none."""
-    return torch.where(positions >= 0, weights[positions.clamp(min=0).long()], 0.0)
+    with_none = torch.cat([weights, weights.new_zeros(1)])              # there may be no rows
+    return with_none[torch.where(positions >= 0, positions, len(weights)).long()]
 
 
 def tokens_of(x: Any, ids: Any, weights: Any) -> int:
@@ -88,12 +89,13 @@ def tokens_of(x: Any, ids: Any, weights: Any) -> int:
     return len(values)
 
 
-def weights_of(weights: Any, rows: int, k: int | None = None) -> None:
-    """Refuses what is not float32 [rows, k], or [rows, .] where k is None."""
-    shape = tuple(weights.shape) if isinstance(weights, torch.Tensor) else ()
-    if len(shape) != 2 or shape != (rows, shape[1] if k is None else k) or weights.dtype != torch.float32:
-        found = f"{weights.dtype} of shape {list(shape)}" if isinstance(weights, torch.Tensor) else type(weights).__name__
-        raise InvalidArgument(f"topk_weights: expected float32 [{rows}, {'K' if k is None else k}], found {found}")
+def weights_of(weights: Any, *shape: int | None) -> None:
+    """Refuses what is not float32 of this shape, of which a size of None may be any."""
+    found = f"{weights.dtype} of shape {list(weights.shape)}" if isinstance(weights, torch.Tensor) else type(weights).__name__
+    sizes = tuple(weights.shape) if isinstance(weights, torch.Tensor) and weights.dtype == torch.float32 else ()
+    if len(sizes) != len(shape) or any(size not in (None, own) for size, own in zip(shape, sizes)):
+        wanted = ", ".join("K" if size is None else str(size) for size in shape)
+        raise InvalidArgument(f"topk_weights: expected float32 [{wanted}], found {found}")
 
 
 def alignment(name: str, value: Any) -> None:
