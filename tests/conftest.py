@@ -120,6 +120,12 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_sessionfinish():
+    """Once is enough: pytest runs the collector five times more, and Python when it ends."""
+    gc.collect()
+    gc.freeze()
+
+
 def here(item, newest: bool) -> bool:
     """Whether an item's test runs under this Triton at all."""
     if item.path.parent.name != "compile" or item.get_closest_marker("every"):
