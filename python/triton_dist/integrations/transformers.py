@@ -21,7 +21,7 @@ COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 BLOCK = {"router.weight": "gate.weight", "router.bias": "gate.e_score_correction_bias"}        # ours: a block's of experts
 SHARED, GATED = {"shared.": "shared_experts."}, {"shared.experts.": "shared_expert.", "shared.gate.": "shared_expert_gate."}
-HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")       # over a head's features, the same weight for all heads
+HEAD_NORMS = tuple(f"self_attn.{name}" for name in ("q_norm", "k_norm", "query_layernorm", "key_layernorm"))   # of a head
 
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -91,7 +91,31 @@ def _layers(model: nn.Module) -> Any:
         raise InvalidArgument(f"model: expected an nn.Linear at each of {', '.join((*COLUMNS, *ROWS))}, found none at "
                               f"{', '.join(wrong[:8])}{' and others' * (len(wrong) > 8)} of {type(model).__name__}; use "
                               "triton_dist.integrations.plans with a plan of your own")
+    _expect_heads_apart(model, layers)
     return layers
+
+
+def _expect_heads_apart(model: nn.Module, layers: Any) -> None:
+    """Raises InvalidArgument where a rank could not compute its heads by itself, as parameters and transformers' plan show."""
+    config = model.config.get_text_config()         # pyright: ignore
+    plan, found = getattr(config, "base_model_tp_plan", None) or {}, []
+    for names, style in ((COLUMNS, "colwise"), (ROWS, "rowwise")):
+        found += [f"{name} as {plan[key]}" for name in names if plan.get(key := f"layers.*.{name}", style) != style]
+    own = {f"{name}.{kind}" for name in (*COLUMNS, *ROWS) for kind in ("weight", "bias")}
+    for i, layer in enumerate(layers):
+        features = layer.self_attn.q_proj.out_features // config.num_attention_heads
+        for block in ("self_attn", "mlp"):
+            for name, p in getattr(layer, block).named_parameters():
+                path = f"{block}.{name}"
+                if path.rpartition(".")[0] in HEAD_NORMS and tuple(p.shape) == (features,):
+                    continue
+                if path not in own:
+                    found.append(f"layers.{i}.{path} of shape {list(p.shape)}")
+    if found:
+        raise InvalidArgument(f"model: expected heads that do not depend on each other, and no parameters but those of the "
+                              f"projections and of norms of a head's features, found {', '.join(found[:8])}"
+                              f"{' and others' * (len(found) > 8)} in {type(model).__name__}; use triton_dist.integrations.plans "
+                              "with a plan of your own")
 
 
 def _at(module: nn.Module, path: str) -> Any:
