@@ -222,14 +222,14 @@ class Memory(Segments):
         """A flag's value for predicates and reports: no access of the kernel, so not observed."""
         return _FLAGS[bits].from_address(address).value
 
-    def glance(self, addresses: torch.Tensor) -> torch.Tensor:
+    def glance(self, addresses: torch.Tensor) -> np.ndarray:
         """The 32-bit words at `addresses` (int64 [n], n > 0), for predicates: no access of the kernel, so not observed."""
         raw = addresses.numpy()
         segment = self.at(int(raw.min()))
         if segment is None or int(raw.max()) + 4 > segment.end:
-            return torch.tensor([self.peek(address, 32) for address in addresses.tolist()], dtype=torch.int32)
+            return np.array([self.peek(address, 32) for address in addresses.tolist()], np.int32)
         words, start = segment.words(4)
-        return torch.from_numpy(words[(raw - start) >> 2])
+        return words[(raw - start) >> 2]
 
     def watch(self, addresses: Any) -> None:
         """Block writes that cover these words will wake(address), until unwatch."""

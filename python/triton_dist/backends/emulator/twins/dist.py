@@ -4,13 +4,14 @@
 import math
 from typing import Any, Callable
 
+import numpy as np
 import torch
 from triton.language import core
 
 from triton_dist.backends.emulator.engine import registry, scheduler
 from triton_dist.backends.emulator.engine.registry import fault, invalid, twin
 from triton_dist.backends.emulator.memory import memory, unreachable
-from triton_dist.backends.emulator.memory.segments import picked
+from triton_dist.backends.emulator.memory.segments import bits, of_bits, picked
 from triton_dist.backends.emulator.rebuild import primitives, rebuild, threads
 from triton_dist.backends.emulator.twins.memory import await_flag, wait_word
 from triton_dist.backends.emulator.values.casts import cast
@@ -180,35 +181,36 @@ def gdc_launch_dependents() -> IntScalar:
 
 
 # -- packets -----------------------------------------------------------------------------------------------------------
-def lanes(pred: Any, *args: Any) -> tuple:
-    """(shape, chosen, flat int64 tensors) of element-wise operands, of which lanes that are off are left out.
+def lanes(pred: Any, address: Any, *args: Any, ty: Any = I64) -> tuple:
+    """(shape, chosen, flat tensors) of element-wise operands, of which lanes that are off are left out.
 
-    chosen: the lanes that are on, in order; None where all are, which costs less.
+    chosen: the lanes that are on, in order; None where all are, which costs less. Addresses are int64, the others of type `ty`.
     """
     shape = ()
-    for x in (pred, *args):
+    for x in (pred, address, *args):
         if isinstance(x, Tensor):
             shape = broadcast_shape(shape, x.shape) if shape else x.shape
-    parts = [_flat(x, shape) for x in args]
+    parts = [_flat(address, shape, I64), *[_flat(x, shape, ty) for x in args]]
     if not isinstance(pred, Tensor) and pred.v:
         return shape, None, parts
-    on = _flat(pred, shape).numpy().nonzero()[0]
+    on = _flat(pred, shape, pred.ty).numpy().nonzero()[0]
     return (shape, None, parts) if len(on) == math.prod(shape) else (shape, on, [picked(part, on) for part in parts])
 
 
-def _flat(x: Any, shape: tuple) -> torch.Tensor:
-    x = cast(x, I64)
+def _flat(x: Any, shape: tuple, ty: Any) -> torch.Tensor:
+    x = cast(x, ty)
     if not isinstance(x, Tensor):
-        return torch.full((math.prod(shape), ), x.v)
+        return torch.full((math.prod(shape), ), x.v, dtype=info(ty).torch)
     return as_tensor(x, shape).d.reshape(-1).contiguous()
 
 
-def spread(found: torch.Tensor, chosen: Any, shape: tuple, known: Info) -> Any:
-    """A result, int64, of the lanes that are on, with zeros for the others."""
+def spread(words: np.ndarray, chosen: Any, shape: tuple, known: Info) -> Any:
+    """A result, int32 words [lane that is on, word], with zeros for the lanes that are off."""
     if chosen is not None:
-        of_some, found = found, torch.zeros(math.prod(shape), dtype=torch.int64)
-        found.numpy()[chosen] = of_some.numpy()
-    return Tensor(found.to(known.torch).view(shape), known.ty) if shape else IntScalar(wrap(int(found[0]), known), known.ty)
+        of_some, words = words, np.zeros((math.prod(shape), words.shape[1]), np.int32)
+        words[chosen] = of_some
+    found = of_bits(words.reshape(-1), known.torch)
+    return Tensor(found.view(shape), known.ty) if shape else IntScalar(wrap(int(found[0]), known), known.ty)
 
 
 _PACKET = info(I64)
@@ -237,18 +239,18 @@ def _ll_load(packets: int) -> Callable:
     known = info(I32 if packets == 1 else I64)
 
     def ll_load(address: Any, flag: Any, pred: Any) -> Any:
-        shape, chosen, (at, want) = lanes(pred, address, flag)
+        shape, chosen, (at, want) = lanes(pred, address, flag, ty=I32)
         running, mem = scheduler.active(), memory.active()
-        want, found = want.to(torch.int32), torch.zeros(at.shape, dtype=torch.int64)
+        words = np.empty((at.numel(), packets), np.int32)
         for i in range(packets):
             running.point()
             if at.numel():
                 late = at + (8 * i + 4)      # flags lie in the packets' upper halves
-                if not torch.equal(mem.glance(late), want):
+                if not np.array_equal(mem.glance(late), want.numpy()):
                     for address, flag in zip(late.tolist(), want.tolist()):
                         wait_word(address, 32, "eq", lambda: mem.peek(address, 32) == flag, flag)
-                found |= (mem.load_points(at + 8 * i, _PACKET, "packet", "sys") & 0xFFFFFFFF) << 32 * i
-        return spread(found, chosen, shape, known)
+                words[:, i] = bits(mem.load_points(at + 8 * i, _PACKET, "packet", "sys")).view(np.int32)[::2]
+        return spread(words, chosen, shape, known)
     return ll_load
 
 

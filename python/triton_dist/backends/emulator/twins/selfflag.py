@@ -3,12 +3,14 @@
 """Twins of the self-flagged stores of language/selfflag.py."""
 from typing import Any
 
+import numpy as np
 import torch
 from triton.language import core
 
 from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.registry import fault, twin
 from triton_dist.backends.emulator.memory import memory
+from triton_dist.backends.emulator.memory.segments import picked
 from triton_dist.backends.emulator.rebuild import primitives
 from triton_dist.backends.emulator.twins.dist import lanes, spread
 from triton_dist.backends.emulator.twins.memory import wait_word
@@ -27,20 +29,20 @@ def takes_whole_slots() -> bool:
 
 
 def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
-    shape, _, (at, *columns) = lanes(pred, address, a, b, c, d)
+    shape, _, (at, *columns) = lanes(pred, address, a, b, c, d, ty=I32)
     running, mem = scheduler.active(), memory.active()
-    for i, column in enumerate(columns):     # of the four words, one may be seen before another
+    for i, words in enumerate(columns):      # of the four words, one may be seen before another
         running.point()
         running.current.polled = None
         if not at.numel():
             continue
-        some, words = at + 4 * i, column.to(torch.int32)
+        some = at + 4 * i
         if not bool(words.all()):
             raise fault("sf_store of a word that is 0, which its receiver takes for one that has not arrived; pass the words "
                         "through sf_filled", "self-flag")
         left = mem.glance(some)
-        if bool(left.any()):
-            where = int(some[left != 0][0])
+        if left.any():
+            where = int(some[int(left.nonzero()[0][0])])
             raise fault(f"sf_store at {where:#x} into a slot that is not empty: its taker has not emptied it, or it has two "
                         "senders", "self-flag")
         mem.store_points(some, _WORD, words, "packet", "sys")
@@ -50,17 +52,17 @@ def store(address: Any, a: Any, b: Any, c: Any, d: Any, pred: Any) -> Any:
 def take_pair(address: Any, pred: Any) -> Any:
     shape, chosen, (at, ) = lanes(pred, address)
     running, mem = scheduler.active(), memory.active()
-    found, empty = torch.zeros(at.shape, dtype=torch.int64), torch.zeros(at.shape, dtype=torch.int32)
+    found, empty = np.empty((at.numel(), 2), np.int32), torch.zeros(at.shape, dtype=torch.int32)
     for i in range(2):
         running.point()
         if not at.numel():
             continue
         words = at + 4 * i
         seen = mem.glance(words)
-        if not bool(seen.all()):
-            for late in words[seen == 0].tolist():
+        if not seen.all():
+            for late in picked(words, (seen == 0).nonzero()[0]).tolist():
                 wait_word(late, 32, "ne", lambda: mem.peek(late, 32) != 0, 0)
-        found |= (mem.load_points(words, _WORD, "packet", "sys").to(torch.int64) & 0xFFFFFFFF) << 32 * i
+        found[:, i] = mem.load_points(words, _WORD, "packet", "sys").numpy()
         mem.store_points(words, _WORD, empty, "emptied", "sys")
     return spread(found, chosen, shape, _PAIR)
 
