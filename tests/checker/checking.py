@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 from mutants import edited, load, source_of
+from scenarios import overtaking
 
 from triton_dist.checker import check_kernel
 from triton_dist.checker.report import Report
@@ -26,6 +27,20 @@ def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: A
     changed = load(kernel, edited(source_of(getattr(user, kernel).__module__), edits), folder)
     with mock.patch.object(user, kernel, getattr(changed, kernel)):
         return check_kernel(calls, world, schedules, modes=MODES, **options)
+
+
+def clean_on_schedules(calls: list, few: int) -> tuple:
+    """(All `calls` are clean on many schedules, the first `few` on one): two tests for a module to have."""
+    @pytest.mark.full
+    @pytest.mark.parametrize("world, schedules", [(2, 100), (3, 100), (4, 30)])
+    def all_are_clean_on_many_schedules(world, schedules):
+        report = check_kernel(lambda: overtaking(calls, slow=0, repeat=1), world, schedules)
+        assert report.clean and report.schedules == schedules, str(report)
+
+    def some_are_clean():
+        report = check_kernel(lambda: overtaking(calls[:few], slow=0, repeat=1), 2, 1, modes=["random"])
+        assert report.clean and report.accesses, str(report)
+    return all_are_clean_on_many_schedules, some_are_clean
 
 
 def checks_of(mutants: dict[str, tuple], check: Callable) -> tuple:

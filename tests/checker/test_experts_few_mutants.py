@@ -4,12 +4,11 @@
 from importlib import import_module
 
 import pytest
-from checking import check_edited
+from checking import check_edited, clean_on_schedules
 from experts import EP, combines_alone, to_one
 from scenarios import overtaking
 from test_self_flag_mutants import loaded
 
-from triton_dist.checker import check_kernel
 from triton_dist.ops.ep.self_flagged import METHOD
 
 dispatch = import_module("triton_dist.ops.ep_dispatch.self_flagged")
@@ -113,13 +112,4 @@ CALLS = [
 ]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("world, schedules", [(2, 100), (3, 100), (4, 30)])
-def test_all_layouts_are_clean_on_many_schedules(world, schedules):
-    report = check_kernel(lambda: overtaking(CALLS, slow=0, repeat=1), world, schedules)
-    assert report.clean and report.schedules == schedules, str(report)
-
-
-def test_all_layouts_are_clean():
-    report = check_kernel(lambda: overtaking(CALLS[:2], slow=0, repeat=1), 2, 1, modes=["random"])
-    assert report.clean and report.accesses, str(report)
+test_all_layouts_are_clean_on_many_schedules, test_some_layouts_are_clean = clean_on_schedules(CALLS, 2)

@@ -4,11 +4,10 @@
 from importlib import import_module
 
 import pytest
-from checking import check_edited
+from checking import check_edited, clean_on_schedules
 from experts import EP, combines_alone, to_one
 from scenarios import overtaking
 
-from triton_dist.checker import check_kernel
 from triton_dist.ops.ep import chunks
 
 dispatch, combine = import_module("triton_dist.ops.ep_dispatch.op"), import_module("triton_dist.ops.ep_combine.op")
@@ -103,13 +102,4 @@ CALLS = [
 ]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("world, schedules", [(2, 100), (3, 100), (4, 30)])
-def test_all_layouts_are_clean_on_many_schedules(world, schedules):
-    report = check_kernel(lambda: overtaking(CALLS, slow=0, repeat=1), world, schedules)
-    assert report.clean and report.schedules == schedules, str(report)
-
-
-def test_all_layouts_are_clean():
-    report = check_kernel(lambda: overtaking(CALLS[:3], slow=0, repeat=1), 2, 1, modes=["random"])
-    assert report.clean and report.accesses, str(report)
+test_all_layouts_are_clean_on_many_schedules, test_some_layouts_are_clean = clean_on_schedules(CALLS, 3)

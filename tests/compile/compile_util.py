@@ -103,3 +103,12 @@ def position(lines: list[str], pattern: str, start: int = 0) -> int:
         if re.search(pattern, lines[i]):
             return i
     raise AssertionError(f"no {pattern!r} from line {start} of\n" + "\n".join(lines))
+
+
+def released_behind_a_barrier(lines: list[str]) -> None:
+    """Asserts of PTX: a barrier of all threads stands between the last wide store of rows and the first release of a flag."""
+    flags = [i for i, line in enumerate(lines) if re.search(r"atom\.\S*release\.sys\S*exch|atom\.\S*sys\.release\S*exch", line)]
+    assert flags, "no release of a flag"
+    barriers = [i for i, line in enumerate(lines) if "bar.sync" in line]
+    rows = [i for i, line in enumerate(lines) if re.search(r"st\.global\S*\.v4\.b32", line) and i < flags[0]]
+    assert rows and any(rows[-1] < barrier < flags[0] for barrier in barriers)

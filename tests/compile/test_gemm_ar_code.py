@@ -29,10 +29,8 @@ def compiled(target: str, dtype: str = "bf16", world: int = 4, rows: int = 16, s
                           num_stages=stages or (2 if target in HIP else 4))
 
 
-@pytest.mark.parametrize("split, two_shot", [(1, False), (2, True)])
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_kernel_for_every_target_moves_whole_pairs(target, split, two_shot):
-    lines = instructions(compiled(target, split=split, two_shot=two_shot))
+def multiplies_and_moves_whole_pairs(lines, target):
+    """Asserts that tiles are multiplied by matrix units, and that both packets of a pair are stored and loaded at once."""
     if target in HIP:
         assert re.search("mfma", "\n".join(lines))
         position(lines, amd_isa.PAIR_STORE[target])
@@ -41,6 +39,12 @@ def test_a_kernel_for_every_target_moves_whole_pairs(target, split, two_shot):
         assert any(re.search(r"(mma\.sync|tcgen05\.mma|wgmma)", line) for line in lines)
         position(lines, "st" + PAIR)
         position(lines, "ld" + PAIR)
+
+
+@pytest.mark.parametrize("split, two_shot", [(1, False), (2, True)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_kernel_for_every_target_moves_whole_pairs(target, split, two_shot):
+    multiplies_and_moves_whole_pairs(instructions(compiled(target, split=split, two_shot=two_shot)), target)
 
 
 @pytest.mark.parametrize("even_k", [True, False])

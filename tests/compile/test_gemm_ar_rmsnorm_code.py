@@ -3,9 +3,9 @@
 """The kernel of gemm_ar_rmsnorm compiled for every target, and what must hold of the code for it to be fast."""
 import re
 
-import amd_isa
 import pytest
 from compile_util import HIP, PAIR, TARGETS, compile_kernel, instructions, position
+from test_gemm_ar_code import multiplies_and_moves_whole_pairs
 from test_norm_code import spilled
 
 from triton_dist.ops.gemm_ar_rmsnorm.kernels import gemm_ar_rmsnorm_kernel
@@ -34,15 +34,7 @@ def compiled(target: str, dtype: str = "bf16", world: int = 4, rows: int = 16, s
 @pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_kernel_for_every_target_moves_whole_pairs(target, several):
-    lines = instructions(compiled(target, split=2, shared=several))
-    if target in HIP:
-        assert re.search("mfma", "\n".join(lines))
-        position(lines, amd_isa.PAIR_STORE[target])
-        position(lines, amd_isa.PAIR_LOAD[target])
-    else:
-        assert any(re.search(r"(mma\.sync|tcgen05\.mma|wgmma)", line) for line in lines)
-        position(lines, "st" + PAIR)
-        position(lines, "ld" + PAIR)
+    multiplies_and_moves_whole_pairs(instructions(compiled(target, split=2, shared=several)), target)
 
 
 @pytest.mark.parametrize("rows, split, each", [(16, 2, 1), (32, 2, 8), (64, 1, 16)])

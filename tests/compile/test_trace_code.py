@@ -119,6 +119,7 @@ def test_off_the_code_of_an_exchange_is_the_same(module, name, target, tmp_path,
     same(*(compiled(getattr(some, name), target, **known) for some in (module, without_recorder(module, tmp_path))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_off_the_code_of_all_to_all_vdev_is_the_same(target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
@@ -129,6 +130,7 @@ def test_off_the_code_of_all_to_all_vdev_is_the_same(target, tmp_path, monkeypat
     same(*found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("kernel", test_experts_code.GEMMS)
 def test_off_the_code_of_a_grouped_gemm_is_the_same(kernel, target, tmp_path, monkeypatch):
@@ -138,6 +140,7 @@ def test_off_the_code_of_a_grouped_gemm_is_the_same(kernel, target, tmp_path, mo
     same(*(test_experts_code.compiled_gemm(some, target, **known) for some in (function, plain)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("two_shot", [False, True])
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_off_the_code_of_gemm_ar_is_the_same(two_shot, target, tmp_path, monkeypatch):

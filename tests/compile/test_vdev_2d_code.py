@@ -5,7 +5,7 @@ import re
 
 import pytest
 from amd_isa import assert_sound
-from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position
+from compile_util import CUDA, HIP, TARGETS, compile_kernel, instructions, position, released_behind_a_barrier
 
 from triton_dist.ops.all_to_all_vdev_2d.kernels import all_to_all_vdev_2d_kernel
 
@@ -37,12 +37,7 @@ def test_a_kernel_for_every_target_moves_wide_rows(target, by_rank):
 
 @pytest.mark.parametrize("target", CUDA)
 def test_rows_are_released_behind_a_barrier(target):
-    lines = instructions(compiled(target))
-    flags = [i for i, line in enumerate(lines) if re.search(r"atom\.\S*release\.sys\S*exch|atom\.\S*sys\.release\S*exch", line)]
-    assert flags, "no release of a flag"
-    barriers = [i for i, line in enumerate(lines) if "bar.sync" in line]
-    rows = [i for i, line in enumerate(lines) if re.search(r"st\.global\S*\.v4\.b32", line) and i < flags[0]]
-    assert rows and any(rows[-1] < barrier < flags[0] for barrier in barriers)
+    released_behind_a_barrier(instructions(compiled(target)))
 
 
 def test_code_of_rows_does_not_grow_with_ranks():

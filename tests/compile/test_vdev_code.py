@@ -5,7 +5,8 @@ import re
 
 import amd_isa
 import pytest
-from compile_util import CUDA, HIP, PAIR, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position
+from compile_util import (CUDA, HIP, PAIR, PLAIN_RELEASE, TARGETS, compile_kernel, instructions, position,
+                          released_behind_a_barrier)
 
 from triton_dist.ops.all_to_all_vdev.kernels import all_to_all_vdev_kernel
 
@@ -42,12 +43,7 @@ def test_a_kernel_for_every_target_moves_whole_pairs_and_wide_rows(target):
 
 @pytest.mark.parametrize("target", CUDA)
 def test_rows_are_released_behind_a_barrier(target):
-    lines = instructions(compiled(target))
-    flags = [i for i, line in enumerate(lines) if re.search(r"atom\.\S*release\.sys\S*exch|atom\.\S*sys\.release\S*exch", line)]
-    assert flags, "no release of a flag"
-    barriers = [i for i, line in enumerate(lines) if "bar.sync" in line]
-    rows = [i for i, line in enumerate(lines) if re.search(r"st\.global\S*\.v4\.b32", line) and i < flags[0]]
-    assert rows and any(rows[-1] < barrier < flags[0] for barrier in barriers)
+    released_behind_a_barrier(instructions(compiled(target)))
 
 
 def test_code_of_rows_does_not_grow_with_ranks():
