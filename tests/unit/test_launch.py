@@ -71,6 +71,14 @@ def test_unknown_options_before_the_script_go_to_torchrun():
     assert argv[-6:-3] == ["--max_restarts", "0", "--log-dir=logs"] and argv[-3] == "--" and argv[-1] == "64"
 
 
+@pytest.mark.parametrize("word, meant", [("--nproc", "--nproc_per_node"), ("-n", "--nproc_per_node or --nnodes or --node_rank"),
+                                         ("--master=a", "--master_addr or --master_port")])
+def test_the_beginning_of_an_option_is_answered_by_its_name(word, meant):
+    with pytest.raises(launch.UsageError, match=rf"no option {word.partition('=')[0]}; did you mean {meant}\?"):
+        launch.parse([word, "3", "test_gemm_rs.py"], {})
+    assert launch.parse(["-m", "test_gemm_rs.py"], {}).torchrun == ["-m"]
+
+
 def test_one_line_about_the_rank_that_failed_first():
     from triton_dist.cli.torchrun import verdict
     assert verdict(2, 3) == (3, "rank 2 failed with exit code 3")

@@ -171,6 +171,21 @@ def test_ctrl_c_is_a_line_and_130_and_no_warning_comes_before(tmp_path):
         process.kill()
 
 
+def test_ctrl_c_ends_a_check_at_once_and_is_no_fault(tmp_path):
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    process = subprocess.Popen(["bash", str(ROOT / "launch.sh"), "--check", "--nproc_per_node", "2", "--output",
+                                str(tmp_path / "sleeps.py")], env={**os.environ, "TRITON_DIST_PYTHON": sys.executable},
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20)[0] in ("launch.sh: interrupted\n", "ready\nlaunch.sh: interrupted\n")
+        assert process.returncode == 130
+    finally:
+        process.kill()
+
+
 def test_ctrl_c_in_the_set_up_is_a_line_too():
     """Before Python has taken the shell's place."""
     done = subprocess.run(["bash", "-c", f"{(ROOT / 'launch.sh').read_text().split('source')[0]} kill -INT $$; sleep 5"],

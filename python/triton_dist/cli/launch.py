@@ -73,6 +73,9 @@ def parse(argv: list, environ: dict) -> Command:
             options[name] = True
             continue
         if name not in _OWN:
+            alike = [f"--{own}" for own in _OWN if name and own.startswith(name)]
+            if alike and name not in ("m", "r", "t"):       # torchrun has these
+                raise UsageError(f"no option {word.partition('=')[0]}; did you mean {' or '.join(alike)}?")
             torchrun.append(word)
             continue
         if not equals:
@@ -183,7 +186,8 @@ def plan(command: Command, environ: dict, name: str = "launch.sh") -> tuple[list
     if options.get("check"):                    # emulated ranks of one process, whatever the machine has
         env["TRITON_DIST_BACKEND"] = "emulator"
         words = [f"--nproc_per_node={_number(options, 'nproc_per_node', _EMULATED_RANKS)}", *command.torchrun]
-        return [sys.executable, "-m", "triton_dist.checker", *words, str(command.script), *command.script_args], env
+        starter = str(Path(__file__).with_name("check.py"))
+        return [sys.executable, starter, name, *words, str(command.script), *command.script_args], env
     per_node, nodes = _number(options, "nproc_per_node", ranks), _number(options, "nnodes", 1)
     if per_node * nodes > _MAX_WORLD:
         raise UsageError(f"--nproc_per_node times --nnodes: expected at most {_MAX_WORLD} ranks, found {per_node * nodes}")

@@ -5,6 +5,8 @@ import argparse
 import sys
 from typing import Callable, Sequence
 
+from triton_dist.cli.check import end_on_interrupt
+
 TOOLS = {
     "aot": "compile kernels ahead of time into a C library; needs no GPU",
     "bench": "time an op beside its baselines",
@@ -33,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Entry point of the console script and of `python -m triton_dist`."""
     args = parser().parse_args()
+    if args.tool == "check":
+        end_on_interrupt("triton-dist check")
     try:
         sys.exit(_tool(args.tool)(args.words))
     except KeyboardInterrupt:

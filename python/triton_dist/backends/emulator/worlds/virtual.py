@@ -6,6 +6,7 @@ Each rank's host script is a thread, of which one runs at a time under the hub's
 and the autograd engine per thread, so host scripts do not see each other's. Kernels run on the hub's own thread.
 """
 import contextvars
+import ctypes
 import threading
 from typing import Any, Callable, Optional, Sequence
 
@@ -43,7 +44,12 @@ class _Host(Actor):
 
     def enter(self, hub: Any) -> None:
         self._go.release()
-        self._back.acquire()
+        try:
+            self._back.acquire()
+        except KeyboardInterrupt:    # it belongs to the script that runs, as only one thread may run at a time
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0),
+                                                       ctypes.py_object(KeyboardInterrupt))
+            self._back.acquire()
         if self.done:                # what the thread still lets go of must not race with the hub
             self._thread.join()
 
