@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Schedules: what runs, tokens, exhaustive enumeration; hangs, and what a report says of them."""
 import gc
+import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -130,6 +133,30 @@ def test_a_signal_that_nobody_sends_is_said_so():
     report = check_kernel(around("silent"), world_size=3)
     assert report.faults[0].kind == "deadlock" and "no program would store this flag" in report.faults[0].text
     assert "cycle" not in report.faults[0].text
+
+
+@triton_dist.jit
+def ask_for_two(flag):
+    dl.notify(flag, 1 - dl.rank(), 1)
+    dl.wait(flag, 1, "sys", "acquire", 2, "ge")
+
+
+def test_a_signal_with_the_wrong_value_is_named_with_its_writer():
+    def host(rank):
+        ask_for_two[(1, )](triton_dist.create_symm_tensor((1, ), torch.int32))
+        triton_dist.synchronize()
+    text = check_kernel(host, world_size=2).faults[0].text
+    assert "rank 0 ask_for_two(0, 0, 0): rank 1 ask_for_two(0, 0, 0) has stored 1, and no program would store ge 2" in text
+
+
+def test_ctrl_c_ends_the_script_that_runs_and_is_no_fault():
+    def host(rank):
+        if rank == 1:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            for _ in range(1000):
+                time.sleep(0.01)
+    with pytest.raises(KeyboardInterrupt):
+        check_kernel(host, world_size=2)
 
 
 @triton_dist.jit

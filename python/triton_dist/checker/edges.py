@@ -37,7 +37,8 @@ def missing(thread: Thread, earlier: Event, event: Event, row: int) -> tuple:
     sent = transfers.under_way(thread, earlier)
     if sent is not None:
         return sent
-    if covers(C[SEEN], tid, clk):
+    if covers(C[SEEN], tid, clk) and (                  # one thread's release moves the clock of that thread only
+            not earlier.thread.split or covers(C[SEEN], earlier.thread.head, earlier.head_clk)):
         if earlier.thread.split and earlier.tid == earlier.thread.tid and covers(
                 C[KNOWS], earlier.thread.head, earlier.head_clk):
             return ("release without the CTA barrier: one thread's release does not publish what the other threads "
@@ -101,10 +102,12 @@ def older_value(thread: Thread, earlier: Event, event: Event) -> Optional[tuple]
                 return (f"the wait at {words.at(passed.stack)} passed on {older}{passed.value}, which "
                         f"{words.who(release.event)} had released at {words.at(release.stack)}; that release does "
                         f"not cover "
-                        "this access", _GROW)
+                        "this access", _GROW + (_READ if until is not None and event.write and not earlier.write else ""))
     return None
 
 
 _GROW = ("release the flag after the access, with a value that this call alone stores: let it grow from call to call "
          "and wait "
          "with cmp \"ge\", or clear the flag before it is used again")
+_READ = ("; if that wait has the right value, the store comes too early: let the reader notify the writer after its load, "
+         "and let the writer wait for that before it stores again")

@@ -29,6 +29,11 @@ class Inquest:
         self.scheduler = scheduler
         self.waiting = {self._key(a): a for a in reversed(scheduler.blocked()) if a.waiting.kind in ("flag", "mbarrier")}
         self.beyond = {key: (a.waiting.wanted, a.waiting.value()) for key, a in self.waiting.items() if hang.is_beyond(a.waiting)}
+        self.short: dict = {}                # key -> (wanted, last writer, seen) of a flag that holds another value than 0
+        for key, actor in self.waiting.items():
+            seen, writer = actor.waiting.value(), scheduler.writers.get(actor.waiting.address)
+            if writer is not None and isinstance(seen, int) and seen and actor.waiting.kind == "flag":
+                self.short[key] = f"{actor.waiting.cmp} {actor.waiting.wanted}", f"rank {writer[0]} {writer[1]}", seen
         self.writers: dict = {}              # key -> (actor, stack) that would end the wait
         self.stacks = [self._stack(actor) for actor in scheduler.blocked() if actor.kind != "stream"]
         self.table = hang.table(hang.rows_of(scheduler))
@@ -125,6 +130,10 @@ class Inquest:
             return (f"the compare-and-swap of this flag by {words.who(thread)} at {words.at(stack)} found another value and "
                     "failed: it has stored nothing\n    fix: repeat it until it succeeds, or store the flag by "
                     "tl.atomic_xchg")
+        if key in self.short:
+            wanted, writer, seen = self.short[key]
+            return (f"{writer} has stored {seen}, and no program would store {wanted}, even if every other wait were over: a "
+                    "notify has the wrong value, is missing, or goes to another flag or rank")
         return ""
 
     def _run_on(self) -> None:
