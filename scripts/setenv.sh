@@ -88,7 +88,7 @@ _make_venv() {
     (
         flock 9                                     # a second launch waits for the first one's install
         [ -e "$marker" ] && exit
-        echo "triton_dist: preparing .venv (once)" >&2
+        echo "triton_dist: installing torch and what else is needed into .venv (once, one to a few minutes)" >&2
         # Without ensurepip (Debian's python3 alone) the base interpreter's pip fills the environment.
         [ -x "$PYTHON" ] || "$base" -m venv "$venv" 2>/dev/null >&2 || "$base" -m venv --without-pip "$venv"
         local pip

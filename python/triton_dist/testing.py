@@ -153,7 +153,7 @@ def plot(name: str, sizes: list, series: dict, group: Group, xlabel: str, ylabel
         return
     timed, emulated = not ylabel, device().type == "cpu"
     ylabel = ylabel or ("milliseconds of the emulating host" if emulated else "milliseconds")
-    print(printable(f"{xlabel:>16}" + "".join(f"{line:>20}" for line in series)))
+    print(printable(f"{xlabel:>16}" + "".join(f"{line:>20}" for line in series) + f"  {ylabel}" * timed))
     for i, size in enumerate(sizes):
         print(f"{size:>16}" + "".join(f"{values[i]:>20.3f}" for values in series.values()), flush=True)
     try:
@@ -219,7 +219,7 @@ def gemm_script(description: str, op: Callable, inputs: Callable, check: Callabl
         args.m, args.n, args.k = emulated_sizes(*asked, group.size)
         if group.rank == 0:
             smaller = f"; M N K = {args.m} {args.n} {args.k} instead of {' '.join(map(str, asked))}, which would take hours"
-            print(f"emulated on {group.size} ranks, since no GPU is used{smaller if asked != (args.m, args.n, args.k) else ''}",
+            print(f"emulated on {group.size} ranks, because no GPU is used{smaller if asked != (args.m, args.n, args.k) else ''}",
                   flush=True)
     error = max(group.all_gather_object(check(args.m, args.n, args.k, args.dtype, args.method)))
     x, weight = inputs(args.m, args.n, args.k, args.dtype)

@@ -22,7 +22,7 @@ def stop(message: Any) -> None:
     cta = actor.cta
     program = f", program {cta.pid} of {cta.kernel}" if cta else ""
     print(f"breakpoint_if: rank {actor.rank}{program}, at {place_of(frame)}. "
-          "n: next line, p NAME: print, c: go on, q: end", flush=True)
+          "n: next line, p NAME: print, c: continue, q: end", flush=True)
     terminal = _terminal()
     debugger = _Debugger(nosigint=True) if terminal is None else _Debugger(stdin=terminal, stdout=sys.stdout, nosigint=True)
     debugger.set_trace(frame)
