@@ -82,7 +82,8 @@ def all_reduce(c: Call):
 
 def all_gather(c: Call):
     x = c.tensor(c.rows, N)
-    return lambda how=c.method("one_shot", "push", "unfused"), out=c.out(WORLD * c.rows, N): ops.all_gather(x, out=out, method=how)
+    return lambda how=c.method("one_shot", "push", "unfused"), out=c.out(WORLD * c.rows, N): ops.all_gather(
+        x, out=out, method=how)
 
 
 def reduce_scatter(c: Call):

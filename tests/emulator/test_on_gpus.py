@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""tests/nvidia/on_gpus.py, by two processes that are emulated ranks: a test passes if it passes on both."""
+"""tests/on_gpus.py, by two processes that are emulated ranks: a test passes if it passes on both."""
 import os
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_of_three():
 def test_a_test_passes_if_it_passes_on_all_ranks(tmp_path):
     path = tmp_path / "test_few.py"
     path.write_text(TESTS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "tests/nvidia/on_gpus.py", str(path)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "tests/on_gpus.py", str(path)]
     env = {**os.environ, "TRITON_DIST_BACKEND": "emulator", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr

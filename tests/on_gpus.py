@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Runs tests of the emulator on GPUs: what a virtual rank of `run_ranks` would do, each process of this world does.
 
-    bash launch.sh --nproc_per_node 2 tests/nvidia/on_gpus.py                       # all of FILES
-    bash launch.sh --nproc_per_node 2 tests/nvidia/on_gpus.py tests/emulator/test_deep_ep.py -k low_latency
+    bash launch.sh --nproc_per_node 2 tests/on_gpus.py                       # all of FILES
+    bash launch.sh --nproc_per_node 2 tests/on_gpus.py tests/emulator/test_deep_ep.py -k low_latency
 
 Arguments are pytest's. Every process collects and runs the same tests in the same order, and a test passes only if it passes on
 all ranks. Tensors that a test makes without a device are made on the GPU. A test for another number of ranks is skipped, and so
@@ -28,7 +28,7 @@ from triton_dist.backends import emulator  # noqa: E402
 from triton_dist.backends.emulator.worlds import virtual  # noqa: E402
 from triton_dist.runtime.groups import resolve  # noqa: E402
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
 FILES = [f"emulator/test_{name}.py" for name in (
     "deep_ep", "deep_ep_elastic", "experts_split", "all_to_all_vdev_2d", "engines")]
 # It sets a variable that is read when a world begins.
