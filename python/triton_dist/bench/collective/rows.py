@@ -12,8 +12,8 @@ from triton_dist.bench.table import aligned
 _SIZES = "size: of the larger of input and output; bandwidths in GB/s as in nccl-tests. "
 BEST = ("best_peer", "best_outside")         # the fastest of NCCL and torch, and of other projects
 _SHAPES = "gemm: the matmul alone; peers: the matmul, then their all-reduce. "
-_LEGEND = ("time: microseconds a call, median over rounds, of the slowest rank. vs best: the best peer's time over ours, per "
-           "round, with its 95 % interval.")
+_TIME = "time: microseconds a call, median over rounds, of the slowest rank."
+_BEST = " vs best: the best peer's time over ours, per round, with its 95 % interval."
 
 _RATES = ("algbw", "busbw")
 
@@ -87,8 +87,10 @@ def text(rows: list) -> str:
     note = " (emulated: times say nothing about a GPU)" if row["device"] == "emulator" else ""
     best = [against["ratio"] for against in map(closest, rows) if against is not None]
     mean = f"vs best, geometric mean {stats.geomean(best):.3f}. " if best else ""
+    table = cells(rows)
+    columns = _SIZES if "bytes" in row else _SHAPES if "gemm us" in table[0] else ""
     return "\n".join([f"{row['op']} on {row['world']} x {row['device']}{note}, {row['rounds']} rounds, calls {how(row)}",
-                      *aligned(cells(rows)), f"{mean}{_SIZES if 'bytes' in row else _SHAPES}{_LEGEND}"])
+                      *aligned(table), f"{mean}{columns}{_TIME}{_BEST if best else ''}"])
 
 
 def _problem(row: dict) -> dict:
