@@ -50,6 +50,8 @@ def test_one_table_then_a_line_for_each_rank(variable, seconds, says, tmp_path):
         assert cells[:3] == [str(rank), "handshake", "(0, 0, 0)"] and cells[4:] == [
             f"flag turn + 0, of rank {rank}", "eq 2", "1", f"rank {(rank - 1) % 3} handshake(0, 0, 0)"], done.stderr
         assert re.fullmatch(r"test_hang_launch.py:\d+ \(handshake\)", cells[3])
+    if says.startswith("hang"):
+        assert "check SCRIPT" in lines.pop(3)
     # On a busy machine a rank may learn of the others' end before its own wait expires, and then ends by a HangError.
     ends = [line.rsplit(" ", 1)[0] for line in sorted(lines[3:6])]
     assert ends == [f"rank {rank} ends by this" for rank in range(3)], done.stderr

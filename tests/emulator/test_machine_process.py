@@ -229,8 +229,8 @@ def told_once(results, error):
 
 
 def test_hang_report_of_all_ranks(tmp_path):
-    head, header, first, second = told_once(forked("hung", tmp_path, 60, TRITON_DIST_HANG_SECONDS="1"), "HangError")
-    assert head == "hang: all ranks wait, or have left, and none has moved for 1 seconds:"
+    head, header, first, second, hint = told_once(forked("hung", tmp_path, 60, TRITON_DIST_HANG_SECONDS="1"), "HangError")
+    assert head == "hang: all ranks wait, or have left, and none has moved for 1 seconds:" and "check SCRIPT" in hint
     assert re.split("  +", header) == ["rank", "kernel", "program", "at", "waits for", "wanted", "seen", "last writer"]
     assert re.split("  +", first) == ["0", "stuck", "(0, 0, 0)", "kernel.py:1 (wait)", "flag ready flags + 4, of rank 0",
                                       "ge 2", "1", "rank 1 raise_flag(0, 0, 0)"]

@@ -119,7 +119,7 @@ def follow_the_readme(machine: Machine, seconds: float) -> None:
 
     wait = re.search(r"dl\.wait\([^)]*\)", script)[0]
     (machine.clone / "ring.py").write_text(script.replace(wait, "0"))
-    shown, = [block.splitlines() for block in blocks("") if "launch.sh --check" in block]
+    shown, = [block.splitlines() for block in blocks("") if "launch.sh --check ring.py" in block]
     done = machine.run(shown[0].removeprefix("$ "))
     assert done.returncode == 1 and done.stdout.splitlines()[:len(shown) - 1] == shown[1:], done.stdout + done.stderr
 

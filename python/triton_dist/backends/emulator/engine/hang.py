@@ -10,6 +10,8 @@ from triton_dist.runtime.hang_table import Row, table
 
 _LIBRARY = "triton_dist.language"
 _DEVICE_WAITS = ("flag", "mbarrier")
+_NEXT = ("\n`triton-dist check SCRIPT` (launch.sh --check) says which signal is missing; docs/troubleshooting.md has the usual "
+         "causes")
 
 
 def rows_of(scheduler: Any) -> list:
@@ -110,7 +112,9 @@ def stuck(scheduler: Any, states: Sequence[str], seconds: float) -> HangError:
     dead = [rank for rank, state in enumerate(states) if state == "dead"]
     head = (f"rank{'s' * (len(dead) > 1)} {', '.join(map(str, dead))} died, and others wait" if dead else
             "hang: all ranks wait, or have left, and none has moved")
-    return HangError(f"{head} for {seconds:g} seconds:\n{table(rows_of(scheduler))}")
+    rows = rows_of(scheduler)
+    hint = not dead and any(row.what.startswith("flag ") for row in rows)
+    return HangError(f"{head} for {seconds:g} seconds:\n{table(rows)}{_NEXT * hint}")
 
 
 def expired(scheduler: Any) -> Optional[WaitTimeout]:
