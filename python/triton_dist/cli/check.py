@@ -21,6 +21,7 @@ def end_on_interrupt(name: str) -> None:
 
 if __name__ == "__main__":
     end_on_interrupt(sys.argv.pop(1))
-    del sys.path[0]                              # this folder, whose modules are no top-level ones
+    if not sys.flags.safe_path:
+        del sys.path[0]                          # this folder, whose modules are no top-level ones
     from triton_dist.checker.command import main
     sys.exit(main(sys.argv[1:]))
