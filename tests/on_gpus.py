@@ -26,6 +26,7 @@ import torch.distributed as dist  # noqa: E402
 import triton_dist  # noqa: E402
 from triton_dist.backends import emulator  # noqa: E402
 from triton_dist.backends.emulator.worlds import virtual  # noqa: E402
+from triton_dist.runtime.errors import describe  # noqa: E402
 from triton_dist.runtime.groups import resolve  # noqa: E402
 
 TESTS = Path(__file__).parent
@@ -63,7 +64,7 @@ class Ranks:
             triton_dist.synchronize()
         except BaseException as error:
             failed = error
-        found = self.gathered((told(failed), result.cpu() if isinstance(result, torch.Tensor) else result))
+        found = self.gathered((describe(failed) if failed else "", result.cpu() if isinstance(result, torch.Tensor) else result))
         if any(text for text, _ in found):
             triton_dist.reset()
         if failed:
@@ -88,14 +89,10 @@ class Ranks:
         try:
             result = yield
         except BaseException as error:
-            self.gathered(told(error))
+            self.gathered(describe(error))
             raise
         self.compare(self.gathered(""))
         return result
-
-
-def told(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
 
 
 class OnGpu(torch.Generator):

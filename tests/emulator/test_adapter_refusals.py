@@ -146,6 +146,6 @@ def test_peers_are_told_what_one_rank_refuses_and_later_calls_end_at_once(what):
                 later()
         triton_dist.synchronize()
         resolve().barrier()                 # before it, a peer may still store into this rank's heap
-        if one:                             # it waits for nobody
+        if one:                             # this rank leaves alone: it does not wait for its peers
             triton_dist.finalize_distributed()
     run_ranks(script, 2)

@@ -76,62 +76,66 @@ class Call:
 
 def all_reduce(c: Call):
     x = c.tensor(c.rows, N)
-    return lambda how=c.method("one_shot", "two_shot", "push", "unfused"), out=c.out(c.rows, N, instead=x): ops.all_reduce(
-        x, out=out, method=how)
+    how, out = c.method("one_shot", "two_shot", "push", "unfused"), c.out(c.rows, N, instead=x)
+    return lambda: ops.all_reduce(x, out=out, method=how)
+
+
+def rows_moved(op, c: Call, given: int, back: int):
+    x = c.tensor(given, N)
+    how, out = c.method("one_shot", "push", "unfused"), c.out(back, N)
+    return lambda: op(x, out=out, method=how)
 
 
 def all_gather(c: Call):
-    x = c.tensor(c.rows, N)
-    return lambda how=c.method("one_shot", "push", "unfused"), out=c.out(WORLD * c.rows, N): ops.all_gather(
-        x, out=out, method=how)
+    return rows_moved(ops.all_gather, c, c.rows, WORLD * c.rows)
 
 
 def reduce_scatter(c: Call):
-    x = c.tensor(WORLD * c.rows, N)
-    return lambda how=c.method("one_shot", "push", "unfused"), out=c.out(c.rows, N): ops.reduce_scatter(x, out=out, method=how)
+    return rows_moved(ops.reduce_scatter, c, WORLD * c.rows, c.rows)
 
 
 def all_to_all_single(c: Call):
-    x = c.tensor(WORLD * c.rows, N)
-    return lambda how=c.method("one_shot", "push", "unfused"), out=c.out(WORLD * c.rows, N): ops.all_to_all_single(
-        x, out=out, method=how)
+    return rows_moved(ops.all_to_all_single, c, WORLD * c.rows, WORLD * c.rows)
 
 
 def ag_gemm(c: Call):
     x, weight, bias = c.tensor(c.rows, K), c.tensor(N, K), c.maybe(N)
     act = c.draw.choice((None, None, "silu_mul"))
     more = dict(return_gathered=c.draw.random() < 0.3, act=act, method=c.method("portable", "unfused"))
-    return lambda out=c.out(WORLD * c.rows, N // 2 if act else N): ops.ag_gemm(x, weight, bias=bias, out=out, **more)
+    out = c.out(WORLD * c.rows, N // 2 if act else N)
+    return lambda: ops.ag_gemm(x, weight, bias=bias, out=out, **more)
 
 
 def gemm_rs(c: Call):
     x, weight, bias = c.tensor(WORLD * c.rows, K), c.tensor(N, K), c.maybe(N)
     more = dict(hop_dtype=c.draw.choice((None, torch.float32)), method=c.method("portable", "unfused"))
-    return lambda out=c.out(c.rows, N): ops.gemm_rs(x, weight, bias=bias, out=out, **more)
+    out = c.out(c.rows, N)
+    return lambda: ops.gemm_rs(x, weight, bias=bias, out=out, **more)
 
 
 def gemm_ar(c: Call):
     x, weight, bias, residual = c.tensor(c.rows, K), c.tensor(N, K), c.maybe(N), c.maybe(c.rows, N)
-    return lambda how=c.method("ring", "unfused"), out=c.out(c.rows, N, instead=residual): ops.gemm_ar(
-        x, weight, bias=bias, residual=residual, out=out, method=how)
+    how, out = c.method("ring", "unfused"), c.out(c.rows, N, instead=residual)
+    return lambda: ops.gemm_ar(x, weight, bias=bias, residual=residual, out=out, method=how)
 
 
 def all_reduce_rmsnorm(c: Call):
     x, weight, bias, residual = c.tensor(c.rows, N), c.tensor(N, own=False), c.maybe(N), c.maybe(c.rows, N)
-    how = c.method("one_shot", "two_shot", "unfused")
-    return lambda out=c.out(c.rows, N, instead=x), total=c.out(c.rows, N, instead=residual): ops.all_reduce_rmsnorm(
-        x, weight, bias=bias, residual=residual, out=out, residual_out=total, method=how)
+    how, out = c.method("one_shot", "two_shot", "unfused"), c.out(c.rows, N, instead=x)
+    total = c.out(c.rows, N, instead=residual)
+    return lambda: ops.all_reduce_rmsnorm(x, weight, bias=bias, residual=residual, out=out, residual_out=total, method=how)
 
 
 def all_reduce_layernorm(c: Call):
     x, weight, residual = c.tensor(c.rows, N), c.tensor(N, own=False), c.maybe(c.rows, N)
-    return lambda how=c.method("one_shot", "two_shot", "unfused"): ops.all_reduce_layernorm(
-        x, weight, residual=residual, method=how)
+    how = c.method("one_shot", "two_shot", "unfused")
+    return lambda: ops.all_reduce_layernorm(x, weight, residual=residual, method=how)
 
 
 def gemm_ar_rmsnorm(c: Call):
     x, weight, norm, residual = c.tensor(c.rows, K), c.tensor(N, K), c.tensor(N, own=False), c.maybe(c.rows, N)
-    return lambda how=c.method("ring", "unfused"): ops.gemm_ar_rmsnorm(x, weight, norm, residual=residual, method=how)
+    how = c.method("ring", "unfused")
+    return lambda: ops.gemm_ar_rmsnorm(x, weight, norm, residual=residual, method=how)
 
 
 OF_OPS = {make.__name__: make for make in (all_reduce, all_gather, reduce_scatter, all_to_all_single, ag_gemm, gemm_rs, gemm_ar,

@@ -23,6 +23,7 @@ from triton_dist.ops.all_reduce_rmsnorm import base as norm_op
 from triton_dist.ops.gemm_ar_rmsnorm import op as product_op
 from triton_dist.ops.registry import OPS
 from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.groups import size_of
 
 LOG = logging.getLogger("triton_dist.inductor")
 _C10D = functional_collectives
@@ -146,7 +147,7 @@ def _reduce(graph: torch.fx.Graph, node: Any) -> tuple[str | None, str]:
     """all_reduce(product, "sum", group)."""
     source, op, group = node.args
     name = group_name(group)
-    product, why = _summed(node, source, op, int(name.rpartition("@")[2]))
+    product, why = _summed(node, source, op, size_of(name))
     if product is None:
         return None, why
     if product.order.splits:

@@ -47,8 +47,13 @@ def script_line(thread: Optional[int] = None) -> str:
 
     It is empty if there is none.
     """
-    return next((f"{os.path.basename(code.co_filename)}:{line} ({code.co_name})"
-                 for code, line in stack_of(thread or threading.get_ident()) if not in_packages(code.co_filename)), "")
+    return next((place_in(code, line) for code, line in stack_of(thread or threading.get_ident())
+                 if not in_packages(code.co_filename)), "")
+
+
+def place_in(code: CodeType, line: int) -> str:
+    """'file.py:line (function)' of a line of code."""
+    return f"{os.path.basename(code.co_filename)}:{line} ({code.co_name})"
 
 
 @functools.lru_cache(4096)

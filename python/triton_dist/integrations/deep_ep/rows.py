@@ -90,7 +90,7 @@ def tokens_of(x: Any, ids: Any, weights: Any) -> int:
 
 
 def weights_of(weights: Any, *shape: int | None) -> None:
-    """Refuses what is not float32 of this shape, of which a size of None may be any."""
+    """Raises InvalidArgument unless weights are float32 of this shape. None stands for any size."""
     found = f"{weights.dtype} of shape {list(weights.shape)}" if isinstance(weights, torch.Tensor) else type(weights).__name__
     sizes = tuple(weights.shape) if isinstance(weights, torch.Tensor) and weights.dtype == torch.float32 else ()
     if len(sizes) != len(shape) or any(size not in (None, own) for size, own in zip(shape, sizes)):
@@ -119,7 +119,7 @@ def most_tokens(members: Group, tokens: int | None, device: Any) -> int:
 
 
 def added_bias(bias: Any) -> torch.Tensor | None:
-    """None, a bias, or the sum of two, of which each may be None."""
+    """The bias that a combine adds. A tuple holds two that are summed; either may be None, and so may `bias`."""
     given = [t for t in (bias if isinstance(bias, tuple) else (bias,)) if t is not None]
     if len(given) < 2:
         return given[0] if given else None

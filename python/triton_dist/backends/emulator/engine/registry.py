@@ -1,12 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The table of twins, and what all of the front end shares: the site of a kernel statement, errors, tuples."""
-import os
 import sys
-from types import CodeType
 from typing import Any, Callable
 
 from triton_dist.runtime.errors import DeviceFault, InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.stacks import place_in
 
 TWINS: dict = {}          # 'core.load', 'math.exp', 'libdevice.tanh', ... -> the Python twin of that builtin
 MARK = "__tdist_kernel__"  # a global of every rebuilt function: this frame is a kernel's
@@ -32,11 +31,6 @@ def site(frame: Any = None) -> str:
 def place_of(frame: Any) -> str:
     """'file.py:line (function)' that a frame is at."""
     return place_in(frame.f_code, frame.f_lineno)
-
-
-def place_in(code: CodeType, line: int) -> str:
-    """'file.py:line (function)' of a line of code."""
-    return f"{os.path.basename(code.co_filename)}:{line} ({code.co_name})"
 
 
 def invalid(text: str) -> InvalidArgument:

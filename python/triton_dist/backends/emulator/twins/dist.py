@@ -182,7 +182,7 @@ def gdc_launch_dependents() -> IntScalar:
 
 # -- packets -----------------------------------------------------------------------------------------------------------
 def lanes(pred: Any, address: Any, *args: Any, ty: Any = I64) -> tuple:
-    """(shape, chosen, flat tensors) of element-wise operands, of which lanes that are off are left out.
+    """(shape, chosen, flat tensors) of element-wise operands. The tensors have only the lanes where `pred` is true.
 
     chosen: the lanes that are on, in order; None where all are, which costs less. Addresses are int64, the others of type `ty`.
     """

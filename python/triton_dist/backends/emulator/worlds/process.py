@@ -17,7 +17,6 @@ from typing import Any, Optional
 
 from triton_dist.backends.emulator.engine import hang
 from triton_dist.backends.emulator.engine import scheduler as scheduling
-from triton_dist.backends.emulator.engine.registry import place_in
 from triton_dist.backends.emulator.engine.scheduler import Scheduler
 from triton_dist.backends.emulator.memory import wire
 from triton_dist.backends.emulator.memory.wire import Wire
@@ -29,7 +28,7 @@ from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import CollectiveMismatch, HangError, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.hang_table import Row, last_words
-from triton_dist.runtime.stacks import Watched, stack_of
+from triton_dist.runtime.stacks import Watched, place_in, stack_of
 from triton_dist.runtime.state import at_exit
 
 _HOST = "(host)"
