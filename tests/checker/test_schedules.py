@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Schedules: what runs, tokens, exhaustive enumeration; hangs, and what a report says of them."""
+import _thread
 import gc
 import signal
 import threading
@@ -157,14 +158,26 @@ def heeds_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_ends_the_script_that_runs_and_is_no_fault(heeds_ctrl_c):
+def sleep():
+    for _ in range(1000):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("then", [sleep, triton_dist.synchronize, lambda: None], ids=["sleeps", "waits", "ends"])
+@pytest.mark.parametrize("wakes", [True, False])
+def test_ctrl_c_ends_the_script_that_runs_and_is_no_fault(heeds_ctrl_c, wakes, then):
+    """wakes: it comes while the thread that handles it waits for the script; else just before that, which wakes nobody."""
+    went_on = []
+
     def host(rank):
         if rank == 1:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            for _ in range(1000):
-                time.sleep(0.01)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT) if wakes else _thread.interrupt_main()
+            then()
+            triton_dist.synchronize()
+            went_on.append(then is sleep)
     with pytest.raises(KeyboardInterrupt):
         check_kernel(host, world_size=2, schedules=1)
+    assert not any(went_on)
 
 
 @triton_dist.jit

@@ -24,6 +24,9 @@ from triton_dist.runtime import backend as registry, state as rank_state
 from triton_dist.runtime.errors import InvalidArgument
 
 
+_LOOK = 0.5             # seconds after which the hub looks again at a script that runs
+
+
 class Cancelled(BaseException):
     """Ends the host scripts of a world in which another rank has failed."""
 
@@ -37,24 +40,37 @@ class _Host(Actor):
         self._go, self._back = threading.Lock(), threading.Lock()        # held, but where the other thread is told to go on
         self._go.acquire()
         self._back.acquire()
+        self._inside = False                     # the thread has been told to go on, and has not come back
         self._rng = torch.get_rng_state()        # each rank draws its own numbers, as a process would
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._live, script), name=f"rank {rank}", daemon=True)
         self._thread.start()
 
     def enter(self, hub: Any) -> None:
+        self._back.acquire(blocking=False)       # a signal may have come before the last turn took it
+        self._inside = True
         self._go.release()
-        try:
-            self._back.acquire()
-        except KeyboardInterrupt:    # it belongs to the script that runs, as only one thread may run at a time
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0),
-                                                       ctypes.py_object(KeyboardInterrupt))
-            self._back.acquire()
-        if self.done:                # what the thread still lets go of must not race with the hub
+        while self._inside:
+            try:                                 # a signal that comes just before `acquire` does not end it
+                if not self._back.acquire(timeout=_LOOK) and not self._thread.is_alive():
+                    self._inside, self.done, self.error = False, True, self.error or KeyboardInterrupt()
+            except BaseException as error:       # of a signal's handler, like KeyboardInterrupt
+                self._take(error)
+        if self.done:                            # what the thread still lets go of must not race with the hub
             self._thread.join()
+
+    def _take(self, error: BaseException) -> None:
+        """What interrupts the hub belongs to the script that runs, as only one thread may run at a time."""
+        if self._inside:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(type(error)))
+        elif self.done:
+            self.error = self.error or error
+        else:
+            self.errors.append(error)            # raised when the script goes on
 
     def leave(self, hub: Any) -> None:
         self._rng = torch.get_rng_state()
+        self._inside = False
         self._back.release()
         self._go.acquire()
         torch.set_rng_state(self._rng)
@@ -69,6 +85,7 @@ class _Host(Actor):
             self.error = error
         finally:
             self.done = True
+            self._inside = False
             self._back.release()
 
 
