@@ -25,9 +25,9 @@ class World:
     def enter(self, rank, waits):
         """A rank's script enters a collective. Returns what ends it."""
         inside, done = threading.Event(), threading.Event()
-        thread = threading.Thread(target=waits, args=(self.watches[rank], inside, done))
+        thread = threading.Thread(target=waits, args=(self.watches[rank], inside, done), daemon=True)
         thread.start()
-        inside.wait()
+        assert inside.wait(20)
 
         def end():
             done.set()
