@@ -16,12 +16,12 @@ HEADS, SIZE, H = 4, 8, 32
 class Decoder(nn.Module):
     """One layer with the names of Llama's, with more in its attention and its MLP."""
 
-    def __init__(self, plan=None, attention=(), mlp=()):
+    def __init__(self, plan=None, attention=(), mlp=(), kind=nn.Module):
         super().__init__()
         config = SimpleNamespace(num_attention_heads=HEADS, num_key_value_heads=HEADS, base_model_tp_plan=plan)
         config.get_text_config = lambda: config
         self.config, layer = config, nn.Module()
-        layer.self_attn, layer.mlp = nn.Module(), nn.Module()
+        layer.self_attn, layer.mlp = kind(), nn.Module()
         for names, part in ((("q_proj", "k_proj", "v_proj", "o_proj"), layer.self_attn),
                             (("gate_proj", "up_proj", "down_proj"), layer.mlp)):
             for name in names:
@@ -32,6 +32,13 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList([layer])
 
 
+class CountsHeads(nn.Module):
+    """As in StableLM."""
+
+    def forward(self, x):
+        return self.q_proj(x).view(*x.shape[:-1], self.num_heads, -1)
+
+
 REFUSED = {
     "a norm over all heads, by transformers' plan": (dict(plan={"layers.*.self_attn.q_proj": "colwise_gather_output"}),
                                                      "self_attn.q_proj as colwise_gather_output"),
@@ -39,6 +46,7 @@ REFUSED = {
     "a norm with a weight for each head": (dict(attention=dict(k_norm=nn.RMSNorm((HEADS, SIZE)))), r"k_norm.weight of shape \[4"),
     "a norm before the output": (dict(attention=dict(attn_sub_norm=nn.RMSNorm(H))), "self_attn.attn_sub_norm.weight"),
     "a parameter": (dict(attention=dict(sinks=nn.Parameter(torch.zeros(HEADS)))), r"self_attn.sinks of shape \[4\]"),
+    "an attention that counts all heads": (dict(kind=CountsHeads), "a forward of CountsHeads that reads num_heads"),
     "a norm in the MLP": (dict(mlp=dict(ffn_sub_norm=nn.RMSNorm(H))), "mlp.ffn_sub_norm.weight"),
 }
 

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Decoders of Hugging Face's transformers, by tensor parallelism."""
+import inspect
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 BLOCK = {"router.weight": "gate.weight", "router.bias": "gate.e_score_correction_bias"}        # ours: a block's of experts
 SHARED, GATED = {"shared.": "shared_experts."}, {"shared.experts.": "shared_expert.", "shared.gate.": "shared_expert_gate."}
+COUNTS = {"num_heads", "num_attention_heads", "num_key_value_heads", "hidden_size"}      # of all ranks together
 HEAD_NORMS = tuple(f"self_attn.{name}" for name in ("q_norm", "k_norm", "query_layernorm", "key_layernorm"))   # of a head
 
 
@@ -96,12 +98,18 @@ def _layers(model: nn.Module) -> Any:
 
 
 def _expect_heads_apart(model: nn.Module, layers: Any) -> None:
-    """Raises InvalidArgument where a rank could not compute its heads by itself, as parameters and transformers' plan show."""
+    """Raises InvalidArgument where a rank could not compute its heads by itself.
+
+    Parameters, transformers' plan and the numbers that the attention's forward reads show it.
+    """
     config = model.config.get_text_config()         # pyright: ignore
     plan, found = getattr(config, "base_model_tp_plan", None) or {}, []
     for names, style in ((COLUMNS, "colwise"), (ROWS, "rowwise")):
         found += [f"{name} as {plan[key]}" for name in names if plan.get(key := f"layers.*.{name}", style) != style]
     own = {f"{name}.{kind}" for name in (*COLUMNS, *ROWS) for kind in ("weight", "bias")}
+    for attention in {type(layer.self_attn) for layer in layers}:
+        names = inspect.unwrap(attention.forward).__code__.co_names
+        found += [f"a forward of {attention.__name__} that reads {name}" for name in names if name in COUNTS]
     for i, layer in enumerate(layers):
         features = layer.self_attn.q_proj.out_features // config.num_attention_heads
         for block in ("self_attn", "mlp"):
