@@ -166,7 +166,7 @@ def sleep():
 @pytest.mark.parametrize("then", [sleep, triton_dist.synchronize, lambda: None], ids=["sleeps", "waits", "ends"])
 @pytest.mark.parametrize("wakes", [True, False])
 def test_ctrl_c_ends_the_script_that_runs_and_is_no_fault(heeds_ctrl_c, wakes, then):
-    """wakes: it comes while the thread that handles it waits for the script; else just before that, which wakes nobody."""
+    """wakes: the signal interrupts the main thread, which waits. Else it is only marked as pending, and interrupts no thread."""
     went_on = []
 
     def host(rank):
