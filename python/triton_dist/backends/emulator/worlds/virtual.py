@@ -32,10 +32,11 @@ class Cancelled(BaseException):
 
 
 class _Host(Actor):
-    """The host script of one rank, on a thread of its own."""
+    """The host script of one rank, on a thread of its own. fail(rank, error) raises an error in it at its next wait."""
 
-    def __init__(self, rank: int, script: Callable[[], Any]):
+    def __init__(self, rank: int, script: Callable[[], Any], fail: Callable[[int, BaseException], None]):
         super().__init__("host", rank, "host")
+        self._fail = fail
         self.result: Any = None
         self._go, self._back = threading.Lock(), threading.Lock()        # held, but where the other thread is told to go on
         self._go.acquire()
@@ -63,10 +64,8 @@ class _Host(Actor):
         """What interrupts the hub belongs to the script that runs, as only one thread may run at a time."""
         if self._inside:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(type(error)))
-        elif self.done:
-            self.error = self.error or error
         else:
-            self.errors.append(error)            # raised when the script goes on
+            self._fail(self.rank, error)
 
     def leave(self, hub: Any) -> None:
         self._rng = torch.get_rng_state()
@@ -101,7 +100,7 @@ class World(Scheduler):
         self._running = 0                        # host scripts that have not ended
 
     def start(self, rank: int, script: Callable[[], Any]) -> None:
-        self.hosts[rank] = host = _Host(rank, script)
+        self.hosts[rank] = host = _Host(rank, script, self.fail)
         self._running += 1
         self._ready.add(host)
 
