@@ -12,6 +12,7 @@ gives up after TRITON_DIST_WAIT_TIMEOUT seconds (20 unless set), and the next te
 """
 import os
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Generator, Iterator
@@ -31,10 +32,11 @@ from triton_dist.runtime.groups import resolve  # noqa: E402
 
 TESTS = Path(__file__).parent
 FILES = [f"emulator/test_{name}.py" for name in (
-    "deep_ep", "deep_ep_elastic", "experts_split", "all_to_all_vdev_2d", "engines")]
+    "deep_ep", "deep_ep_elastic", "experts_split", "all_to_all_vdev_2d", "engines", "compiled_in_graphs")]
 # It sets a variable that is read when a world begins.
 NOT_HERE = "tests/emulator/test_all_to_all_vdev_2d.py::test_explain_and_debug_mode"
 _SLEEP_CYCLES = 1_000_000  # of a GPU's clock: half a millisecond
+_TOLD_BYTES = 4000  # of what another rank than 0 has to say
 
 
 class Ranks:
@@ -137,9 +139,13 @@ def main() -> int:
         own = [argument for argument in sys.argv[1:] if ".py" in argument]
         options = ["-p", "no:cacheprovider", "-m", "not full", "--deselect", NOT_HERE]
         options += [*sys.argv[1:], *([] if own else [str(TESTS / f) for f in FILES])]
-        if ranks.world.rank:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # one rank tells of all
-        code = pytest.main(["-vv", "--tb=short", *options], plugins=[ranks])
+        with tempfile.TemporaryFile() as told:
+            if ranks.world.rank:
+                os.dup2(told.fileno(), sys.stdout.fileno())  # one rank tells of all
+            code = pytest.main(["-vv", "--tb=short", *options], plugins=[ranks])
+            if ranks.world.rank and code:
+                told.seek(max(0, told.seek(0, os.SEEK_END) - _TOLD_BYTES))
+                print(f"rank {ranks.world.rank}:\n{told.read().decode(errors='replace')}", file=sys.stderr, flush=True)
     torch.set_default_device(None)
     triton_dist.finalize_distributed()
     return int(code)

@@ -1,7 +1,9 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Streams and allocations of the GPU backends, without a GPU."""
-from types import SimpleNamespace
+import sys
+from threading import get_ident
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -84,3 +86,47 @@ def test_a_side_stream_keeps_the_event_that_it_waits_for(monkeypatch):
     assert [(what, event, id(stream)) for what, event, stream in done] == [
         ("record", begin, id(current)), ("wait", begin, id(side))] * 2
     assert "record_event" not in vars(SideStream), "an event of this stream may be held by others"
+
+
+@pytest.mark.parametrize("stream, capturing, apart", [(0, False, False), (8, False, True), (8, True, False)])
+def test_memory_outside_of_pools_is_asked_for_by_another_thread(stream, capturing, apart, monkeypatch):
+    """Calls on the default stream are no warm-up of a capture. While a graph is captured, other threads must ask for nothing."""
+    on: dict = {}
+    monkeypatch.setattr(gpu, "_device", lambda: 0)
+    monkeypatch.setattr(gpu, "_raw_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+
+    class Stream:
+        def __init__(self, entered):
+            self.entered = entered
+
+        def __enter__(self):
+            on[get_ident()] = self.entered
+
+        def __exit__(self, *_):
+            del on[get_ident()]
+    monkeypatch.setattr(torch.cuda, "stream", Stream)
+    thread, streams = Gpu().outside_pools(lambda: (get_ident(), dict(on)))
+    assert (thread != get_ident()) == apart and streams == ({thread: stream} if apart else {})
+    with pytest.raises(ZeroDivisionError):
+        Gpu().outside_pools(lambda: 1 / 0)
+
+
+def test_the_end_of_a_world_ends_graphs_of_compiled_functions_alone(monkeypatch):
+    class Graph:
+        pass
+    compiled, resets = [], []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1) or compiled.clear())
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
+    backend = Gpu()
+    assert not backend.has_graphs() and not backend.end_graphs()
+    own = Graph()
+    assert backend.has_graphs() and backend.end_graphs() and not resets         # nothing has been compiled
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", ModuleType("trees"))
+    assert backend.end_graphs() and resets                                      # one of the user's is left
+    del own
+    assert not backend.end_graphs() and len(resets) == 1
+    compiled.append(Graph())
+    assert not backend.end_graphs() and len(resets) == 2

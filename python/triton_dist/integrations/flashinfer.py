@@ -249,7 +249,7 @@ def _as_tensor(scale: Any) -> torch.Tensor:
     key = scale, device()
     found = _scales.get(key)
     if found is None:
-        found = torch.full((1,), float(scale), dtype=torch.float32, device=device())
+        found = backend().outside_pools(lambda: torch.full((1,), float(scale), dtype=torch.float32, device=device()))
         if not backend().is_capturing() and len(_scales) < _MOST_SCALES:        # memory of a graph is not kept
             _scales[key] = found
     return found

@@ -123,6 +123,21 @@ class Device(ABC):
         import torch
         return functools.partial(torch.empty, shape, dtype=dtype, device=self.device())
 
+    def outside_pools(self, call: Callable[[], Any]) -> Any:
+        """call(). Device memory that it takes may outlive the call of an op in which it is needed first.
+
+        CUDA graphs of torch.compile have a memory pool, also for the call before a capture, in which nothing else may live on.
+        """
+        return call()
+
+    def has_graphs(self) -> bool:
+        """Whether this process holds graphs, which may have captured collectives of torch.distributed."""
+        return False
+
+    def end_graphs(self) -> bool:
+        """Ends the graphs of compiled functions, which would be replayed in another world. Returns whether there are others."""
+        return False
+
     # -- streams -------------------------------------------------------------------------------------------
     @abstractmethod
     def new_stream(self, priority: int = 0) -> Stream:
@@ -339,7 +354,8 @@ def absent(like: Any) -> Any:
 @functools.cache
 def _absent(dtype: Any, device: Any) -> Any:
     import torch
-    return torch.empty(1, dtype=dtype, device=device)
+    from triton_dist.runtime.backend import backend
+    return backend().outside_pools(functools.partial(torch.empty, 1, dtype=dtype, device=device))
 
 
 def copy_bytes(dst: Any, src: Any) -> int:

@@ -353,9 +353,9 @@ def forget(key: tuple) -> None:
 
 
 def _blocking(call: Callable[[], Any]) -> None:
-    """A collective of objects, whose tensors torch makes by whatever default device there is."""
+    """A collective of objects, whose tensors torch makes by whatever default device there is, and keeps for a while."""
     with ambient.clean():
-        backend().blocking(call)
+        backend().blocking(lambda: backend().outside_pools(call))
 
 
 def _present(group: Group, world: Group) -> Group:

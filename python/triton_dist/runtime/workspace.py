@@ -48,7 +48,8 @@ class Workspace:
         self.group, self.kind = group, kind
         self.epoch = 0
         self.half_bytes = 0
-        self.control = torch.zeros(self.control_words, dtype=torch.int32, device=backend().device())
+        self.control = backend().outside_pools(
+            lambda: torch.zeros(self.control_words, dtype=torch.int32, device=backend().device()))
         self.data: Any = None                       # uint8 [num_halves * half_bytes], symmetric
         self.flags: Any = None                      # int32 [num_flags], symmetric
         self.generation = 0                         # changes whenever data or flags move
@@ -280,7 +281,7 @@ def team(group: Group) -> torch.Tensor:
         whole[:len(words)] = torch.tensor(words, dtype=torch.int32)
         for first, distances in ((TEAM_DELTAS, deltas), (TEAM_PEERS, peers)):
             whole[first:first + 2 * len(deltas)] = torch.tensor(distances, dtype=torch.int64).view(torch.int32)
-        state().teams[group.key] = whole.to(backend().device())
+        state().teams[group.key] = backend().outside_pools(lambda: whole.to(backend().device()))
     return state().teams[group.key]
 
 

@@ -92,6 +92,7 @@ def _join(me: RankState) -> None:
         dist.init_process_group(backend().torch_backend(), store=own, rank=rank, world_size=size, timeout=_TIMEOUT,
                                 device_id=device if "nccl" in backend().torch_backend() else None)
         me.owns_process_group = True
+    if me.owns_process_group:
         atexit.register(_leave)
     me.world = TorchGroup(dist.group.WORLD)
 
@@ -129,6 +130,10 @@ def finalize_distributed() -> None:
     While an exception is handled, say in `finally`, it waits for nobody: one line names the error, this rank leaves alone,
     and the exception goes on. Peers may never come to their own finalize_distributed, so waiting would hide the error. Nor does
     it wait where ranks have made different calls, after which collectives may not pair.
+
+    The CUDA graphs of functions that torch.compile has made are dropped: such functions compile again. Where a rank holds others,
+    the process group stays until a world ends without them, or the process: NCCL would wait for the end of each graph that has
+    captured its collectives.
     """
     me = state()
     if me.world is None:
@@ -143,15 +148,20 @@ def finalize_distributed() -> None:
         return
     with ambient.clean():
         backend().synchronize()
-        me.world.barrier()             # a peer may still be storing into this heap
+        with_graphs = any(me.world.all_gather_object(backend().end_graphs()))      # a peer may still be storing into this heap
         if me.heap is not None:
             me.heap.arena.part()
-    _leave()
+    _leave(with_graphs=with_graphs)
 
 
-def _leave(error: BaseException | None = None) -> None:
-    """What is left to do at exit, also when peers have died or this rank leaves by an error: no collective, no words."""
+def _leave(error: BaseException | None = None, with_graphs: bool | None = None) -> None:
+    """What is left to do at exit, also when peers have died or this rank leaves by an error: no collective, no words.
+
+    with_graphs: whether any rank holds graphs; None: what this one holds counts.
+    """
     me = state()
+    if with_graphs is None:
+        with_graphs = backend().end_graphs() if error is None else backend().has_graphs()
     arena = me.heap.arena if me.heap else None
     owns, of_torch = me.owns_process_group, isinstance(me.world, TorchGroup)
     for name, value in vars(RankState()).items():
@@ -162,7 +172,9 @@ def _leave(error: BaseException | None = None) -> None:
         arena.close()
     if owns and (error is None or not backend().is_in_collective()):
         import torch.distributed as dist
-        if dist.is_initialized():
+        if with_graphs:
+            me.owns_process_group = True        # for the next world
+        elif dist.is_initialized():
             dist.destroy_process_group()
     if of_torch:     # plans hold groups in cycles; gloo's threads live as long as a group, and must not outlive the interpreter
         gc.collect()

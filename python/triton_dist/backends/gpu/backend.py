@@ -2,7 +2,11 @@
 # SPDX-License-Identifier: MIT
 """What the GPU backends share: torch names streams and devices the same for both vendors, only the driver differs."""
 import functools
+import gc
+import sys
+from concurrent.futures import Future
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any, Callable, Iterator, Sequence
 
 import torch
@@ -163,6 +167,29 @@ class GpuBackend(Backend):
             return super().maker(shape, dtype)
         mine, device, size, stride = _device(), self.device(), tuple(shape), contiguous_strides(shape)
         return lambda: (_empty(size, stride, dtype) if _device() == mine else torch.empty(size, dtype=dtype, device=device))
+
+    def outside_pools(self, call: Callable[[], Any]) -> Any:
+        if not self.warms_up() or self.is_capturing():
+            return call()
+        stream, result = torch.cuda.current_stream(), Future()      # torch sets a pool for one thread
+
+        def run() -> None:
+            try:
+                with torch.cuda.stream(stream):
+                    result.set_result(call())
+            except BaseException as error:
+                result.set_exception(error)
+        Thread(target=run, name="outside of memory pools", daemon=True).start()
+        return result.result()
+
+    def has_graphs(self) -> bool:
+        gc.collect()
+        return any(issubclass(type(each), torch.cuda.CUDAGraph) for each in gc.get_objects())
+
+    def end_graphs(self) -> bool:
+        if "torch._inductor.cudagraph_trees" in sys.modules and self.has_graphs():
+            torch.compiler.reset()
+        return self.has_graphs()
 
     @functools.cached_property
     def _allocates_quickly(self) -> bool:

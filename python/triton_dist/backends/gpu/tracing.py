@@ -10,6 +10,7 @@ from triton import knobs
 from triton_dist.backends.gpu.context import holds
 from triton_dist.backends.gpu.driver import GpuDriver
 from triton_dist.language.trace_abi import EVENTS, LAPS, LIBRARY, PROGRAMS, SYMBOL, WORDS
+from triton_dist.runtime.backend import backend
 from triton_dist.runtime.spans import Span
 
 
@@ -27,7 +28,8 @@ class TraceBuffers:
         found = self._driver.module_global(module, SYMBOL)
         if found is None:
             return
-        buffer = torch.zeros(PROGRAMS, len(EVENTS), LAPS, WORDS, dtype=torch.int64, device="cuda")
+        buffer = backend().outside_pools(
+            lambda: torch.zeros(PROGRAMS, len(EVENTS), LAPS, WORDS, dtype=torch.int64, device="cuda"))
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         raw = struct.pack("<qii", buffer.data_ptr(), PROGRAMS, LAPS)

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """The grouped GEMM of the Hopper core as a capability: what it serves, its tilings, and its prepared launch."""
+import functools
 from typing import Any, Callable
 
 import torch
@@ -78,10 +79,11 @@ class Lists:
         stream = backend().eager_stream()
         if stream is not None and stream is self._stream and self._memory.numel() >= words:
             return self._memory
-        made = torch.empty(words, dtype=torch.int32, device=like.device)
-        if stream is not None:                      # a graph's own: its replays may run beside other calls
-            self._stream, self._memory = stream, made
-        return made
+        make = functools.partial(torch.empty, words, dtype=torch.int32, device=like.device)
+        if stream is None:                          # a graph's own: its replays may run beside other calls
+            return make()
+        self._stream, self._memory = stream, backend().outside_pools(make)
+        return self._memory
 
 
 class Launch:
@@ -115,9 +117,10 @@ class Launch:
         self._words = (most + 2 * programs) * ENTRY.value
         block = (c.block_k, c.block_n) if columns else (width, c.block_k)
         args = (descriptor(x, c.block_m, c.block_k), descriptor(x, c.block_m // (1 + short), c.block_k),
-                descriptor(flat, *block), descriptor(out, c.block_m, width), x, begins if sources is None else sources, out,
-                begins, counts, absent(out) if row_weights is None else row_weights, lists(self._words, out), n, k, entries,
-                room, pitch, x.shape[0], x.stride(0) * x.itemsize // _PIECE)
+                descriptor(flat, *block), descriptor(out, c.block_m, width), x,
+                absent(begins) if sources is None else sources, out, begins, counts,
+                absent(out) if row_weights is None else row_weights, lists(self._words, out), n, k, entries, room, pitch,
+                x.shape[0], x.stride(0) * x.itemsize // _PIECE)
         options = dict(options, GATED=gated, COLUMNS=columns, STAGES=c.num_stages, BLOCK_M=c.block_m, BLOCK_N=c.block_n,
                        BLOCK_K=c.block_k, GROUP_M=c.group_m, SHORT=short, GATHER=gathers, EVEN_K=k % c.block_k == 0,
                        num_warps=c.num_warps)
