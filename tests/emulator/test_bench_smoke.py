@@ -217,6 +217,12 @@ def test_stress_as_a_script_of_the_launcher(tmp_path):
     assert log.read_text().rstrip().endswith("passed")
 
 
+@pytest.mark.full
+def test_graphs_of_torch_as_a_script_of_the_launcher():
+    printed = started(launch_sh, "--nproc_per_node", "2", "tests/nvidia/graphs_of_torch.py", "--parts", "train", "callables")
+    assert "✅ train" in printed and "✅ callables" in printed
+
+
 class Wrong(problems.GemmRs):
     """gemm_rs with one wrong element on the last rank."""
 
