@@ -183,6 +183,7 @@ class GpuBackend(Backend):
         return result.result()
 
     def has_graphs(self) -> bool:
+        gc.unfreeze()                               # get_objects() leaves out what is frozen
         gc.collect()
         return any(issubclass(type(each), torch.cuda.CUDAGraph) for each in gc.get_objects())
 
