@@ -132,3 +132,22 @@ def test_the_end_of_a_world_ends_graphs_of_compiled_functions_alone(monkeypatch)
     assert not backend.end_graphs() and len(resets) == 1
     compiled.append(Graph())
     assert not backend.end_graphs() and len(resets) == 2
+
+
+@pytest.mark.parametrize("setting, allowed", [
+    (lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"), True),
+    (lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "ieee"), False),
+    (lambda: setattr(torch.backends, "fp32_precision", "tf32"), True),
+    (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), True),
+    (lambda: torch.set_float32_matmul_precision("high"), True),
+    (lambda: torch.set_float32_matmul_precision("highest"), False),
+])
+def test_tf32_is_allowed_by_each_of_torchs_switches(setting, allowed):
+    """torch refuses to read one of them where another has been set."""
+    try:
+        setting()
+        assert Gpu().allow_tf32() == allowed
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "none"
+    assert not Gpu().allow_tf32()

@@ -71,6 +71,7 @@ def mark_constant(fn: Callable) -> None:
 # CUDA and ROCm.
 cuda_device: Optional[Callable] = getattr(torch._C, "_cuda_getDevice", None)
 cuda_raw_stream: Optional[Callable] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+fp32_precision = torch._C._get_fp32_precision_getter                    # "tf32", "ieee" or "none", of a backend and an operation
 cuda_sleep: Callable = torch.cuda._sleep                                # a kernel that spins for some cycles
 try:                                                                    # what compiled code allocates by, past the dispatcher
     from torch._C._dynamo.guards import _empty_strided_cuda as cuda_empty

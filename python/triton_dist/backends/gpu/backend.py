@@ -27,6 +27,7 @@ from triton_dist.backends.gpu.trace_library import library as trace_library
 from triton_dist.backends.gpu.tracing import TraceBuffers
 from triton_dist.backends.gpu.variants import Variant, kinds, no_launcher, specialised
 from triton_dist.compat.torch import cuda_device as _device, cuda_empty as _empty, cuda_raw_stream as _raw_stream
+from triton_dist.compat.torch import fp32_precision as _fp32_precision
 from triton_dist.compat.triton import load
 from triton_dist.language._call import LIBRARY
 from triton_dist.language.kernels_of_threads import of_threads
@@ -337,7 +338,8 @@ class GpuBackend(Backend):
         return {name: value for name, value in kwargs.items() if name != "launch_pdl"}
 
     def allow_tf32(self) -> bool:
-        return torch.backends.cuda.matmul.allow_tf32        # torch's name for it on both vendors
+        # torch's names on both vendors. Its older switch, allow_tf32, raises once a user has set this one.
+        return _fp32_precision("cuda", "matmul") == "tf32"
 
     def set_context(self, context: Context) -> None:
         self._contexts.set(context)
