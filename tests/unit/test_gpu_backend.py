@@ -3,13 +3,15 @@
 """Streams and allocations of the GPU backends, without a GPU."""
 import gc
 import sys
-from threading import get_ident
+from threading import Thread, get_ident
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from triton_dist.backends.gpu import backend as gpu
+from triton_dist.runtime import threads
+from triton_dist.runtime.state import RankState
 
 
 class Gpu(gpu.GpuBackend):
@@ -151,3 +153,19 @@ def test_tf32_is_allowed_by_each_of_torchs_switches(setting, allowed):
         torch.set_float32_matmul_precision("highest")
         torch.backends.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "none"
     assert not Gpu().allow_tf32()
+
+
+def test_a_thread_with_the_identity_of_one_that_has_ended_is_another_thread(monkeypatch):
+    """It begins on device 0, without a context of the driver, though operating systems give identities again."""
+    me, entered, idents = RankState(), [], set()
+    monkeypatch.setattr(threads, "state", lambda: me)
+    monkeypatch.setattr(threads, "backend", lambda: SimpleNamespace(enter_thread=lambda: entered.append(threads.this.number)))
+    monkeypatch.setattr(threads, "get_ident", lambda: idents.add(7) or 7)
+    threads.take_turn()
+    for _ in range(2):
+        for _ in range(2):
+            thread = Thread(target=lambda: [threads.take_turn() for _ in range(2)])
+            thread.start()
+            thread.join()
+        threads.take_turn()
+    assert idents == {7} and len(entered) == 6 and len({*entered}) == 5 and me.turn == threads.this.number

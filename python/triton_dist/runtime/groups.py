@@ -3,7 +3,6 @@
 """Groups of ranks, seen the same way whether torch.distributed, an emulated world or a lone process is behind them."""
 from abc import ABC, abstractmethod
 from functools import cached_property
-from threading import get_ident
 from typing import Any, Callable
 
 import torch
@@ -241,7 +240,7 @@ def resolve(group: Any = None) -> Group:
     world = me.world
     if world is None:
         raise NotInitialized(me.forked or "no world yet: call triton_dist.initialize_distributed() first")
-    if me.thread != get_ident():
+    if me.turn != threads.this.number:
         threads.take_turn()
     if isinstance(group, str):
         group = _of_name(group)

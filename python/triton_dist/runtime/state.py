@@ -48,6 +48,7 @@ class RankState:
     products: Any = None                                # warm_up.Products, while `warm_up` calls
     variants: list | None = None                        # (kernel, options) of what is prepared, while an op makes a plan
     thread: int = 0                                     # identity of the one that called an op last
+    turn: int = 0                                       # its number (runtime/threads.py)
     last_stream: Any = None                             # stream of the last communicating op (protocol rule 14)
     side_streams: list = field(default_factory=list)    # copy-engine pushes go here
     owns_process_group: bool = False

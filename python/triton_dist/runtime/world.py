@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from triton_dist.runtime import ambient
+from triton_dist.runtime import ambient, threads
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.console import whole_lines
 from triton_dist.runtime.context import MAX_WORLD, Context
@@ -59,7 +59,8 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
         raise NotInitialized(me.forked)
     if aot is not None and not isinstance(aot, (bool, str)):
         raise InvalidArgument(f"aot: expected None, a bool or the folder of a library, found {aot!r}")
-    me.thread = me.thread or get_ident()
+    if not me.turn:
+        me.thread, me.turn = get_ident(), threads.this.number
     with ambient.clean():
         joins = me.world is None
         if joins:

@@ -8,7 +8,6 @@
     plan        the op makes a plan of that way: buffers and compiled kernels (calls/plans.py)
     run         the plan launches
 """
-from threading import get_ident
 from typing import Any, Callable, Sequence
 
 import torch
@@ -25,6 +24,7 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import CollectiveMismatch, HangError, InvalidArgument, OutOfHeap
 from triton_dist.runtime.groups import Group, resolve
 from triton_dist.runtime.state import state
+from triton_dist.runtime.threads import this
 
 _INPUTS, _OUTPUTS = (0, 1, 3, 4), (2, 5)        # places of an op's tensors among those of `known`
 _OF_ROWS = (0, 3)                               # places of x and the residual among an op's tensors
@@ -67,7 +67,7 @@ class Calls:
         be one.
         """
         me, key, given = state(), None, ()
-        if me.thread != get_ident():
+        if me.turn != this.number:
             threads.take_turn()
         if _modes() or FORWARD_AD[DUAL_LEVEL] >= 0:        # which guards do not see
             return self._looked_at(key, given, asked, group, (x, weight, out, bias, residual, second, *more))
