@@ -8,7 +8,7 @@ import pytest
 import torch
 from gluon_core import small_tiles
 from graph_calls import Static, captured, finish, replayed, replayed_on_two_streams, statics, warm_up
-from scenarios import AG, BF16, F16, F32, RS, back_to_back, captures_by_rank, capturing, dawdle, near_the_wrap, overtaking
+from scenarios import AG, BF16, F16, F32, RS, back_to_back, captures_by_rank, capturing, dawdle, graph, near_the_wrap, overtaking
 from scenarios import side_stream, two_groups
 
 import triton_dist
@@ -290,3 +290,36 @@ def test_layer():
         assert (group.key, "ag_gemm by SMs") in state().workspaces
         assert_matches(out, ag_gemm_float64(x, full.weight, group, full.bias), k=64)
     run_ranks(script, 1)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_launch_that_fails_inside_a_capture_harms_no_later_call(name):
+    """As where another thread has made the capture invalid. Nothing was sent, also where it fails on one rank alone."""
+    def script():
+        group = resolve()
+        calls, launch = statics(name, None, "portable", group)[:2], EmulatorBackend.launch
+        warm_up(calls)
+
+        def refused(self, *args):
+            if hasattr(state(), "captures") and group.rank == 1:
+                raise RuntimeError("the capture is invalid")
+            return launch(self, *args)
+        with mock.patch.object(EmulatorBackend, "launch", refused), graph():
+            try:
+                calls[0]()
+            except RuntimeError:
+                assert group.rank == 1
+            else:
+                assert group.rank != 1
+        finish(calls)
+        for call in calls:
+            call.out.fill_(float("nan"))
+            call()
+        finish(calls)
+        made = captured(calls)
+        for call in calls:
+            call.out.fill_(float("nan"))
+        group.barrier()
+        made.replay()
+        finish(calls)
+    run_ranks(script, 2, mode="late")

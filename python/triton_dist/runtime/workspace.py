@@ -128,7 +128,9 @@ class Workspace:
             self.failed(error)
 
     def failed(self, error: BaseException) -> None:
-        """A call that has begun ends by `error`: poisons the workspace."""
+        """A call that has begun ends by `error`: poisons the workspace, unless a graph is captured, which has sent nothing."""
+        if backend().is_capturing():
+            return
         self._poison = self._poison or f"{type(error).__name__}: {error}"
 
     def _check_usable(self) -> None:
@@ -173,7 +175,7 @@ class CountedWorkspace(Workspace):
         self._kept: list = []                   # (buffer, graphs) that a captured call used before the buffers moved
 
     def call(self) -> "CountedWorkspace":
-        """One call on the current stream, or one captured on it. An error inside poisons the workspace."""
+        """One call on the current stream, or one captured on it. An error inside poisons the workspace, outside of captures."""
         if self._poison is not None:
             self._check_usable()
         stream = self._eager_stream()
