@@ -10,6 +10,7 @@ from experts import BF16, F32, F8, anywhere
 from scenarios import captures_by_rank, graph  # noqa: F401
 
 import triton_dist
+from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.integrations import deep_ep
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
@@ -174,6 +175,43 @@ def test_dispatch_and_combine(is_async, with_topk, kind, world):
             assert torch.equal(back_weights, torch.where(ids >= 0, weights, 0.0))
 
     run_ranks(script, world, seed=world)
+
+
+def test_memory_is_kept_for_both_streams_of_asynchronous_calls(monkeypatch):
+    """A GPU's allocator gives memory of a dropped tensor to the stream that it was made on, unless others are noted."""
+    noted = []
+    monkeypatch.setattr(EmulatorBackend, "note_use", lambda self, t, stream: noted.append((t.data_ptr(), stream)))
+
+    def are_noted(stream, *tensors):
+        return {(t.data_ptr(), stream) for t in tensors} <= {*noted}
+
+    def script():
+        group = resolve()
+        buffer, main, side = deep_ep.Buffer(group), triton_dist.current_stream(), deep_ep.Buffer.get_comm_stream()
+        rank, experts = group.rank, SHARE * group.size
+        x, ids, weights = coming(rank, group.size, lambda rank: 5)[1][rank]
+        _, _, per_expert, inside, _ = buffer.get_dispatch_layout(ids, experts)
+        more = dict(is_token_in_rank=inside, num_tokens_per_expert=per_expert, topk_idx=ids, topk_weights=weights)
+        got, _, _, _, before, _ = buffer.dispatch(x, **more)
+        assert not [stream for _, stream in noted if stream in (main, side)]
+        bias, also = x.clone(), x.clone()
+        back, _, event = buffer.combine(got, before, bias=(bias, also), async_finish=True)
+        assert are_noted(side, got, bias, also, before.way.topk_ids, before.way.told) and are_noted(main, back)
+        event.current_stream_wait()
+        got, *_, handle, event = buffer.dispatch(x, async_finish=True, **more)
+        assert are_noted(side, x, ids, weights, inside, per_expert)
+        assert are_noted(main, got, handle.way.topk_ids, handle.way.told)
+        event.current_stream_wait()
+        came, _, kept, event, _ = buffer.low_latency_dispatch(x, ids, 5, experts, use_fp8=False, async_finish=True)
+        assert are_noted(main, came, kept.came.handle.told)
+        event.current_stream_wait()
+        out = torch.empty_like(x)
+        _, event, _ = buffer.low_latency_combine(came, ids, weights, kept, async_finish=True, out=out)
+        assert are_noted(side, came, kept.came.handle.told, out)
+        event.current_stream_wait()
+        triton_dist.synchronize()
+
+    run_ranks(script, 2)
 
 
 def test_a_fixed_number_of_rows_is_captured():

@@ -7,6 +7,7 @@ from experts import BF16, EP, F32, anywhere
 from scenarios import back_to_back, capturing, captures_by_rank, dawdle, graph, overtaking  # noqa: F401
 
 import triton_dist
+from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops import ep_combine, ep_combine_send, ep_dispatch, ep_dispatch_send
@@ -195,6 +196,30 @@ def test_sends_on_a_stream_of_their_own(mode):
             batch.verify(came, out)
 
     run_ranks(script, 2, mode=mode)
+
+
+@pytest.mark.parametrize("method", ["push", "unfused"])
+def test_memory_is_kept_for_the_streams_that_use_it(method, monkeypatch):
+    """A GPU's allocator gives memory of a dropped tensor to the stream that it was made on, unless others are noted."""
+    noted = []
+    monkeypatch.setattr(EmulatorBackend, "note_use", lambda self, t, stream: noted.append((t.data_ptr(), stream)))
+
+    def script():
+        group, side = resolve(), triton_dist.new_stream()
+        batches = [Batch(i, group) for i in range(4)]
+        sent = [batch.send(stream=stream, method=method) for batch, stream in zip(batches, (None, side, side, None))]
+        main = triton_dist.current_stream()
+        on = {stream: [i for i, (batch, call) in enumerate(zip(batches, sent))
+                       if {(t.data_ptr(), stream) for t in (batch.x, batch.ids, batch.weights, call.outputs.x)} <= {*noted}]
+              for stream in (main, side)}
+        # The third send completes the first, and the fourth the second. Its own tensors are of the current stream.
+        assert on == ({main: [1], side: [0, 1, 2]} if method == "push" else {main: [], side: [1, 2]})
+        came = [call.recv() for call in sent]
+        triton_dist.synchronize()
+        for batch, c in zip(batches, came):
+            batch.verify_came(c)
+
+    run_ranks(script, 2)
 
 
 def test_over_nodes_the_first_half_does_it_all():

@@ -169,3 +169,10 @@ def test_a_thread_with_the_identity_of_one_that_has_ended_is_another_thread(monk
             thread.join()
         threads.take_turn()
     assert idents == {7} and len(entered) == 6 and len({*entered}) == 5 and me.turn == threads.this.number
+
+
+def test_the_allocator_is_told_of_streams_that_use_memory_of_a_gpu():
+    told = []
+    for is_cuda in (True, False):
+        Gpu().note_use(SimpleNamespace(is_cuda=is_cuda, record_stream=told.append), is_cuda)
+    assert told == [True]

@@ -159,6 +159,9 @@ class Device(ABC):
     def use_stream(self, stream: Stream) -> Any:
         """Context manager that makes `stream` current."""
 
+    def note_use(self, tensor: Any, stream: Stream) -> None:
+        """`tensor`, made on another stream, is used on `stream`: its memory is not given away before that has run."""
+
     def named_range(self, name: str) -> Any:
         """Context manager: profilers show what the host does inside as a range of this name. By default torch's profiler does."""
         from torch.profiler import record_function

@@ -1,7 +1,10 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Device and streams of the calling rank, the same in the emulator and on a GPU."""
+from dataclasses import is_dataclass
 from typing import Any
+
+import torch
 
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.device import Stream
@@ -33,3 +36,17 @@ def use_stream(stream: Stream) -> Any:
 def synchronize() -> None:
     """Waits for all work of this rank. Raises WaitTimeout where a bounded wait expired on the device."""
     backend().synchronize()
+
+
+def used_on(stream: Stream, *values: Any) -> None:
+    """Notes that tensors are used on a stream on which they may not have been made: those in `values`, in tuples and in handles.
+
+    Without it torch gives the memory of one that is dropped to the stream on which it was made, which may write to it at once.
+    """
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            backend().note_use(value, stream)
+        elif isinstance(value, (tuple, list)):
+            used_on(stream, *value, *getattr(value, "__dict__", {}).values())
+        elif is_dataclass(value):
+            used_on(stream, *vars(value).values())

@@ -226,6 +226,10 @@ class GpuBackend(Backend):
     def use_stream(self, stream: Stream) -> Any:
         return torch.cuda.stream(stream)
 
+    def note_use(self, tensor: torch.Tensor, stream: Stream) -> None:
+        if tensor.is_cuda:
+            tensor.record_stream(stream)        # type: ignore[arg-type]
+
     @contextmanager
     def named_range(self, name: str) -> Iterator[None]:
         with torch.cuda.nvtx.range(name), super().named_range(name):     # on AMD torch's name means roctx

@@ -187,7 +187,7 @@ class Buffer(LowLatency):
                     raise InvalidArgument("topk_idx: expected None, like topk_weights, with a handle, which has the routing")
                 self.expect_handle(handle)
                 rows.tokens_of(x, handle.way.topk_ids, None)
-            recv, event = run(lambda: self._again(x, handle), (x,), previous_event, async_finish)
+            recv, event = run(lambda: self._again(x, handle), (x, handle), previous_event, async_finish)
             return recv, None, None, None, None, event
         state().expect_pairs()
         try:
@@ -198,7 +198,8 @@ class Buffer(LowLatency):
             self.refuse(error, host_waits=not num_worst_tokens)
         found, event = run(
             lambda: self._first(x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
-                                num_worst_tokens), (x, topk_idx, topk_weights), previous_event, async_finish)
+                                num_worst_tokens),
+            (x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights), previous_event, async_finish)
         return *found, event
 
     def refuse(self, error: Exception, host_waits: bool = True) -> NoReturn:
@@ -305,7 +306,7 @@ class Buffer(LowLatency):
             out = ep_combine(x, handle.way, residual=rows.added_bias(bias))
             return out, None if topk_weights is None else ep_combine(topk_weights.contiguous(), handle.way)
 
-        found, event = run(both, (x, topk_weights), previous_event, async_finish)
+        found, event = run(both, (x, handle, topk_weights, bias), previous_event, async_finish)
         return *found, event
 
     @staticmethod

@@ -200,7 +200,8 @@ class ElasticBuffer:
             getattr(previous_event_before_epilogue, "event", previous_event_before_epilogue).current_stream_wait()
         ids = topk_idx
         found, event = run(lambda: self._dispatch(x, ids, topk_weights, cumulative_local_expert_recv_stats, request, handle),
-                           (x, topk_idx, topk_weights), previous_event, async_with_compute_stream)
+                           (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, handle), previous_event,
+                           async_with_compute_stream)
         return *found, event
 
     def _dispatch(self, x: Any, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, stats: torch.Tensor | None,
@@ -298,7 +299,7 @@ class ElasticBuffer:
                 way = replace(way, positions=None, limit=weights.shape[0])
             return out, ep_combine(weights.contiguous(), way)
 
-        found, event = run(both, (x, topk_weights), previous_event, async_with_compute_stream)
+        found, event = run(both, (x, handle, topk_weights, bias), previous_event, async_with_compute_stream)
         return *found, event
 
     def _usable(self) -> None:

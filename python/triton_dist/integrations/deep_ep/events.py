@@ -3,9 +3,8 @@
 """Events of streams, and the stream on which asynchronous calls run."""
 from typing import Any, Callable
 
-import torch
-
 from triton_dist.runtime.backend import backend
+from triton_dist.runtime.streams import used_on
 from triton_dist.runtime.workspace import side_streams
 
 
@@ -76,6 +75,7 @@ def run(call: Callable[[], Any], inputs: tuple, previous_event: Any, is_async: b
     is_async: it runs on a stream of its own, which waits for previous_event or for the current stream, and the current stream
     does not wait for it. Otherwise it runs on the current stream, and the event is none.
     previous_event: an EventHandle, an EventOverlap, or None.
+    inputs: all that `call` reads or writes and that was made before, in tuples and handles.
     """
     before = getattr(previous_event, "event", previous_event)
     if not is_async:
@@ -92,15 +92,6 @@ def run(call: Callable[[], Any], inputs: tuple, previous_event: Any, is_async: b
     with backend().use_stream(stream):
         result = call()
         event = EventHandle()
-    _used_on(stream, inputs)
-    _used_on(here, (result,))
+    used_on(stream, inputs)
+    used_on(here, result)
     return result, EventOverlap(event)
-
-
-def _used_on(stream: Any, values: Any) -> None:
-    """Tells torch's allocator that tensors are used on a stream that they were not made on."""
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            _used_on(stream, value)
-        elif isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            value.record_stream(stream)

@@ -140,7 +140,7 @@ class LowLatency:
                 finish()
             return came, kept, hook
 
-        (came, kept, hook), event = run(send, (x, topk_idx), None, async_finish)
+        (came, kept, hook), event = run(send, (x, topk_idx, cumulative_local_expert_recv_stats), None, async_finish)
         handle = LowLatencyHandle(came, self.group_size, most, x.shape[1], num_experts)
         return (came.x if kept is None else (came.x, kept), came.expert_rows, handle, event, hook if return_recv_hook else None)
 
@@ -189,7 +189,7 @@ class LowLatency:
             found: Any = call(x, way, topk_weights=weights, out=out)
             return (found.outputs, found) if return_recv_hook else (found, None)
 
-        (summed, sent), event = run(send, (x, topk_idx, topk_weights), None, async_finish)
+        (summed, sent), event = run(send, (x, topk_idx, topk_weights, way, out), None, async_finish)
 
         def hook() -> None:
             sent.recv()

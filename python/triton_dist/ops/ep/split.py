@@ -15,6 +15,7 @@ from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.state import state
+from triton_dist.runtime.streams import used_on
 from triton_dist.runtime.workspace import CountedWorkspace, workspace
 
 KINDS = ("tokens to experts, even sends", "tokens to experts, odd sends")  # of the two workspaces
@@ -57,10 +58,10 @@ class Lane(CountedWorkspace):
 
 
 class UnderWay:
-    """A call that has been sent. `take` launches what completes it."""
+    """A call that has been sent. `take` launches what completes it, on the tensors `args`, which it keeps until then."""
 
-    def __init__(self, lane: Lane, launch: Callable[[], None]):
-        self._lane, self._launch = lane, launch
+    def __init__(self, lane: Lane, launch: Callable, args: tuple):
+        self._lane, self._launch, self._args = lane, launch, args
         self._on = backend().current_stream()       # the stream of its last launch
         self.captured = backend().is_capturing()
         graph = backend().capturing_graph() if self.captured else None
@@ -84,15 +85,16 @@ class UnderWay:
             raise InvalidArgument("recv: the group was reset, or its world ended, after the rows had been sent; send them again")
         if stream != self._on:
             stream.wait_stream(self._on)
+            used_on(stream, self._args)
         if self.done:
             return
         lane.call()
         try:
-            self._launch()
+            self._launch(*self._args)
         except BaseException as error:
             lane.failed(error)
             raise
-        self.done, self._on, self._launch = True, stream, _nothing
+        self.done, self._on, self._args = True, stream, ()
         lane.under_way = None
 
 
@@ -132,7 +134,7 @@ class Split(Plan):
             lane.failed(error)
             raise
         lane.sends += 1
-        lane.under_way = UnderWay(lane, lambda: take.launch(*args))
+        lane.under_way = UnderWay(lane, take.launch, args)
         return lane.under_way
 
 
@@ -177,7 +179,3 @@ class CombineSend(SplitOp, combine.EPCombine):
 
 
 DISPATCH_SEND, COMBINE_SEND = DispatchSend(), CombineSend()
-
-
-def _nothing() -> None:
-    """In place of a launch that is done."""

@@ -13,6 +13,7 @@ from triton_dist.ops.ep.split import COMBINE_SEND, DISPATCH_SEND, SplitOp, Under
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.device import Stream
 from triton_dist.runtime.entry import entry
+from triton_dist.runtime.streams import used_on
 
 
 class EPSent:
@@ -156,7 +157,10 @@ def _filled(op: SplitOp, known: Known, tensors: list) -> list:
 def _sent(known: Known, stream: Stream | None, tensors: list) -> UnderWay | None:
     """Sends. None for a call by the unfused method, which is done."""
     with _following(stream):
-        return known.plan.run(known.group, *tensors)
+        call = known.plan.run(known.group, *tensors)
+    if stream is not None:
+        used_on(stream, tensors)
+    return call
 
 
 @contextmanager
