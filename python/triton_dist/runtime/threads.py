@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Which thread of a process calls ops: any of them, one at a time.
 
-Threads have numbers here, since a thread may get the identity of one that has ended. A call rewrites parameter blocks and counts that belong to the process, so two calls at once would corrupt each other. A
-call compares the number of its thread with that of the last caller. Only where another thread comes does it look whether
-that caller is still inside of an op. Both are on their stacks before they compare, so one of them always sees the other.
+A call rewrites parameter blocks and counts that belong to the process, so two calls at once would corrupt each other. A call
+compares the number of its thread with that of the last caller. A number, since a thread may get the identity of one that has
+ended. Only where another thread comes does it look whether that caller is still inside of an op. Both are on their stacks before
+they compare, so one of them always sees the other.
 """
 from itertools import count
 from threading import get_ident, local
