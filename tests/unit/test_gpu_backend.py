@@ -11,6 +11,7 @@ import torch
 
 from triton_dist.backends.gpu import backend as gpu
 from triton_dist.runtime import threads
+from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.state import RankState
 
 
@@ -176,3 +177,23 @@ def test_the_allocator_is_told_of_streams_that_use_memory_of_a_gpu():
     for is_cuda in (True, False):
         Gpu().note_use(SimpleNamespace(is_cuda=is_cuda, record_stream=told.append), is_cuda)
     assert told == [True]
+
+
+def test_a_call_on_another_device_than_that_of_the_rank_is_refused_before_it_begins(monkeypatch):
+    """A kernel cannot be launched on a stream of another device: the launch would fail after the call has begun."""
+    current, waited = [1], []
+    monkeypatch.setattr(gpu, "_device", lambda: current[0])
+    monkeypatch.setattr(gpu, "_raw_stream", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    backend = Gpu()
+    backend._current = "stream"
+    assert backend.eager_stream() == backend.current_stream() == "stream"           # no world yet
+    backend._home = 1
+    assert backend.eager_stream() == "stream"
+    current[0] = 0
+    for ask in (backend.eager_stream, backend.current_stream):
+        with pytest.raises(InvalidArgument, match="current device is cuda:0, and that of this rank is cuda:1"):
+            ask()
+    backend.synchronize()
+    assert waited == [1]

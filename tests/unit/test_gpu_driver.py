@@ -252,13 +252,15 @@ def test_an_overlapping_launch_is_asked_for_where_there_is_such_a_thing(monkeypa
     assert seen == [options] * 2
 
 
-@pytest.mark.parametrize("local_rank, shares, home", [(1, "", 1), (2, "", None), (2, "0", None), (2, "1", 0), (5, "1", 1)])
+@pytest.mark.parametrize("local_rank, shares, home", [(1, "", 1), (2, "", None), (2, "0", None), (2, "1", 0), (5, "1", 1),
+                                                     (None, "", 0), (None, "1", 0)])
 def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shares, home):
     from triton_dist.backends.nvidia.backend import NvidiaBackend
     taken, made = [], object.__new__(NvidiaBackend)
     made._home, made._variants = 1, {"of device": 1}
     monkeypatch.setenv("TRITON_DIST_SHARE_GPUS", shares)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)        # the user's, where nobody has set LOCAL_RANK
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     if home is None:
         with pytest.raises(InvalidArgument, match="one of the 2 visible GPUs, found 2; .*TRITON_DIST_SHARE_GPUS=1"):

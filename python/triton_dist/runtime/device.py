@@ -104,8 +104,8 @@ class Device(ABC):
         """Raises where the calling rank cannot join a world now."""
 
     @abstractmethod
-    def set_device(self, local_rank: int) -> None:
-        """Binds this process to a device (no-op in the emulator)."""
+    def set_device(self, local_rank: int | None) -> None:
+        """Binds this process to a device (no-op in the emulator). None: to the one that is current."""
 
     def enter_thread(self) -> None:
         """The calling thread uses the device from now on, maybe for the first time; no other does at the same time."""

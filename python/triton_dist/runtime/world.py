@@ -31,8 +31,8 @@ _worlds = count()               # process groups that this process has made: as 
 def initialize_distributed(seed: int | None = None, initialize_shmem: bool = True, aot: bool | str | None = None) -> Any:
     """Joins the world that torchrun (or launch.sh) started, or makes a world of one.
 
-    Collective. Binds this process to GPU LOCAL_RANK, makes torch's default process group unless there is one, and reserves the
-    symmetric heap. A second call does nothing that is done already.
+    Collective. Binds this process to GPU LOCAL_RANK, or to torch's current device where that variable is not set, makes torch's
+    default process group unless there is one, and reserves the symmetric heap. A second call does nothing that is done already.
 
     Args:
         seed: torch is seeded with seed + rank. None: it is not seeded.
@@ -82,7 +82,8 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
 def _join(me: RankState) -> None:
     import torch.distributed as dist
     backend().check_join()
-    backend().set_device(int(number("LOCAL_RANK", 0, least=0, kind=int)))
+    local_rank = int(number("LOCAL_RANK", -1, least=0, kind=int))
+    backend().set_device(None if local_rank < 0 else local_rank)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             me.world = SoloGroup()
@@ -161,6 +162,8 @@ def _leave(error: BaseException | None = None, with_graphs: bool | None = None) 
     with_graphs: whether any rank holds graphs; None: what this one holds counts.
     """
     me = state()
+    if me.world is None and not me.owns_process_group:      # of a child of fork at its exit, which must not touch the device
+        return
     if with_graphs is None:
         with_graphs = backend().end_graphs() if error is None else backend().has_graphs()
     arena = me.heap.arena if me.heap else None

@@ -48,7 +48,7 @@ class EmulatorBackend(Backend):
         if scheduler.is_active() and machine().states:
             raise InvalidArgument("this rank has left its virtual world, which cannot be joined again; call run_ranks again")
 
-    def set_device(self, local_rank: int) -> None:
+    def set_device(self, local_rank: int | None) -> None:
         pass
 
     def enter_thread(self) -> None:

@@ -100,6 +100,7 @@ class GpuBackend(Backend):
 
     default_heap_size = 2 << 30
     heap_providers: tuple = ("p2p",)       # what TRITON_DIST_HEAP may name, beside auto; the first is for one host
+    _home: int | None = None               # the device of this rank
     compiles_by_storage = False            # whether Triton compiles for how large the storage of a tensor is
 
     def __init__(self, driver: GpuDriver):
@@ -116,7 +117,6 @@ class GpuBackend(Backend):
         self._prebuilt: Prebuilt | None = None
         path = aot_record()
         self._recorder = Recorder(path) if path else None
-        self._home: int | None = None                           # the device of this rank
         self._memory_ops: dict[int, bool] = {}
         self._variants: dict[tuple, Variant] = {}
         self._raw, self._current = None, None                   # the current stream: handle and object
@@ -137,8 +137,10 @@ class GpuBackend(Backend):
     def device_name(self) -> str:
         return self._properties.name
 
-    def set_device(self, local_rank: int) -> None:
+    def set_device(self, local_rank: int | None) -> None:
         count = torch.cuda.device_count()
+        if local_rank is None:
+            local_rank = torch.cuda.current_device() if count else 0
         if local_rank >= count and count and share_gpus():
             local_rank %= count
         if not 0 <= local_rank < count:
@@ -209,13 +211,20 @@ class GpuBackend(Backend):
         return SideStream(priority=-1)
 
     def current_stream(self) -> Stream:
-        return self._stream_of(_raw_stream(_device()))
+        return self._stream_of(self._raw_stream_here())
 
     def eager_stream(self) -> Stream | None:
-        raw = _raw_stream(_device())
+        raw = self._raw_stream_here()
         if raw and torch.cuda.is_current_stream_capturing():      # 0, the legacy default stream, cannot be captured
             return None
         return self._current if raw == self._raw else self._stream_of(raw)
+
+    def _raw_stream_here(self) -> int:
+        device = _device()
+        if device != self._home and self._home is not None:         # a launch would meet streams of another device
+            raise InvalidArgument(f"the current device is cuda:{device}, and that of this rank is cuda:{self._home}; call ops "
+                                  "where that one is current, outside of torch.cuda.device(...)")
+        return _raw_stream(device)
 
     def _stream_of(self, raw: int) -> Stream:
         """The current stream, whose handle is `raw`: an object of torch's costs microseconds."""
@@ -240,7 +249,7 @@ class GpuBackend(Backend):
 
     def synchronize(self) -> None:
         try:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._home)
         except RuntimeError as error:
             if not self._contexts.wait_records():
                 raise
@@ -342,8 +351,7 @@ class GpuBackend(Backend):
         return {name: value for name, value in kwargs.items() if name != "launch_pdl"}
 
     def allow_tf32(self) -> bool:
-        # torch's names on both vendors. Its older switch, allow_tf32, raises once a user has set this one.
-        return _fp32_precision("cuda", "matmul") == "tf32"
+        return _fp32_precision("cuda", "matmul") == "tf32"      # to read torch's older switch raises where this one was set
 
     def set_context(self, context: Context) -> None:
         self._contexts.set(context)
