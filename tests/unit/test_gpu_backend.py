@@ -3,13 +3,16 @@
 """Streams and allocations of the GPU backends, without a GPU."""
 import gc
 import sys
-from threading import Thread, get_ident
+from threading import Event, Thread, get_ident
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from triton_dist.backends.gpu import backend as gpu
+from triton_dist.backends.gpu import backend as gpu, p2p
+from triton_dist.cores.hopper.descriptors import tma_can_read
+from triton_dist.ops.calls.checks import rows_contiguous
+from triton_dist.ops.device.boxes import can_read
 from triton_dist.runtime import threads
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.state import RankState
@@ -197,3 +200,38 @@ def test_a_call_on_another_device_than_that_of_the_rank_is_refused_before_it_beg
             ask()
     backend.synchronize()
     assert waited == [1]
+
+
+@pytest.mark.parametrize("device", ["rests", "waits for a peer", "has failed"])
+def test_a_slab_stays_mapped_where_to_unmap_it_would_hang_or_end_the_process(device, monkeypatch):
+    """torch waits for the device in a destructor, out of which an error ends the process before it is told."""
+    released = Event()
+
+    def synchronize(of):
+        assert of == slab.device
+        if device == "waits for a peer":
+            released.wait(60)
+        if device == "has failed":
+            raise RuntimeError("device-side assert triggered")
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(p2p, "_PATIENCE", 30 if device == "rests" else 0.05)
+    monkeypatch.setattr(p2p, "_abandoned", kept := [])
+    slab = torch.empty(8)
+    arena = object.__new__(p2p.P2PArena)
+    arena.local, arena._handle, arena._views = slab, "handle", {0: slab}
+    arena.close()
+    arena.close()
+    released.set()
+    assert arena.local is arena._handle is None and not arena._views
+    assert [each[:2] for each in kept] == ([] if device == "rests" else [(slab, "handle")])
+
+
+def test_rows_that_are_one_in_memory_are_copied_before_tma_reads_them():
+    """As a gradient that was expanded over rows: drivers need not take a stride of 0."""
+    row = torch.ones(1, 64, dtype=torch.float16)
+    expanded, windows = row.expand(4, 64), torch.ones(256, dtype=torch.float16).as_strided((4, 64), (16, 1))
+    assert tma_can_read(row) and can_read(row) and rows_contiguous(row) is row
+    for t in (expanded, windows):
+        assert not tma_can_read(t) and not can_read(t)
+    copy = rows_contiguous(expanded)
+    assert tma_can_read(copy) and can_read(copy) and torch.equal(copy, expanded)

@@ -111,7 +111,8 @@ class ContextWriter:
         if not self._bounded:
             return context
         if self._diagnostics is None:
-            self._diagnostics = torch.zeros(DIAG_SLOTS * DIAG_RECORD_SIZE, dtype=torch.uint8, pin_memory=True)
+            self._diagnostics = torch.zeros(DIAG_SLOTS * DIAG_RECORD_SIZE, dtype=torch.uint8, device="cpu",
+                                            pin_memory=True)
         # Pinned memory has one address for host and device (unified addressing).
         return dataclasses.replace(context, diagnostics=self._diagnostics.data_ptr())
 

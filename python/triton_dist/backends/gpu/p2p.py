@@ -6,6 +6,7 @@ torch.distributed._symmetric_memory is private to torch; this module is the only
 """
 import os
 import weakref
+from threading import Thread
 from typing import Any, Callable
 
 import torch
@@ -13,6 +14,9 @@ import torch
 from triton_dist.runtime.device import Arena
 from triton_dist.runtime.environment import share_gpus
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+
+_PATIENCE = 2.0                 # seconds in which a device comes to rest before its slab is given back
+_abandoned: list = []           # what keeps the slabs of devices that did not
 
 
 class _Memory:
@@ -95,4 +99,27 @@ class P2PArena(_OwnStorages):
         return self._views[rank]
 
     def close(self) -> None:
+        """Unmaps the slabs, unless a kernel still waits for a peer, or the device has failed.
+
+        To unmap them torch waits for the device without a bound, and ends the process where that gives an error. Then slabs stay
+        mapped until the process ends, so that it can end, and say why.
+        """
+        if self.local is not None and not _comes_to_rest(self.local.device):
+            _abandoned.append((self.local, self._handle, self._views))
         self._views, self._handle, self.local = {}, None, None
+
+
+def _comes_to_rest(device: torch.device) -> bool:
+    """Whether all work on `device` ends soon and without an error."""
+    ended = []
+
+    def wait() -> None:
+        try:
+            torch.cuda.synchronize(device)
+            ended.append(True)
+        except RuntimeError:                    # of the device; this and every later call gives it
+            pass
+    thread = Thread(target=wait, name="waits for the device", daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return bool(ended)

@@ -34,6 +34,9 @@ def descriptor(t: torch.Tensor, *block: int, shape: tuple = (), strides: tuple =
 
 
 def tma_can_read(t: torch.Tensor) -> bool:
-    """TMA wants a 16-byte aligned base, contiguous rows, strides of whole 16 bytes between them, and at least one element."""
+    """TMA wants a 16-byte aligned base, contiguous rows, strides of whole 16 bytes between them, and at least one element.
+
+    Drivers need not take rows that overlap, such as those of an expanded tensor, whose stride is 0.
+    """
     return (t.numel() > 0 and t.stride(1) == 1 and t.data_ptr() % 16 == 0
-            and t.stride(0) * t.element_size() % 16 == 0)
+            and t.stride(0) * t.element_size() % 16 == 0 and t.stride(0) >= t.shape[1])

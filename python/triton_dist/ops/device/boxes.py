@@ -11,5 +11,6 @@ def boxes(t: torch.Tensor, *block: int) -> TensorDescriptor:
 
 
 def can_read(*tensors: torch.Tensor) -> bool:
-    """Whether each has an element, a base at 16 bytes, and rows that are whole 16 bytes apart."""
-    return all(t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 for t in tensors)
+    """Whether each has an element, a base at 16 bytes, and rows that are whole 16 bytes apart and do not overlap."""
+    return all(t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 and
+               t.stride(0) >= t.shape[1] for t in tensors)
