@@ -181,7 +181,8 @@ def hung(monkeypatch):
     allocation = heap.allocate(64, SoloGroup(), "ready")
     allocation.writer = lambda offset: offset // 4 + 5
     monkeypatch.setattr(gpu, "state", lambda: SimpleNamespace(heap=heap))
-    monkeypatch.setattr(gpu.torch.cuda, "synchronize", lambda device: (_ for _ in ()).throw(RuntimeError("unspecified launch failure")))
+    monkeypatch.setattr(gpu.torch.cuda, "synchronize",
+                        lambda device: (_ for _ in ()).throw(RuntimeError("unspecified launch failure")))
 
     class Bare(gpu.GpuBackend):
         name = "nvidia"
