@@ -95,9 +95,9 @@ def test_a_side_stream_keeps_the_event_that_it_waits_for(monkeypatch):
     assert "record_event" not in vars(SideStream), "an event of this stream may be held by others"
 
 
-@pytest.mark.parametrize("stream, capturing, apart", [(0, False, False), (8, False, True), (8, True, False)])
+@pytest.mark.parametrize("stream, capturing, apart", [(0, False, True), (8, False, True), (8, True, False)])
 def test_memory_outside_of_pools_is_asked_for_by_another_thread(stream, capturing, apart, monkeypatch):
-    """Calls on the default stream are no warm-up of a capture. While a graph is captured, other threads must ask for nothing."""
+    """Also on the default stream, where users may have a pool. While a graph is captured, other threads must ask for nothing."""
     on: dict = {}
     monkeypatch.setattr(gpu, "_device", lambda: 0)
     monkeypatch.setattr(gpu, "_raw_stream", lambda device: stream)
@@ -235,3 +235,18 @@ def test_rows_that_are_one_in_memory_are_copied_before_tma_reads_them():
         assert not tma_can_read(t) and not can_read(t)
     copy = rows_contiguous(expanded)
     assert tma_can_read(copy) and can_read(copy) and torch.equal(copy, expanded)
+
+
+@pytest.mark.parametrize("ranks, own", [
+    ([("a", 0, "x"), ("a", 0, "y")], True),                                         # each sees one GPU
+    ([("a", 0, "x"), ("a", 1, "y")], False),
+    ([("a", 0, "x"), ("a", 0, "x")], False),                                        # they do share one
+    ([("a", 0, ""), ("a", 0, "")], False),                                          # a torch that does not tell
+    ([("a", 0, "x"), ("b", 0, "y")], False),
+])
+def test_ranks_that_each_see_their_own_gpu_are_told_from_ranks_that_share_one(ranks, own, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="x"))
+    monkeypatch.setattr(p2p.socket, "gethostname", lambda: "a")
+    told = []
+    world = SimpleNamespace(all_gather_object=lambda mine: told.append(mine) or ranks)
+    assert p2p._each_sees_its_own(torch.device("cuda", 0), world) == own and told == [("a", 0, "x")]

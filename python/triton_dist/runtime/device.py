@@ -126,7 +126,8 @@ class Device(ABC):
     def outside_pools(self, call: Callable[[], Any]) -> Any:
         """call(). Device memory that it takes may outlive the call of an op in which it is needed first.
 
-        CUDA graphs of torch.compile have a memory pool, also for the call before a capture, in which nothing else may live on.
+        CUDA graphs of torch.compile have a memory pool, also for the call before a capture, in which nothing else may live on. So
+        may users, by torch.cuda.use_mem_pool, whose memory may be given back while tensors live in it.
         """
         return call()
 

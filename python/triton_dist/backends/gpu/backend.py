@@ -172,7 +172,7 @@ class GpuBackend(Backend):
         return lambda: (_empty(size, stride, dtype) if _device() == mine else torch.empty(size, dtype=dtype, device=device))
 
     def outside_pools(self, call: Callable[[], Any]) -> Any:
-        if not self.warms_up() or self.is_capturing():
+        if self.is_capturing():                                     # then other threads must ask for nothing
             return call()
         stream, result = torch.cuda.current_stream(), Future()      # torch sets a pool for one thread
 
@@ -372,7 +372,7 @@ class GpuBackend(Backend):
         return arena
 
     def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:
-        return LocalArena(nbytes, self.device()) if world.size == 1 else P2PArena(nbytes, self.device(), world.rank)
+        return LocalArena(nbytes, self.device()) if world.size == 1 else P2PArena(nbytes, self.device(), world)
 
     # -- failure -------------------------------------------------------------------------------------------
     def blocking(self, call: Callable[[], Any]) -> None:

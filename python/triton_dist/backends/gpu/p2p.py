@@ -5,6 +5,7 @@
 torch.distributed._symmetric_memory is private to torch; this module is the only one that touches it.
 """
 import os
+import socket
 import weakref
 from threading import Thread
 from typing import Any, Callable
@@ -14,6 +15,7 @@ import torch
 from triton_dist.runtime.device import Arena
 from triton_dist.runtime.environment import share_gpus
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.groups import Group
 
 _PATIENCE = 2.0                 # seconds in which a device comes to rest before its slab is given back
 _abandoned: list = []           # what keeps the slabs of devices that did not
@@ -68,12 +70,12 @@ class LocalArena(_OwnStorages):
 class P2PArena(_OwnStorages):
     """One slab a rank, allocated and exchanged by torch. Made by all ranks of the default process group together."""
 
-    def __init__(self, nbytes: int, device: torch.device, rank: int):
+    def __init__(self, nbytes: int, device: torch.device, world: Group):
         import torch.distributed as dist
 
         from triton_dist.compat import distributed as private
-        self.nbytes = nbytes
-        if share_gpus():
+        self.nbytes, self._rank = nbytes, (rank := world.rank)
+        if share_gpus() or _each_sees_its_own(device, world):       # torch would take equal numbers for one device
             os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         try:
             symmetric_memory = private.symmetric_memory()
@@ -85,7 +87,6 @@ class P2PArena(_OwnStorages):
                 f"{torch.__version__}: {error}. It takes GPUs of one host with peer access to each other; a smaller "
                 "TRITON_DIST_HEAP_SIZE helps if memory ran out") from error
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
-        self._rank = rank
         if self.bases[rank] != self.local.data_ptr():
             raise UnsupportedFeature("torch's symmetric memory is mapped at another address than its own tensor; "
                                      f"expected {self.local.data_ptr():#x}, found {self.bases[rank]:#x}")
@@ -107,6 +108,13 @@ class P2PArena(_OwnStorages):
         if self.local is not None and not _comes_to_rest(self.local.device):
             _abandoned.append((self.local, self._handle, self._views))
         self._views, self._handle, self.local = {}, None, None
+
+
+def _each_sees_its_own(device: torch.device, world: Group) -> bool:
+    """Collective: whether different GPUs of a host have equal numbers, as where CUDA_VISIBLE_DEVICES gives each rank its own."""
+    gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    answers = world.all_gather_object((socket.gethostname(), device.index, gpu))
+    return len({(host, gpu) for host, _, gpu in answers}) == len(answers) > len({(host, index) for host, index, _ in answers})
 
 
 def _comes_to_rest(device: torch.device) -> bool:
