@@ -156,3 +156,19 @@ def test_inside_graph_capture_no_kernel_is_compiled(captures_by_rank):
         assert torch.equal(found[0], before[0])
     with torch.no_grad():
         run_ranks(script, 1)
+
+
+def test_inside_graph_capture_no_kernel_is_compiled_for_another_alignment(captures_by_rank):
+    """A binary for addresses of whole 16 bytes does not serve others."""
+    def script():
+        memory, options = random_tensor(4 * 60 + 1, dtype=torch.float32, seed=3), dict(
+            sigmoid=True, normalize=True, scale=1.0, groups=1, top_groups=1, top2=False)
+        with mock.patch.object(_routing, "_compiled", set()):
+            for begin in (0, 1):
+                logits = memory[begin:begin + 4 * 60].view(4, 60)
+                with capturing():
+                    assert _routing.chosen(logits, 4, None, **options) is None
+                assert _routing.chosen(logits, 4, None, **options) is not None
+                with capturing():
+                    assert _routing.chosen(logits, 4, None, **options) is not None
+    run_ranks(script, 1)

@@ -13,6 +13,7 @@ from triton_dist.runtime.state import state
 
 _AT_ONCE = 512          # logits of a program, which has one warp
 _MOST = 2048            # experts
+_ALIGNMENT = 16         # bytes of addresses
 _compiled: set = set()  # what the kernel has been launched for outside of graph capture, inside which none is compiled
 
 
@@ -39,15 +40,16 @@ def chosen(logits: torch.Tensor, top_k: int, bias: torch.Tensor | None, *, sigmo
     rows = max(1, _AT_ONCE // padded)
     options = dict(K=top_k, CHOICES=power_of_two(top_k), EXPERTS=padded, GROUPS=groups, TOP_GROUPS=top_groups, TOP2=top2,
                    SIGMOID=sigmoid, NORMALIZE=normalize, BIASED=bias is not None, ROWS=rows, num_warps=1 if padded <= 1024 else 4)
-    kind = (logits.dtype, experts, *options.values())
+    given, shift = logits.detach().contiguous(), None if bias is None else bias.float().resolve_neg().contiguous()
+    aligned = [None if t is None else t.data_ptr() % _ALIGNMENT == 0 for t in (given, shift)]      # Triton compiles for that
+    kind = (logits.dtype, experts, *aligned, *options.values())
     if kind not in _compiled and backend().is_capturing():
         return None
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
     if tokens:
         choose_kernel[(triton.cdiv(tokens, rows), )](  # pyright: ignore[reportIndexIssue]
-            logits.detach().contiguous(), weights if bias is None else bias.float().resolve_neg().contiguous(), ids, weights,
-            tokens, experts, float(scale), **options)
+            given, weights if shift is None else shift, ids, weights, tokens, experts, float(scale), **options)
         backend().before_torch()
         _compiled.add(kind)
     return ids, weights
