@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Streams and allocations of the GPU backends, without a GPU."""
 import gc
+import ctypes
+import gc
 import sys
+import weakref
 from threading import Event, Thread, get_ident
 from types import ModuleType, SimpleNamespace
 
@@ -118,6 +121,8 @@ def test_memory_outside_of_pools_is_asked_for_by_another_thread(stream, capturin
     assert (thread != get_ident()) == apart and streams == ({thread: stream} if apart else {})
     with pytest.raises(ZeroDivisionError):
         Gpu().outside_pools(lambda: 1 / 0)
+    monkeypatch.setattr(Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't create new thread")))
+    assert Gpu().outside_pools(get_ident) == get_ident()                # the interpreter ends
 
 
 def test_the_end_of_a_world_ends_graphs_of_compiled_functions_alone(monkeypatch):
@@ -202,10 +207,10 @@ def test_a_call_on_another_device_than_that_of_the_rank_is_refused_before_it_beg
     assert waited == [1]
 
 
-@pytest.mark.parametrize("device", ["rests", "waits for a peer", "has failed"])
+@pytest.mark.parametrize("device", ["rests", "waits for a peer", "has failed", "is asked by an interpreter that ends"])
 def test_a_slab_stays_mapped_where_to_unmap_it_would_hang_or_end_the_process(device, monkeypatch):
     """torch waits for the device in a destructor, out of which an error ends the process before it is told."""
-    released = Event()
+    released, kept = Event(), []
 
     def synchronize(of):
         assert of == slab.device
@@ -215,7 +220,9 @@ def test_a_slab_stays_mapped_where_to_unmap_it_would_hang_or_end_the_process(dev
             raise RuntimeError("device-side assert triggered")
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(p2p, "_PATIENCE", 30 if device == "rests" else 0.05)
-    monkeypatch.setattr(p2p, "_abandoned", kept := [])
+    monkeypatch.setattr(p2p, "_keep_for_good", lambda *objects: kept.append(objects))
+    if device == "is asked by an interpreter that ends":
+        monkeypatch.setattr(Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't create new thread")))
     slab = torch.empty(8)
     arena = object.__new__(p2p.P2PArena)
     arena.local, arena._handle, arena._views = slab, "handle", {0: slab}
@@ -250,3 +257,15 @@ def test_ranks_that_each_see_their_own_gpu_are_told_from_ranks_that_share_one(ra
     told = []
     world = SimpleNamespace(all_gather_object=lambda mine: told.append(mine) or ranks)
     assert p2p._each_sees_its_own(torch.device("cuda", 0), world) == own and told == [("a", 0, "x")]
+
+
+def test_what_is_kept_for_good_outlives_the_interpreters_modules():
+    class Slab:
+        pass
+    seen = weakref.ref(made := Slab())
+    p2p._keep_for_good(made)
+    del made
+    gc.collect()
+    assert seen() is not None
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(seen()))
+    assert seen() is None

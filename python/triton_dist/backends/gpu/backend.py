@@ -4,9 +4,7 @@
 import functools
 import gc
 import sys
-from concurrent.futures import Future
 from contextlib import contextmanager
-from threading import Thread
 from typing import Any, Callable, Iterator, Sequence
 
 import torch
@@ -19,6 +17,7 @@ from triton_dist.backends.gpu.collective_watch import CollectiveWatch
 from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.heap_provider import heap_provider
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
+from triton_dist.backends.gpu.pools import in_another_thread
 from triton_dist.backends.gpu.prebuilt import Prebuilt
 from triton_dist.backends.gpu.recording import Recorder
 from triton_dist.backends.gpu.side_stream import SideStream
@@ -172,18 +171,7 @@ class GpuBackend(Backend):
         return lambda: (_empty(size, stride, dtype) if _device() == mine else torch.empty(size, dtype=dtype, device=device))
 
     def outside_pools(self, call: Callable[[], Any]) -> Any:
-        if self.is_capturing():                                     # then other threads must ask for nothing
-            return call()
-        stream, result = torch.cuda.current_stream(), Future()      # torch sets a pool for one thread
-
-        def run() -> None:
-            try:
-                with torch.cuda.stream(stream):
-                    result.set_result(call())
-            except BaseException as error:
-                result.set_exception(error)
-        Thread(target=run, name="outside of memory pools", daemon=True).start()
-        return result.result()
+        return call() if self.is_capturing() else in_another_thread(call)     # in a capture other threads must ask for nothing
 
     def has_graphs(self) -> bool:
         gc.unfreeze()                               # get_objects() leaves out what is frozen

@@ -4,6 +4,7 @@
 
 torch.distributed._symmetric_memory is private to torch; this module is the only one that touches it.
 """
+import ctypes
 import os
 import socket
 import weakref
@@ -18,7 +19,6 @@ from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
 _PATIENCE = 2.0                 # seconds in which a device comes to rest before its slab is given back
-_abandoned: list = []           # what keeps the slabs of devices that did not
 
 
 class _Memory:
@@ -106,7 +106,7 @@ class P2PArena(_OwnStorages):
         mapped until the process ends, so that it can end, and say why.
         """
         if self.local is not None and not _comes_to_rest(self.local.device):
-            _abandoned.append((self.local, self._handle, self._views))
+            _keep_for_good(self.local, self._handle, *self._views.values())
         self._views, self._handle, self.local = {}, None, None
 
 
@@ -128,6 +128,15 @@ def _comes_to_rest(device: torch.device) -> bool:
         except RuntimeError:                    # of the device; this and every later call gives it
             pass
     thread = Thread(target=wait, name="waits for the device", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:                        # the interpreter ends: so does the process
+        return False
     thread.join(_PATIENCE)
     return bool(ended)
+
+
+def _keep_for_good(*objects: Any) -> None:
+    """Objects that are not destroyed, also not when the interpreter ends and empties its modules."""
+    for each in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

@@ -1,0 +1,25 @@
+# SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
+# SPDX-License-Identifier: MIT
+"""Memory outside of the pools that a caller has set: torch sets one for a thread."""
+from concurrent.futures import Future
+from threading import Thread
+from typing import Any, Callable
+
+import torch
+
+
+def in_another_thread(call: Callable[[], Any]) -> Any:
+    """call(), on the current stream, by a thread for which nobody has set a pool."""
+    stream, result = torch.cuda.current_stream(), Future()
+
+    def run() -> None:
+        try:
+            with torch.cuda.stream(stream):
+                result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+    try:
+        Thread(target=run, name="outside of memory pools", daemon=True).start()
+    except RuntimeError:                        # the interpreter ends, and starts no threads any more
+        return call()
+    return result.result()
