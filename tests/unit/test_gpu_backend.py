@@ -101,24 +101,16 @@ def test_a_side_stream_keeps_the_event_that_it_waits_for(monkeypatch):
 @pytest.mark.parametrize("stream, capturing, apart", [(0, False, True), (8, False, True), (8, True, False)])
 def test_memory_outside_of_pools_is_asked_for_by_another_thread(stream, capturing, apart, monkeypatch):
     """Also on the default stream, where users may have a pool. While a graph is captured, other threads must ask for nothing."""
-    on: dict = {}
+    done: list = []
     monkeypatch.setattr(gpu, "_device", lambda: 0)
     monkeypatch.setattr(gpu, "_raw_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=stream, device=3))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append((get_ident(), device)))
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda entered: done.append((get_ident(), entered.cuda_stream)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
 
-    class Stream:
-        def __init__(self, entered):
-            self.entered = entered
-
-        def __enter__(self):
-            on[get_ident()] = self.entered
-
-        def __exit__(self, *_):
-            del on[get_ident()]
-    monkeypatch.setattr(torch.cuda, "stream", Stream)
-    thread, streams = Gpu().outside_pools(lambda: (get_ident(), dict(on)))
-    assert (thread != get_ident()) == apart and streams == ({thread: stream} if apart else {})
+    thread, before = Gpu().outside_pools(lambda: (get_ident(), list(done)))
+    assert (thread != get_ident()) == apart and before == ([(thread, 3), (thread, stream)] if apart else [])
     with pytest.raises(ZeroDivisionError):
         Gpu().outside_pools(lambda: 1 / 0)
     monkeypatch.setattr(Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't create new thread")))

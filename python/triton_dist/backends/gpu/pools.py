@@ -14,8 +14,9 @@ def in_another_thread(call: Callable[[], Any]) -> Any:
 
     def run() -> None:
         try:
-            with torch.cuda.stream(stream):
-                result.set_result(call())
+            torch.cuda.set_device(stream.device)    # a thread begins with device 0, on which a switch of streams leaves a context
+            torch.cuda.set_stream(stream)
+            result.set_result(call())
         except BaseException as error:
             result.set_exception(error)
     try:
