@@ -11,12 +11,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from triton_dist.backends.gpu import backend as gpu, p2p
+from triton_dist.backends.gpu import backend as gpu, leaving, p2p
 from triton_dist.cores.hopper.descriptors import tma_can_read
 from triton_dist.ops.calls.checks import rows_contiguous
 from triton_dist.ops.device.boxes import can_read
-from triton_dist.runtime import threads
+from triton_dist.runtime import threads, world
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.state import RankState
 
@@ -200,29 +201,40 @@ def test_a_call_on_another_device_than_that_of_the_rank_is_refused_before_it_beg
 
 
 @pytest.mark.parametrize("device", ["rests", "waits for a peer", "has failed", "is asked by an interpreter that ends"])
-def test_a_slab_stays_mapped_where_to_unmap_it_would_hang_or_end_the_process(device, monkeypatch):
+def test_an_arena_stays_where_to_close_it_would_hang_or_end_the_process(device, monkeypatch):
     """torch waits for the device in a destructor, out of which an error ends the process before it is told."""
-    released, kept = Event(), []
+    released, kept, closed = Event(), [], []
 
     def synchronize(of):
-        assert of == slab.device
+        assert of == 3
         if device == "waits for a peer":
             released.wait(60)
         if device == "has failed":
             raise RuntimeError("device-side assert triggered")
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(p2p, "_PATIENCE", 30 if device == "rests" else 0.05)
-    monkeypatch.setattr(p2p, "_keep_for_good", lambda *objects: kept.append(objects))
+    monkeypatch.setattr(leaving, "_PATIENCE", 30 if device == "rests" else 0.05)
+    monkeypatch.setattr(gpu, "keep_for_good", kept.append)
     if device == "is asked by an interpreter that ends":
         monkeypatch.setattr(Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't create new thread")))
-    slab = torch.empty(8)
-    arena = object.__new__(p2p.P2PArena)
-    arena.local, arena._handle, arena._views = slab, "handle", {0: slab}
-    arena.close()
-    arena.close()
+    backend, arena = Gpu(), SimpleNamespace(close=lambda: closed.append(1))
+    backend._home = 3
+    assert backend.close_arena(arena) == (device == "rests")
     released.set()
-    assert arena.local is arena._handle is None and not arena._views
-    assert [each[:2] for each in kept] == ([] if device == "rests" else [(slab, "handle")])
+    assert (closed, kept) == (([1], []) if device == "rests" else ([], [arena]))
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_process_group_is_not_ended_while_the_device_waits(rests, monkeypatch):
+    """NCCL would wait for the device."""
+    ended, me = [], RankState()
+    me.world, me.heap, me.owns_process_group = "world", SimpleNamespace(arena="arena"), True
+    monkeypatch.setattr(world, "state", lambda: me)
+    monkeypatch.setattr(world, "backend", lambda: SimpleNamespace(
+        end_graphs=lambda: False, left_world=lambda error: None, close_arena=lambda arena: rests))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append(1))
+    world._leave()
+    assert me.world is None and bool(ended) == rests
 
 
 def test_rows_that_are_one_in_memory_are_copied_before_tma_reads_them():
@@ -255,7 +267,7 @@ def test_what_is_kept_for_good_outlives_the_interpreters_modules():
     class Slab:
         pass
     seen = weakref.ref(made := Slab())
-    p2p._keep_for_good(made)
+    leaving.keep_for_good(made)
     del made
     gc.collect()
     assert seen() is not None

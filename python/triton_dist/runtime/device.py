@@ -275,6 +275,15 @@ class Device(ABC):
     def reserve_arena(self, nbytes: int, world: Any) -> Arena:
         """Collective over `world` (runtime.groups.Group): reserves and maps every rank's slab, zeroed."""
 
+    def close_arena(self, arena: Arena) -> bool:
+        """Closes the arena of a world that is left.
+
+        False: it stays until the process ends, since the device still waits for a peer or has failed. Then nothing that waits for
+        the device may be called.
+        """
+        arena.close()
+        return True
+
     # -- failure -------------------------------------------------------------------------------------------
     def left_world(self, error: str | None = None) -> None:
         """The calling rank leaves its world, maybe by an error: what watches over it may stop. Silent, idempotent."""

@@ -166,15 +166,15 @@ def _leave(error: BaseException | None = None, with_graphs: bool | None = None) 
         return
     if with_graphs is None:
         with_graphs = backend().end_graphs() if error is None else backend().has_graphs()
-    arena = me.heap.arena if me.heap else None
+    arena, rests = me.heap.arena if me.heap else None, True
     owns, of_torch = me.owns_process_group, isinstance(me.world, TorchGroup)
     for name, value in vars(RankState()).items():
         setattr(me, name, value)
     atexit.unregister(_leave)
     if arena is not None:
         backend().left_world(None if error is None else describe(error))
-        arena.close()
-    if owns and (error is None or not backend().is_in_collective()):
+        rests = backend().close_arena(arena)
+    if owns and rests and (error is None or not backend().is_in_collective()):
         import torch.distributed as dist
         if with_graphs:
             me.owns_process_group = True        # for the next world

@@ -4,11 +4,9 @@
 
 torch.distributed._symmetric_memory is private to torch; this module is the only one that touches it.
 """
-import ctypes
 import os
 import socket
 import weakref
-from threading import Thread
 from typing import Any, Callable
 
 import torch
@@ -17,8 +15,6 @@ from triton_dist.runtime.device import Arena
 from triton_dist.runtime.environment import share_gpus
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import Group
-
-_PATIENCE = 2.0                 # seconds in which a device comes to rest before its slab is given back
 
 
 class _Memory:
@@ -100,13 +96,6 @@ class P2PArena(_OwnStorages):
         return self._views[rank]
 
     def close(self) -> None:
-        """Unmaps the slabs, unless a kernel still waits for a peer, or the device has failed.
-
-        To unmap them torch waits for the device without a bound, and ends the process where that gives an error. Then slabs stay
-        mapped until the process ends, so that it can end, and say why.
-        """
-        if self.local is not None and not _comes_to_rest(self.local.device):
-            _keep_for_good(self.local, self._handle, *self._views.values())
         self._views, self._handle, self.local = {}, None, None
 
 
@@ -115,28 +104,3 @@ def _each_sees_its_own(device: torch.device, world: Group) -> bool:
     gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     answers = world.all_gather_object((socket.gethostname(), device.index, gpu))
     return len({(host, gpu) for host, _, gpu in answers}) == len(answers) > len({(host, index) for host, index, _ in answers})
-
-
-def _comes_to_rest(device: torch.device) -> bool:
-    """Whether all work on `device` ends soon and without an error."""
-    ended = []
-
-    def wait() -> None:
-        try:
-            torch.cuda.synchronize(device)
-            ended.append(True)
-        except RuntimeError:                    # of the device; this and every later call gives it
-            pass
-    thread = Thread(target=wait, name="waits for the device", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:                        # the interpreter ends: so does the process
-        return False
-    thread.join(_PATIENCE)
-    return bool(ended)
-
-
-def _keep_for_good(*objects: Any) -> None:
-    """Objects that are not destroyed, also not when the interpreter ends and empties its modules."""
-    for each in objects:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
