@@ -12,7 +12,7 @@ import torch
 import triton_dist
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.backend import EmulatorBackend
-from triton_dist.ops import ag_gemm, gemm_rs
+from triton_dist.ops import OPS, ag_gemm, gemm_rs
 from triton_dist.ops.calls import record
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -43,6 +43,24 @@ def test_repeated_calls_take_the_short_way_and_are_right(method, extra, long_way
     run_ranks(script, 2)
     gemms = [op for op in long_ways if "gemm" in op]            # the collectives of unfused ones are calls of their own
     assert len(gemms) == 4, "the first call of each op on each rank"
+
+
+def test_on_any_stream_repeated_calls_take_the_short_way(long_ways, monkeypatch):
+    """On another one than the default a call may be the warm-up before a capture. What that needs is made at the first call."""
+    monkeypatch.setattr(EmulatorBackend, "warms_up", lambda self: True)
+
+    def script():
+        group = resolve()
+        w = tensor(N, K, seed=group.rank)
+        for seed in range(4):
+            x, tall = tensor(M, K, seed=seed), tensor(2 * M, K, seed=seed)
+            assert_matches(ag_gemm(x, w, method="portable"), ag_gemm_float64(x, w, group), k=K)
+            assert_matches(gemm_rs(tall, w, method="portable"), gemm_rs_float64(tall, w, group), k=2 * K, roundings=3)
+        for op in (OPS["ag_gemm"], OPS["gemm_rs"]):
+            plans = [plan for record in state().records[op].values() for plan in record.plans.values()]
+            assert all(plan.captured is not False or plan.prepared for plan in plans)
+    run_ranks(script, 2)
+    assert sorted(long_ways) == ["ag_gemm"] * 2 + ["gemm_rs"] * 2
 
 
 CHANGED = {  # what is called after ag_gemm(x, weight, bias, out) was: options over these; what is said, "" where it is right

@@ -144,7 +144,7 @@ class Calls:
         if ambient.is_marked():
             plan = Wrapped(plan, dtype)
         known = Known(plan, members, places[0].dtype, dtype)
-        if key is not None and self.kept and not first and not graphs.asked():
+        if key is not None and self.kept and not first:
             written = [i for out in outputs if out is not None for i, t in enumerate(given) if t is out]
             record.learn(state(), key, given, written, known, varying, signature if agreed is None and self.resized else None)
         return known
