@@ -188,4 +188,10 @@ def test_calls_on_one_stream_share_the_memory_of_their_lists(monkeypatch):
     stream[0] = stream[1]
     assert lists(8, like) is larger
     stream[0] = object()
-    assert lists(8, like) is not larger
+    other = lists(8, like)
+    assert other is not larger
+    for stream[0], memory in [(stream[1], larger), (stream[0], other)] * 2:         # by turns
+        assert lists(8, like) is memory
+    for stream[0] in map(str, range(100)):
+        lists(8, like)
+    assert len(lists._of) <= 16

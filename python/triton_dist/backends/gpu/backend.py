@@ -150,6 +150,7 @@ class GpuBackend(Backend):
         torch.cuda.set_device(local_rank)
         if local_rank != self._home:
             self._variants.clear()              # they are loaded on the device before
+            self._raw = self._current = None
         self._home = local_rank
         for known in ("_properties", "_capability"):
             vars(self).pop(known, None)

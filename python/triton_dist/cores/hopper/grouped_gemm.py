@@ -22,6 +22,7 @@ FEW_ROWS = 200
 # one. A copy takes the time of rows * K * 4 bytes at 4.1 TB/s, which is 317 / N of a product at 650 TF/s.
 GATHERED_N = 2048
 _PIECE = 16             # bytes that a thread gathers at a time
+_MOST_STREAMS = 16      # on which calls keep memory
 
 
 class GroupedGemmCore:
@@ -71,8 +72,9 @@ class Lists:
     """Memory for lists of tiles. Calls on one stream share it, since they run one after the other."""
 
     def __init__(self) -> None:
-        self._stream: Any = None
+        self._stream: Any = None                    # of the last call, and its memory
         self._memory: Any = None
+        self._of: dict = {}                         # the memory of each of the last streams
 
     def __call__(self, words: int, like: torch.Tensor) -> torch.Tensor:
         """Returns int32 memory of at least `words` elements on the device of `like`, for a call on the current stream."""
@@ -82,8 +84,13 @@ class Lists:
         make = functools.partial(torch.empty, words, dtype=torch.int32, device=like.device)
         if stream is None:                          # a graph's own: its replays may run beside other calls
             return make()
-        self._stream, self._memory = stream, backend().outside_pools(make)
-        return self._memory
+        found = self._of.get(stream)
+        if found is None or found.numel() < words:
+            if len(self._of) >= _MOST_STREAMS:
+                self._of.clear()
+            found = self._of[stream] = backend().outside_pools(make)
+        self._stream, self._memory = stream, found
+        return found
 
 
 class Launch:
