@@ -323,3 +323,14 @@ def test_a_launch_that_fails_inside_a_capture_harms_no_later_call(name):
         made.replay()
         finish(calls)
     run_ranks(script, 2, mode="late")
+
+
+def test_no_symmetric_tensor_is_made_inside_a_capture():
+    """The host would wait for a stream that is captured, when the heap has already changed."""
+    def script():
+        before = heap().largest_free()
+        with graph(), pytest.raises(InvalidArgument, match="inside graph capture; call it before"):
+            triton_dist.create_symm_tensor((64,), F32)
+        assert heap().largest_free() == before
+        assert triton_dist.create_symm_tensor((64,), F32).sum() == 0
+    run_ranks(script, 2)

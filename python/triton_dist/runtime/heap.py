@@ -233,6 +233,7 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
         Its members can then allocate the memory again.
 
     Raises:
+        InvalidArgument: bad arguments, or inside graph capture.
         OutOfHeap: no common range is free; on every member.
 
     Example:
@@ -250,6 +251,8 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
         raise InvalidArgument(f"name: expected a string, found {name!r}")
     members = groups.resolve(group)
     ambient.refuse("create_symm_tensor")
+    if backend().is_capturing():            # which would end by the host's wait below, when the heap has already changed
+        raise InvalidArgument("create_symm_tensor was called inside graph capture; call it before")
     allocation = heap().allocate(math.prod(shape) * dtype.itemsize, members,
                                  name or f"symmetric {str(dtype).removeprefix('torch.')}{list(shape)}",
                                  f"{str(dtype).removeprefix('torch.')}{list(shape)}")
