@@ -15,7 +15,7 @@ newest=3.9.0
 select=(-m "not full")
 all_cores=(-n auto --dist worksteal)
 if [ "${1:-}" = --full ]; then
-    select=()
+    select=(-o faulthandler_timeout=3600)               # some take minutes, and the whole half an hour to two hours
     shift
     # Tests of Hugging Face's models are left out where these cannot be had. An environment of yours is left as it is.
     if [ "$PYTHON" = "$TRITON_DIST_ROOT/.venv/bin/python" ] && ! _has "$PYTHON" transformers accelerate peft; then
