@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Dispatch and combine in two halves: two micro-batches under way, streams, graphs, and sends that nobody receives."""
+from unittest import mock
+
 import pytest
 import torch
 from experts import BF16, EP, F32, anywhere
@@ -15,6 +17,7 @@ from triton_dist.ops.ep import chunks
 from triton_dist.ops.ep.split import KINDS, Lane
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import reset, workspace
 from triton_dist.testing import random_tensor
 
@@ -219,6 +222,30 @@ def test_memory_is_kept_for_the_streams_that_use_it(method, monkeypatch):
         for batch, c in zip(batches, came):
             batch.verify_came(c)
 
+    run_ranks(script, 2)
+
+
+def test_a_send_that_fails_inside_a_capture_on_one_rank_alone_harms_no_later_call():
+    """It sends nothing, but counts: by the number of sends all ranks choose between two workspaces."""
+    def script():
+        group, launch = resolve(), EmulatorBackend.launch
+        batches = [Batch(i, group) for i in range(4)]
+        batches[0].send().recv()
+        triton_dist.synchronize()
+
+        def refused(self, *args):
+            if hasattr(state(), "captures") and group.rank == 1:
+                raise RuntimeError("the capture is invalid")
+            return launch(self, *args)
+        with mock.patch.object(EmulatorBackend, "launch", refused), graph():
+            try:
+                batches[0].send()
+            except RuntimeError:
+                assert group.rank == 1
+            else:
+                assert group.rank != 1
+        for batch in batches[1:]:
+            batch.verify_came(batch.send().recv())
     run_ranks(script, 2)
 
 

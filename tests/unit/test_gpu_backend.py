@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Streams and allocations of the GPU backends, without a GPU."""
-import gc
 import ctypes
 import gc
 import sys
 import weakref
+from contextlib import nullcontext
 from threading import Event, Thread, get_ident
 from types import ModuleType, SimpleNamespace
 
@@ -17,7 +17,7 @@ from triton_dist.backends.gpu import backend as gpu, leaving, p2p
 from triton_dist.cores.hopper.descriptors import tma_can_read
 from triton_dist.ops.calls.checks import rows_contiguous
 from triton_dist.ops.device.boxes import can_read
-from triton_dist.runtime import threads, world
+from triton_dist.runtime import state as process_state, threads, world
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.state import RankState
 
@@ -173,6 +173,14 @@ def test_a_thread_with_the_identity_of_one_that_has_ended_is_another_thread(monk
     assert idents == {7} and len(entered) == 6 and len({*entered}) == 5 and me.turn == threads.this.number
 
 
+def test_a_fork_while_the_process_group_outlives_its_world_joins_no_world(monkeypatch):
+    """The group is the parent's, whose threads it lacks."""
+    me = RankState(owns_process_group=True)
+    monkeypatch.setattr(process_state, "_of_process", me)
+    process_state._after_fork()
+    assert not me.owns_process_group and "spawn" in me.forked
+
+
 def test_the_allocator_is_told_of_streams_that_use_memory_of_a_gpu():
     told = []
     for is_cuda in (True, False):
@@ -200,7 +208,7 @@ def test_a_call_on_another_device_than_that_of_the_rank_is_refused_before_it_beg
     assert waited == [1]
 
 
-@pytest.mark.parametrize("device", ["rests", "waits for a peer", "has failed", "is asked by an interpreter that ends"])
+@pytest.mark.parametrize("device", ["rests", "waits for a peer", "has failed", "is asked by an interpreter that ends", "has Ctrl-C"])
 def test_an_arena_stays_where_to_close_it_would_hang_or_end_the_process(device, monkeypatch):
     """torch waits for the device in a destructor, out of which an error ends the process before it is told."""
     released, kept, closed = Event(), [], []
@@ -216,9 +224,12 @@ def test_an_arena_stays_where_to_close_it_would_hang_or_end_the_process(device, 
     monkeypatch.setattr(gpu, "keep_for_good", kept.append)
     if device == "is asked by an interpreter that ends":
         monkeypatch.setattr(Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't create new thread")))
+    if device == "has Ctrl-C":
+        monkeypatch.setattr(Thread, "join", lambda self, patience: (_ for _ in ()).throw(KeyboardInterrupt))
     backend, arena = Gpu(), SimpleNamespace(close=lambda: closed.append(1))
     backend._home = 3
-    assert backend.close_arena(arena) == (device == "rests")
+    with pytest.raises(KeyboardInterrupt) if device == "has Ctrl-C" else nullcontext():
+        assert backend.close_arena(arena) == (device == "rests")
     released.set()
     assert (closed, kept) == (([1], []) if device == "rests" else ([], [arena]))
 

@@ -131,10 +131,6 @@ class Device(ABC):
         """
         return call()
 
-    def has_graphs(self) -> bool:
-        """Whether this process holds graphs, which may have captured collectives of torch.distributed."""
-        return False
-
     def end_graphs(self) -> bool:
         """Ends the graphs of compiled functions, which would be replayed in another world. Returns whether there are others."""
         return False

@@ -97,7 +97,7 @@ def leave(token: Any) -> None:
 
 def _after_fork() -> None:
     """A child of fork has neither the threads nor the device of the world that its parent has joined."""
-    if _of_process.world is not None:
+    if _of_process.world is not None or _of_process.owns_process_group:
         for name, value in vars(RankState()).items():
             setattr(_of_process, name, value)
         _of_process.forked = (

@@ -165,7 +165,7 @@ def _leave(error: BaseException | None = None, with_graphs: bool | None = None) 
     if me.world is None and not me.owns_process_group:      # of a child of fork at its exit, which must not touch the device
         return
     if with_graphs is None:
-        with_graphs = backend().end_graphs() if error is None else backend().has_graphs()
+        with_graphs = error is None and backend().end_graphs()
     arena, rests = me.heap.arena if me.heap else None, True
     owns, of_torch = me.owns_process_group, isinstance(me.world, TorchGroup)
     for name, value in vars(RankState()).items():

@@ -176,14 +176,17 @@ class GpuBackend(Backend):
         return call() if self.is_capturing() else in_another_thread(call)     # in a capture other threads must ask for nothing
 
     def has_graphs(self) -> bool:
+        """Whether this process holds graphs, which may have captured collectives of torch.distributed."""
         gc.unfreeze()                               # get_objects() leaves out what is frozen
         gc.collect()
         return any(issubclass(type(each), torch.cuda.CUDAGraph) for each in gc.get_objects())
 
     def end_graphs(self) -> bool:
-        if "torch._inductor.cudagraph_trees" in sys.modules and self.has_graphs():
+        found = self.has_graphs()
+        if found and "torch._inductor.cudagraph_trees" in sys.modules:
             torch.compiler.reset()
-        return self.has_graphs()
+            found = self.has_graphs()
+        return found
 
     @functools.cached_property
     def _allocates_quickly(self) -> bool:
@@ -201,20 +204,23 @@ class GpuBackend(Backend):
         return SideStream(priority=-1)
 
     def current_stream(self) -> Stream:
-        return self._stream_of(self._raw_stream_here())
+        if (device := _device()) != self._home:
+            self._expect_home(device)
+        return self._stream_of(_raw_stream(device))
 
     def eager_stream(self) -> Stream | None:
-        raw = self._raw_stream_here()
+        if (device := _device()) != self._home:
+            self._expect_home(device)
+        raw = _raw_stream(device)
         if raw and torch.cuda.is_current_stream_capturing():      # 0, the legacy default stream, cannot be captured
             return None
         return self._current if raw == self._raw else self._stream_of(raw)
 
-    def _raw_stream_here(self) -> int:
-        device = _device()
-        if device != self._home and self._home is not None:         # a launch would meet streams of another device
+    def _expect_home(self, device: int) -> None:
+        """Refuses a call while another device is current: a launch would meet that one's streams."""
+        if self._home is not None:
             raise InvalidArgument(f"the current device is cuda:{device}, and that of this rank is cuda:{self._home}; call ops "
                                   "where that one is current, outside of torch.cuda.device(...)")
-        return _raw_stream(device)
 
     def _stream_of(self, raw: int) -> Stream:
         """The current stream, whose handle is `raw`: an object of torch's costs microseconds."""
@@ -362,10 +368,13 @@ class GpuBackend(Backend):
         return arena
 
     def close_arena(self, arena: Arena) -> bool:
-        if not comes_to_rest(self._home):
-            keep_for_good(arena)
-            return False
-        return super().close_arena(arena)
+        rests = False
+        try:
+            rests = comes_to_rest(self._home)
+        finally:                                # also where Ctrl-C ends the wait
+            if not rests:
+                keep_for_good(arena)
+        return rests and super().close_arena(arena)
 
     def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:
         return LocalArena(nbytes, self.device()) if world.size == 1 else P2PArena(nbytes, self.device(), world)

@@ -71,7 +71,7 @@ class P2PArena(_OwnStorages):
 
         from triton_dist.compat import distributed as private
         self.nbytes, self._rank = nbytes, (rank := world.rank)
-        if share_gpus() or _each_sees_its_own(device, world):       # torch would take equal numbers for one device
+        if _each_sees_its_own(device, world) or share_gpus():       # torch would take equal numbers for one device
             os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         try:
             symmetric_memory = private.symmetric_memory()

@@ -134,9 +134,7 @@ def no_grad(**tensors: torch.Tensor | None) -> None:
 
 def rows_contiguous(t: torch.Tensor) -> torch.Tensor:
     """`t`, or a copy of it, whose last dimension has stride 1, and whose rows are not one and the same in memory."""
-    if t.stride(-1) == 1 and (t.stride(0) or t.shape[0] == 1) or t.shape[-1] == 1 and t.is_contiguous():
-        return t
-    return t.contiguous()
+    return t if t.is_contiguous() or t.stride(-1) == 1 and t.stride(0) else t.contiguous()
 
 
 def has_memory(t: torch.Tensor) -> bool:

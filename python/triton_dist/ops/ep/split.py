@@ -128,12 +128,12 @@ class Split(Plan):
         except BaseException as error:
             withdraw(group, KINDS[0], error)
             raise
+        lane.sends += 1             # also where the launch fails, since it may do so on one rank of a graph capture
         try:
             send.launch(*args)
         except BaseException as error:
             lane.failed(error)
             raise
-        lane.sends += 1
         lane.under_way = UnderWay(lane, take.launch, args)
         return lane.under_way
 
