@@ -208,7 +208,7 @@ def test_a_call_on_another_device_than_that_of_the_rank_is_refused_before_it_beg
     assert waited == [1]
 
 
-@pytest.mark.parametrize("device", ["rests", "waits for a peer", "has failed", "is asked by an interpreter that ends", "has Ctrl-C"])
+@pytest.mark.parametrize("device", ["rests", "rests, and the interpreter ends", "waits for a peer", "has failed", "has Ctrl-C"])
 def test_an_arena_stays_where_to_close_it_would_hang_or_end_the_process(device, monkeypatch):
     """torch waits for the device in a destructor, out of which an error ends the process before it is told."""
     released, kept, closed = Event(), [], []
@@ -220,18 +220,18 @@ def test_an_arena_stays_where_to_close_it_would_hang_or_end_the_process(device, 
         if device == "has failed":
             raise RuntimeError("device-side assert triggered")
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(leaving, "_PATIENCE", 30 if device == "rests" else 0.05)
-    monkeypatch.setattr(gpu, "keep_for_good", kept.append)
-    if device == "is asked by an interpreter that ends":
+    monkeypatch.setattr(leaving, "_PATIENCE", 30 if device.startswith("rests") else 0.05)
+    monkeypatch.setattr(leaving, "keep_for_good", kept.append)
+    backend, arena = Gpu(), SimpleNamespace(close=lambda: closed.append(1))
+    backend._leaver = leaving.Leaver(3)
+    if device == "rests, and the interpreter ends":
         monkeypatch.setattr(Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't create new thread")))
     if device == "has Ctrl-C":
-        monkeypatch.setattr(Thread, "join", lambda self, patience: (_ for _ in ()).throw(KeyboardInterrupt))
-    backend, arena = Gpu(), SimpleNamespace(close=lambda: closed.append(1))
-    backend._home = 3
+        backend._leaver._told.wait = lambda patience: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt) if device == "has Ctrl-C" else nullcontext():
-        assert backend.close_arena(arena) == (device == "rests")
+        assert backend.close_arena(arena) == device.startswith("rests")
     released.set()
-    assert (closed, kept) == (([1], []) if device == "rests" else ([], [arena]))
+    assert (closed, kept) == (([1], []) if device.startswith("rests") else ([], [arena]))
 
 
 @pytest.mark.parametrize("rests", [True, False])

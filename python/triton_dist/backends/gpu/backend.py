@@ -16,7 +16,7 @@ from triton_dist.backends.gpu.driver import GpuDriver
 from triton_dist.backends.gpu.collective_watch import CollectiveWatch
 from triton_dist.backends.gpu.hang import HangWatch, store_of_world
 from triton_dist.backends.gpu.heap_provider import heap_provider
-from triton_dist.backends.gpu.leaving import comes_to_rest, keep_for_good
+from triton_dist.backends.gpu.leaving import Leaver
 from triton_dist.backends.gpu.p2p import LocalArena, P2PArena
 from triton_dist.backends.gpu.pools import in_another_thread
 from triton_dist.backends.gpu.prebuilt import Prebuilt
@@ -365,16 +365,11 @@ class GpuBackend(Backend):
         arena.local.zero_()
         torch.cuda.synchronize()
         world.barrier()             # no peer stores into a slab before its owner has cleared it
+        self._leaver = Leaver(self._home)
         return arena
 
     def close_arena(self, arena: Arena) -> bool:
-        rests = False
-        try:
-            rests = comes_to_rest(self._home)
-        finally:                                # also where Ctrl-C ends the wait
-            if not rests:
-                keep_for_good(arena)
-        return rests and super().close_arena(arena)
+        return self._leaver.close(arena)
 
     def _arena(self, provider: str, nbytes: int, world: Any) -> Arena:
         return LocalArena(nbytes, self.device()) if world.size == 1 else P2PArena(nbytes, self.device(), world)

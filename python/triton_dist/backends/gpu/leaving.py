@@ -7,7 +7,7 @@ memory when a communicator ends, and waits for the device too. So a rank that le
 before it has told the error.
 """
 import ctypes
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -15,23 +15,39 @@ import torch
 _PATIENCE = 2.0                 # seconds
 
 
-def comes_to_rest(device: int | None) -> bool:
-    """Whether all work on a device, None: the current one, ends soon and without an error."""
-    ended = []
+class Leaver:
+    """Closes the arena of a world that is left, if all work on the device ends soon and without an error.
 
-    def wait() -> None:
+    A thread of its own waits for the device. It is started with the world, since at its end the interpreter starts none.
+    """
+
+    def __init__(self, device: int | None):
+        self._device, self._rests = device, False
+        self._asked, self._told = Event(), Event()
+        Thread(target=self._wait, name="waits for the device", daemon=True).start()
+
+    def _wait(self) -> None:
+        self._asked.wait()
         try:
-            torch.cuda.synchronize(device)
-            ended.append(True)
+            torch.cuda.synchronize(self._device)
+            self._rests = True
         except RuntimeError:                    # of the device; this and every later call gives it
             pass
-    thread = Thread(target=wait, name="waits for the device", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:                        # at its end the interpreter starts no threads any more
-        return False
-    thread.join(_PATIENCE)
-    return bool(ended)
+        self._told.set()
+
+    def close(self, arena: Any) -> bool:
+        """Closes `arena`, or keeps it until the process ends. Returns whether it is closed."""
+        rests = False
+        try:
+            self._asked.set()
+            self._told.wait(_PATIENCE)
+            rests = self._rests
+        finally:                                # also where Ctrl-C ends the wait
+            if not rests:
+                keep_for_good(arena)
+        if rests:
+            arena.close()
+        return rests
 
 
 def keep_for_good(kept: Any) -> None:
