@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from triton_dist.backends.gpu import backend as gpu, leaving, p2p
+from triton_dist.backends.gpu import backend as gpu, graphs, leaving, p2p
 from triton_dist.cores.hopper.descriptors import tma_can_read
 from triton_dist.ops.calls.checks import rows_contiguous
 from triton_dist.ops.device.boxes import can_read
@@ -126,10 +126,12 @@ def test_the_end_of_a_world_ends_graphs_of_compiled_functions_alone(monkeypatch)
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1) or compiled.clear())
     monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
     backend = Gpu()
-    assert not backend.has_graphs() and not backend.end_graphs()
+    assert not graphs.held() and not backend.end_graphs()
     own = Graph()
     gc.freeze()                                                                 # as servers do
-    assert backend.has_graphs() and backend.end_graphs() and not resets         # nothing has been compiled
+    assert graphs.held() and backend.end_graphs() and not resets         # nothing has been compiled
+    assert gc.get_freeze_count()
+    gc.unfreeze()
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", ModuleType("trees"))
     assert backend.end_graphs() and resets                                      # one of the user's is left
     del own

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: MIT
 """What the GPU backends share: torch names streams and devices the same for both vendors, only the driver differs."""
 import functools
-import gc
-import sys
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence
 
 import torch
 from triton import knobs
 
+from triton_dist.backends.gpu import graphs
 from triton_dist.backends.gpu.context import ContextWriter
 from triton_dist.backends.gpu.device_runtime import library
 from triton_dist.backends.gpu.driver import GpuDriver
@@ -175,18 +174,8 @@ class GpuBackend(Backend):
     def outside_pools(self, call: Callable[[], Any]) -> Any:
         return call() if self.is_capturing() else in_another_thread(call)     # in a capture other threads must ask for nothing
 
-    def has_graphs(self) -> bool:
-        """Whether this process holds graphs, which may have captured collectives of torch.distributed."""
-        gc.unfreeze()                               # get_objects() leaves out what is frozen
-        gc.collect()
-        return any(issubclass(type(each), torch.cuda.CUDAGraph) for each in gc.get_objects())
-
     def end_graphs(self) -> bool:
-        found = self.has_graphs()
-        if found and "torch._inductor.cudagraph_trees" in sys.modules:
-            torch.compiler.reset()
-            found = self.has_graphs()
-        return found
+        return graphs.end()
 
     @functools.cached_property
     def _allocates_quickly(self) -> bool:
