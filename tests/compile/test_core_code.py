@@ -111,7 +111,7 @@ def assert_assembles_well(built, tmp_path):
     told = subprocess.run([get_ptxas(90).path, "-v", "--gpu-name", "sm_90a", source, "-o", cubin], capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert "serialized" not in told.stderr, told.stderr
-    assert int(re.search(r"(\d+) bytes spill stores", told.stderr)[1]) <= 48, told.stderr
+    assert int(re.search(r"(\d+) bytes spill stores", told.stderr)[1]) <= 64, told.stderr
     sass = subprocess.run([knobs.nvidia.nvdisasm.path, cubin], capture_output=True, text=True, check=True).stdout
     loops = loops_with_wgmma(sass)
     assert loops, "no loop over K"
