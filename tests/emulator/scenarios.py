@@ -376,3 +376,21 @@ def graph():
     state().captures = made = Graph()
     yield made
     del state().captures
+
+
+@contextmanager
+def capture_invalid_on(rank):
+    """A capture in which each launch of one rank fails, as where another of its threads has made the capture invalid."""
+    mine, launch = resolve().rank == rank, EmulatorBackend.launch
+
+    def refused(self, *args):
+        if hasattr(state(), "captures") and resolve().rank == rank:
+            raise RuntimeError("the capture is invalid")
+        return launch(self, *args)
+    with mock.patch.object(EmulatorBackend, "launch", refused), graph():
+        try:
+            yield
+        except RuntimeError:
+            assert mine
+        else:
+            assert not mine

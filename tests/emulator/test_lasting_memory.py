@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Memory that calls leave behind is symmetric, or made by `backend().outside_pools`.
+"""Which memory ops keep after a call: memory of the symmetric heap, and tensors made by `backend().outside_pools`.
 
 The first call of an op may be the warm-up of torch.compile's CUDA graphs, in whose memory pool nothing may live on.
 """

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Leaving a world while the device still waits for a peer, or has failed.
 
-To unmap a slab torch waits for the device without a bound, in a destructor, out of which an error ends the process. NCCL frees
-memory when a communicator ends, and waits for the device too. So a rank that leaves by an error would hang, or be aborted
-before it has told the error.
+torch unmaps a slab in a destructor. There it waits for the device, however long that takes, and an error of the device ends the
+process. NCCL waits for the device too when a communicator ends, since it frees memory. So a rank that leaves by an error would
+hang, or be aborted before it has told the error.
 """
 import ctypes
 from threading import Event, Thread

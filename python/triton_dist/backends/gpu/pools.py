@@ -9,7 +9,7 @@ import torch
 
 
 def in_another_thread(call: Callable[[], Any]) -> Any:
-    """call(), on the current stream, by a thread for which nobody has set a pool."""
+    """What call() returns. A new thread calls it, on the current stream of this one: it has no memory pool."""
     stream, result = torch.cuda.current_stream(), Future()
 
     def run() -> None:
