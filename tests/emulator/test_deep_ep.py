@@ -10,9 +10,9 @@ from experts import BF16, F32, F8, anywhere
 from scenarios import captures_by_rank, graph  # noqa: F401
 
 import triton_dist
-from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.integrations import deep_ep
+from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import resolve
 from triton_dist.testing import random_tensor
@@ -180,7 +180,7 @@ def test_dispatch_and_combine(is_async, with_topk, kind, world):
 def test_memory_is_kept_for_both_streams_of_asynchronous_calls(monkeypatch):
     """A GPU's allocator gives memory of a dropped tensor to the stream that it was made on, unless others are noted."""
     noted = []
-    monkeypatch.setattr(EmulatorBackend, "note_use", lambda self, t, stream: noted.append((t.data_ptr(), stream)))
+    monkeypatch.setattr(type(backend()), "note_use", lambda self, t, stream: noted.append((t.data_ptr(), stream)))
 
     def are_noted(stream, *tensors):
         return {(t.data_ptr(), stream) for t in tensors} <= {*noted}

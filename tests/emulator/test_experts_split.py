@@ -9,12 +9,12 @@ from experts import BF16, EP, F32, anywhere
 from scenarios import back_to_back, capture_invalid_on, capturing, captures_by_rank, dawdle, graph, overtaking  # noqa: F401
 
 import triton_dist
-from triton_dist.backends.emulator.backend import EmulatorBackend
 from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.worlds.virtual import run_ranks
 from triton_dist.ops import ep_combine, ep_combine_send, ep_dispatch, ep_dispatch_send
 from triton_dist.ops.ep import chunks
 from triton_dist.ops.ep.split import KINDS, Lane
+from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.state import state
@@ -205,7 +205,7 @@ def test_sends_on_a_stream_of_their_own(mode):
 def test_memory_is_kept_for_the_streams_that_use_it(method, monkeypatch):
     """A GPU's allocator gives memory of a dropped tensor to the stream that it was made on, unless others are noted."""
     noted = []
-    monkeypatch.setattr(EmulatorBackend, "note_use", lambda self, t, stream: noted.append((t.data_ptr(), stream)))
+    monkeypatch.setattr(type(backend()), "note_use", lambda self, t, stream: noted.append((t.data_ptr(), stream)))
 
     def script():
         group, side = resolve(), triton_dist.new_stream()
