@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from profiled import profiled
 
 import triton_dist
 from triton_dist import ops
@@ -45,14 +46,10 @@ def made(call):
     """Functions of the package that a call enters, in order: (file, function)."""
     entered = []
 
-    def note(frame, event, arg):
-        if event == "call" and "/triton_dist/" in frame.f_code.co_filename:
+    def note(frame):
+        if "/triton_dist/" in frame.f_code.co_filename:
             entered.append((frame.f_code.co_filename.rpartition("/triton_dist/")[2], frame.f_code.co_qualname))
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    profiled(call, note)
     return entered
 
 

@@ -1,8 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Dispatch and combine in two halves: two micro-batches under way, streams, graphs, and sends that nobody receives."""
-from unittest import mock
-
 import pytest
 import torch
 from experts import BF16, EP, F32, anywhere
@@ -17,7 +15,6 @@ from triton_dist.ops.ep.split import KINDS, Lane
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
-from triton_dist.runtime.state import state
 from triton_dist.runtime.workspace import reset, workspace
 from triton_dist.testing import random_tensor
 

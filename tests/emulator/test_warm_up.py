@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Numbers of rows that have not come before: ranks meet only for what is new about them, and after `warm_up` never."""
-import sys
 from collections import Counter
 
 import pytest
 import torch
+from profiled import profiled
 from torch.nn.functional import linear
 
 import triton_dist
@@ -141,11 +141,7 @@ def test_a_new_number_of_rows_makes_nothing_that_its_class_has(name, described, 
             return LARGE[name](x, weight, group, rows)
         used = triton_dist.warm_up(call, range(2, most + 1))
         new = next(rows for rows in range(most // 2, most) if rows not in used)
-        sys.setprofile(lambda frame, event, _: seen.update([frame.f_code.co_name] if event == "call" else ()))
-        try:
-            call(new)
-        finally:
-            sys.setprofile(None)
+        profiled(lambda: call(new), lambda frame: seen.update([frame.f_code.co_name]))
         return {what: seen[what] for what in asked}
     assert run_ranks(script, 2, num_sms=5) == [dict(asked)] * 2
 

@@ -50,10 +50,10 @@ def main() -> None:
     parser.add_argument("--end", choices=("finalize", "again", "exit"), default="finalize",
                         help="again: a second world follows; exit: the script just ends")
     args = parser.parse_args()
-    triton_dist.initialize_distributed()
-    rank, start = dist.get_rank(), 0.0
+    rank, start = 0, 0.0
     for world in range(2 if args.end == "again" else 1):
         triton_dist.initialize_distributed()
+        rank = dist.get_rank()
         hold(args.graph)
         if args.end == "again" and not world and rank:          # now one rank alone holds a graph
             _kept.clear()

@@ -212,7 +212,7 @@ def test_a_call_on_another_device_than_that_of_the_rank_is_refused_before_it_beg
 
 @pytest.mark.parametrize("device", ["rests", "rests, and the interpreter ends", "waits for a peer", "has failed", "has Ctrl-C"])
 def test_an_arena_stays_where_to_close_it_would_hang_or_end_the_process(device, monkeypatch):
-    """torch waits for the device in a destructor, out of which an error ends the process before it is told."""
+    """torch closes it in a destructor. There it waits for the device, and an error of the device ends the process untold."""
     released, kept, closed = Event(), [], []
 
     def synchronize(of):

@@ -260,7 +260,7 @@ def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shares, home)
     made._home, made._variants = 1, {"of device": 1}
     monkeypatch.setenv("TRITON_DIST_SHARE_GPUS", shares)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)        # the user's, where nobody has set LOCAL_RANK
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)        # which a rank keeps without LOCAL_RANK
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     if home is None:
         with pytest.raises(InvalidArgument, match="one of the 2 visible GPUs, found 2; .*TRITON_DIST_SHARE_GPUS=1"):

@@ -124,10 +124,10 @@ class Device(ABC):
         return functools.partial(torch.empty, shape, dtype=dtype, device=self.device())
 
     def outside_pools(self, call: Callable[[], Any]) -> Any:
-        """call(). Device memory that it takes may outlive the call of an op in which it is needed first.
+        """Returns what call() returns. Device memory that it takes is of no memory pool, since it outlives the call of an op.
 
-        CUDA graphs of torch.compile have a memory pool, also for the call before a capture, in which nothing else may live on. So
-        may users, by torch.cuda.use_mem_pool, whose memory may be given back while tensors live in it.
+        CUDA graphs of torch.compile have a pool, which is also set for the call before a capture; nothing else may live on in it.
+        The memory of a user's pool (torch.cuda.use_mem_pool) may be given back while tensors live in it.
         """
         return call()
 
@@ -353,6 +353,14 @@ def contiguous_strides(shape: Sequence[int]) -> tuple:
         found.append(step)
         step *= max(size, 1)
     return tuple(reversed(found))
+
+
+def fits_descriptor(t: Any) -> bool:
+    """Whether a tensor descriptor can be made of a matrix: it has an element, its base is at a multiple of 16 bytes, and its rows
+    are whole 16 bytes apart and do not overlap. Drivers need not take others, such as an expanded tensor, whose stride is 0.
+    """
+    return (t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0
+            and t.stride(0) >= t.shape[1])
 
 
 def absent(like: Any) -> Any:

@@ -8,6 +8,8 @@ import torch
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from triton_dist.runtime.device import fits_descriptor
+
 _TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
@@ -34,9 +36,5 @@ def descriptor(t: torch.Tensor, *block: int, shape: tuple = (), strides: tuple =
 
 
 def tma_can_read(t: torch.Tensor) -> bool:
-    """TMA wants a 16-byte aligned base, contiguous rows, strides of whole 16 bytes between them, and at least one element.
-
-    Drivers need not take rows that overlap, such as those of an expanded tensor, whose stride is 0.
-    """
-    return (t.numel() > 0 and t.stride(1) == 1 and t.data_ptr() % 16 == 0
-            and t.stride(0) * t.element_size() % 16 == 0 and t.stride(0) >= t.shape[1])
+    """Whether rows are contiguous, and a descriptor can be made of `t`."""
+    return t.stride(1) == 1 and fits_descriptor(t)

@@ -4,6 +4,8 @@
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from triton_dist.runtime.device import fits_descriptor
+
 
 def boxes(t: torch.Tensor, *block: int) -> TensorDescriptor:
     """The descriptor of `t` by which a kernel loads boxes of this many elements."""
@@ -11,6 +13,5 @@ def boxes(t: torch.Tensor, *block: int) -> TensorDescriptor:
 
 
 def can_read(*tensors: torch.Tensor) -> bool:
-    """Whether each has an element, a base at 16 bytes, and rows that are whole 16 bytes apart and do not overlap."""
-    return all(t.numel() > 0 and t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 and
-               t.stride(0) >= t.shape[1] for t in tensors)
+    """Whether kernels can load boxes of each of these matrices, whose rows are contiguous."""
+    return all(map(fits_descriptor, tensors))
