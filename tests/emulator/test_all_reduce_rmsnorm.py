@@ -198,6 +198,26 @@ def test_layer(eps):
     run_ranks(script, 3)
 
 
+def test_no_eps_is_that_of_torch_with_its_gradient():
+    """torch norms rows of fp16 and bf16 in fp32, whose eps it takes. Rows are so small that the dtype's own would show."""
+    def script():
+        norm = torch.nn.RMSNorm(24).bfloat16()
+        x = (random_tensor(5, 24, dtype=torch.bfloat16, seed=4) / 64).requires_grad_()
+        same, factor = x.detach().clone().requires_grad_(), random_tensor(5, 24, dtype=torch.bfloat16, seed=5)
+        expected = norm(same)
+        (expected * factor).sum().backward()
+        wanted = norm.weight.grad.clone()
+        norm.zero_grad()
+        for method in (*OURS, "unfused"):
+            out = all_reduce_rmsnorm(x / 2, norm.weight, eps=None, method=method)[0]       # of two ranks
+            triton_dist.synchronize()
+            torch.testing.assert_close(out, expected, rtol=0.02, atol=0.02)
+        (out * factor).sum().backward()
+        torch.testing.assert_close(norm.weight.grad, wanted, rtol=0.02, atol=0.05)
+        torch.testing.assert_close(x.grad, same.grad / 2, rtol=0.05, atol=0.05 * float(same.grad.abs().max()))
+    run_ranks(script, 2)
+
+
 # -- capture -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", OURS)
 def test_capture_uses_what_has_run_before_and_keeps_its_memory(method):

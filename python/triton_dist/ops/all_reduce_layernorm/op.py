@@ -64,7 +64,7 @@ def all_reduce_layernorm(x: torch.Tensor, weight: torch.Tensor, norm_bias: torch
         norm_bias: [N] or None, same dtype: of the norm, added after the weight. Pass the same on every rank.
         bias: [N] or None, same dtype: of the linear before, added once, to the sum. Pass the same on every rank.
         residual: [..., N] or None, same dtype: likewise. Pass the same on every rank.
-        eps: added to the variance; None: that of x's dtype (torch.finfo).
+        eps: added to the variance; None: torch.finfo(torch.float32).eps.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of x's shape and dtype, or None to allocate. `out=x` writes over x; else nothing read may overlap it.
         residual_out: likewise; `residual_out=residual` adds in place.

@@ -15,6 +15,7 @@ from triton_dist.ops.calls.agree import withdraw
 from triton_dist.ops.calls.plans import OfParts, OnWorkspace, Plan, present
 from triton_dist.ops.exchange import sizes
 from triton_dist.ops.exchange.sizes import KIB, MIB
+from triton_dist.ops.norm_rows.eps import eps_of
 from triton_dist.ops.norm_rows.launch import MOST_ROW_BYTES, MOST_THREADS, NormRows, served
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.tuning.table import Choice, Shape
@@ -44,11 +45,6 @@ def check_numbers(eps: Any, weight_bias: Any, name: str = "weight_bias") -> None
     if isinstance(weight_bias, bool) or not isinstance(weight_bias, (int, float)) or not abs(weight_bias) < math.inf:
         raise InvalidArgument(f"{name}: expected a number, found {weight_bias!r}; it is added to the norm's weight: 0, or 1 for "
                               "models whose norm multiplies by 1 + weight")
-
-
-def eps_of(eps: float | None, dtype: torch.dtype) -> float:
-    """eps as torch.nn.RMSNorm takes it: None is that of the dtype."""
-    return float(torch.finfo(dtype).eps if eps is None else eps)
 
 
 class NormedAllReduce(Op):

@@ -60,7 +60,7 @@ def all_reduce_rmsnorm(x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Ten
         weight: [N], same dtype: of the norm. Pass the same on every rank.
         bias: [N] or None, same dtype: added once, to the sum. Pass the same on every rank.
         residual: [..., N] or None, same dtype: likewise. Pass the same on every rank.
-        eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
+        eps: added to the mean of the squares; None: torch.finfo(torch.float32).eps, as in torch.nn.RMSNorm.
         weight_bias: a number that is added to `weight` in fp32: 1 for models whose norm multiplies by 1 + weight, as Gemma's.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: contiguous, of x's shape and dtype, or None to allocate. `out=x` writes over x; else nothing read may overlap it.

@@ -187,7 +187,7 @@ def all_reduce_rmsnorm_quant(x: torch.Tensor, weight: torch.Tensor, *, quant: st
             every rank.
         bias: [N] or None, same dtype: added once, to the sum. Pass the same on every rank.
         residual: [..., N] or None, same dtype: likewise. Pass the same on every rank.
-        eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
+        eps: added to the mean of the squares; None: torch.finfo(torch.float32).eps, as in torch.nn.RMSNorm.
         weight_bias: as in all_reduce_rmsnorm.
         keep_norm: gives the norm before it was quantised as well.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.

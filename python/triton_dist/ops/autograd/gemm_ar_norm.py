@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops.autograd import norm, weights
+from triton_dist.ops.norm_rows.eps import eps_of
 
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -14,7 +15,7 @@ def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     wants_x, wants_weight = ctx.needs_input_grad[:2]
     ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None, output[1], norm_weight)
     ctx.weight_bias = inputs[8] if len(inputs) > 8 else 0.0         # torch leaves out what is as by default
-    ctx.eps = torch.finfo(norm_weight.dtype).eps if eps is None else eps
+    ctx.eps = eps_of(eps, norm_weight.dtype)
     weights.keep(ctx, weight)
 
 

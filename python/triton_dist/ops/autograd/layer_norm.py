@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
+from triton_dist.ops.norm_rows.eps import eps_of
+
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     """Of all_reduce_layernorm(x, weight, bias, residual, norm_bias, eps, group, method) -> (y, total)."""
     weight, eps = inputs[1], inputs[5]
     ctx.save_for_backward(output[1], weight)
-    ctx.eps = torch.finfo(weight.dtype).eps if eps is None else eps
+    ctx.eps = eps_of(eps, weight.dtype)
 
 
 def backward(ctx: Any, grad: torch.Tensor | None, grad_total: torch.Tensor | None) -> tuple:

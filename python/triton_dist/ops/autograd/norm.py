@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 
+from triton_dist.ops.norm_rows.eps import eps_of
+
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     """Of all_reduce_rmsnorm(x, weight, bias, residual, eps, group, method, weight_bias=0.0) -> (y, total)."""
     weight, eps = inputs[1], inputs[4]
     ctx.weight_bias = inputs[7] if len(inputs) > 7 else 0.0         # torch leaves out what is as by default
     ctx.save_for_backward(output[1], weight)
-    ctx.eps = torch.finfo(weight.dtype).eps if eps is None else eps
+    ctx.eps = eps_of(eps, weight.dtype)
 
 
 def backward(ctx: Any, grad: torch.Tensor | None, grad_total: torch.Tensor | None) -> tuple:

@@ -7,13 +7,14 @@ import torch
 
 from triton_dist.ops.autograd import norm, weights
 from triton_dist.ops.calls import acts
+from triton_dist.ops.norm_rows.eps import eps_of
 
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     """Of rmsnorm_gemm(x, weight, norm_weight, bias, residual, eps, norm_weight_bias, act, method) -> (out, residual_out)."""
     x, weight, norm_weight, bias, residual, eps, ctx.weight_bias, ctx.act, _ = inputs
     ctx.save_for_backward(x if residual is None else output[1], weight, norm_weight, bias if ctx.act is not None else None)
-    ctx.eps = torch.finfo(x.dtype).eps if eps is None else eps
+    ctx.eps = eps_of(eps, x.dtype)
     if residual is None:
         ctx.mark_non_differentiable(output[1])
     weights.keep(ctx, weight)

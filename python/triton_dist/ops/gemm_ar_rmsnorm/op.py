@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops import products
-from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers, eps_of
+from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers
 from triton_dist.ops.all_reduce_rmsnorm.op import ALL_REDUCE_RMSNORM
 from triton_dist.ops.all_reduce_rmsnorm.unfused import rmsnorm
 from triton_dist.ops.autograd import gemm_ar_norm
@@ -18,6 +18,7 @@ from triton_dist.ops.exchange import sizes
 from triton_dist.ops.gemm_ar.op import GEMM_AR, Ring, RowParallel, refuse_method
 from triton_dist.ops.gemm_ar.packets import Tiling, tiling
 from triton_dist.ops.gemm_ar_rmsnorm.packets import MOST_EACH, NormPackets, cut_rows
+from triton_dist.ops.norm_rows.eps import eps_of
 from triton_dist.ops.norm_rows.launch import NormRows, served
 from triton_dist.ops.op import Agreed
 from triton_dist.ops.registry import Gradient
@@ -198,7 +199,7 @@ def gemm_ar_rmsnorm(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Te
         norm_weight: [N], same dtype: of the norm. Pass the same on every rank.
         bias: [N] or None, same dtype: added once, to the sum. Pass the same on every rank.
         residual: [M, N] or None, same dtype: likewise. Pass the same on every rank.
-        eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
+        eps: added to the mean of the squares; None: torch.finfo(torch.float32).eps, as in torch.nn.RMSNorm.
         norm_weight_bias: a number that is added to `norm_weight` in fp32: 1 for models whose norm multiplies by 1 + weight.
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         out: [M, N] contiguous, or None to allocate. Must not overlap what is read.

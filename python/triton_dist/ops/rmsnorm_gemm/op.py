@@ -8,10 +8,11 @@ import torch
 
 from triton_dist.compat.torch import mark_constant
 from triton_dist.ops import products, registry
-from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers, eps_of
+from triton_dist.ops.all_reduce_rmsnorm.base import check_numbers
 from triton_dist.ops.autograd import rmsnorm_gemm as gradients
 from triton_dist.ops.calls import acts, checks
 from triton_dist.ops.calls.plans import Plan
+from triton_dist.ops.norm_rows.eps import eps_of
 from triton_dist.ops.norm_rows.launch import MOST_ROW_BYTES, served
 from triton_dist.ops.op import Agreed, Op
 from triton_dist.ops.registry import Gradient
@@ -215,7 +216,7 @@ def rmsnorm_gemm(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tenso
         norm_weight: [K], same dtype: of the norm. None: there is no norm, and x + residual is multiplied as it is.
         bias: [N] or None, same dtype, added to the product in fp32.
         residual: [M, K] or None, same dtype: added to x. Then the sum is returned as well.
-        eps: added to the mean of the squares; None: that of x's dtype (torch.finfo), as in torch.nn.RMSNorm.
+        eps: added to the mean of the squares; None: torch.finfo(torch.float32).eps, as in torch.nn.RMSNorm.
         norm_weight_bias: a number that is added to `norm_weight` in fp32: 1 for models whose norm multiplies by 1 + weight.
         act: None, or "silu_mul" as for ag_gemm: the first N / 2 rows of weight are gate's, the others up's, and the result is
             silu(y @ gate^T + its bias) * (y @ up^T + its bias) of the normed y. N is even.
