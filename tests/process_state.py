@@ -18,7 +18,7 @@ from torch.utils._config_module import _UNSET_SENTINEL, ConfigModule
 
 from triton_dist.compat import torch as private
 
-SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KINETO_", "TRITON_PTXAS_PATH")     # variables, at a first use
+SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KINETO_", "TRITON_PTXAS_PATH")   # variables, at a first use
 
 
 def process_state() -> dict[str, Any]:
