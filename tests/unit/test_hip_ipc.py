@@ -17,7 +17,7 @@ class Hip:
     """The calls of HIP that the arena makes, for one rank. `fail`: the function that returns an error."""
 
     def __init__(self, fail: str = ""):
-        self.fail, self.live, self.open = fail, {}, set()
+        self.fail, self.live, self.open, self.peers = fail, {}, set(), []
         for name in ("hipExtMallocWithFlags", "hipIpcGetMemHandle", "hipIpcOpenMemHandle", "hipIpcCloseMemHandle", "hipFree"):
             setattr(self, name, self._checked(name))
 
@@ -45,6 +45,7 @@ class Hip:
         self.open.remove(address.value)
 
     def _hipFree(self, address):
+        assert not any(address.value in peer.open for peer in self.peers), "memory is freed that a peer has mapped"
         del self.live[address.value]
 
     def hipGetErrorName(self, code):
@@ -71,6 +72,7 @@ class Threads:
         made = type("Rank", (), {})()
         made.rank, made.size = rank, self.size
         made.all_gather_object = lambda value: self._gather(rank, value)
+        made.barrier = self._barrier.wait
         return made
 
     def _gather(self, rank, value):
@@ -88,6 +90,8 @@ def tensor(address, nbytes):
 def arenas(hips):
     """The arena of every rank, or the error that it raised."""
     world = Threads(len(hips))
+    for hip in hips:
+        hip.peers = [peer for peer in hips if peer is not hip]
 
     def one(rank):
         try:
@@ -96,6 +100,16 @@ def arenas(hips):
             return error
     with ThreadPoolExecutor(len(hips)) as pool:
         return list(pool.map(one, range(len(hips))))
+
+
+def leave(made):
+    """What finalize_distributed does with the arena of each rank."""
+    def one(arena):
+        arena.part()
+        arena.close()
+        arena.close()
+    with ThreadPoolExecutor(len(made)) as pool:
+        list(pool.map(one, made))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -110,9 +124,18 @@ def test_every_rank_sees_every_slab_and_leaves_nothing(size):
         for wrong in (-1, size):
             with pytest.raises(InvalidArgument):
                 arena.view(wrong)
-    for arena in made:
-        arena.close()
-        arena.close()
+    leave(made)
+    assert not any(hip.live or hip.open for hip in hips)
+
+
+def test_slabs_that_nodes_put_out_of_reach_are_given_up_as_well():
+    hips = [Hip() for _ in range(4)]
+    made = arenas(hips)
+    for rank, arena in enumerate(made):
+        arena.cut(range(rank // 2 * 2, rank // 2 * 2 + 2))
+        with pytest.raises(InvalidArgument):
+            arena.view((rank + 2) % 4)
+    leave(made)
     assert not any(hip.live or hip.open for hip in hips)
 
 
@@ -130,6 +153,5 @@ def test_closing_a_lost_device_is_silent():
     hips = [Hip(), Hip()]
     made = arenas(hips)
     hips[0].fail = "hipFree"
-    for arena in made:
-        arena.close()
+    leave(made)
     assert made[0].bases == [0, 0] and not hips[0].open and not hips[1].live

@@ -10,7 +10,7 @@ from typing import Any, Callable
 from triton_dist.backends.gpu.driver import GpuDriver
 from triton_dist.backends.gpu.heap_provider import on_every_rank
 from triton_dist.runtime.device import Arena
-from triton_dist.runtime.errors import InvalidArgument, TritonDistError
+from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
 HANDLE_BYTES = 64                  # hipIpcMemHandle_t
@@ -31,15 +31,17 @@ class IpcArena(Arena):
     """
 
     def __init__(self, driver: GpuDriver, nbytes: int, world: Group, tensor: Callable[[int, int], Any]):
-        self.nbytes, self._driver, self._tensor, self._rank = nbytes, driver, tensor, world.rank
-        self.bases = [0] * world.size
+        self.nbytes, self._driver, self._tensor, self._world, self._rank = nbytes, driver, tensor, world, world.rank
+        self._held = [0] * world.size           # what is to be given up, also of ranks that `cut` puts out of reach
         self.local = None
         try:
             handles = world.all_gather_object(on_every_rank(world, "ipc", lambda: self._allocate(world.rank)))
             on_every_rank(world, "ipc", lambda: self._map(handles))
-        except TritonDistError:
+        except UnsupportedFeature:              # raised on every rank
+            self.part()
             self.close()
             raise
+        self.bases = list(self._held)
         self.local = tensor(self.bases[world.rank], nbytes)
 
     def _allocate(self, rank: int) -> bytes:
@@ -47,7 +49,7 @@ class IpcArena(Arena):
         address, handle = ctypes.c_void_p(), _Handle()
         self._driver.call("hipExtMallocWithFlags", ctypes.byref(address), ctypes.c_size_t(self.nbytes),
                           ctypes.c_uint(_FINE_GRAINED))
-        self.bases[rank] = address.value or 0
+        self._held[rank] = address.value or 0
         self._driver.call("hipIpcGetMemHandle", ctypes.byref(handle), address)
         return bytes(handle)
 
@@ -57,19 +59,31 @@ class IpcArena(Arena):
                 address = ctypes.c_void_p()
                 self._driver.call("hipIpcOpenMemHandle", ctypes.byref(address), _Handle.from_buffer_copy(raw),
                                   ctypes.c_uint(_LAZY_PEER_ACCESS))
-                self.bases[rank] = address.value or 0
+                self._held[rank] = address.value or 0
 
     def view(self, rank: int) -> Any:
         if not 0 <= rank < len(self.bases) or not self.bases[rank]:
             raise InvalidArgument(f"rank: expected a reachable rank below {len(self.bases)}, found {rank}")
         return self._tensor(self.bases[rank], self.nbytes)
 
+    def part(self) -> None:
+        self._unmap()
+        self._world.barrier()               # HIP leaves undefined what happens to memory that is freed while a peer maps it
+
     def close(self) -> None:
-        self.local = None
-        for rank, address in enumerate(self.bases):
-            self.bases[rank] = 0
-            if address:
-                try:
-                    self._driver.call("hipFree" if rank == self._rank else "hipIpcCloseMemHandle", ctypes.c_void_p(address))
-                except TritonDistError:            # the device may be lost already
-                    pass
+        self._unmap()
+        self._give_up("hipFree", self._rank)
+
+    def _unmap(self) -> None:
+        self.local, self.bases = None, [0] * len(self._held)
+        for rank in range(len(self._held)):
+            if rank != self._rank:
+                self._give_up("hipIpcCloseMemHandle", rank)
+
+    def _give_up(self, call: str, rank: int) -> None:
+        address, self._held[rank] = self._held[rank], 0
+        if address:
+            try:
+                self._driver.call(call, ctypes.c_void_p(address))
+            except TritonDistError:            # the device may be lost already
+                pass
