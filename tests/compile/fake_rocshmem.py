@@ -7,6 +7,9 @@ from pathlib import Path
 _HEAD = """target triple = "amdgcn-amd-amdhsa"
 @ROCSHMEM_CTX_DEFAULT = addrspace(1) externally_initialized global [16 x i8] zeroinitializer, align 16
 """
+_TEAM = "@{name} = addrspace(1) externally_initialized global i64 0, align 8\n"
+TEAMS = {"C": ("ROCSHMEM_TEAM_WORLD", "ROCSHMEM_TEAM_SHARED"),
+         "C++": ("_ZN8rocshmem19ROCSHMEM_TEAM_WORLDE", "_ZN8rocshmem20ROCSHMEM_TEAM_SHAREDE")}
 _BODY = """
 define {result} @{name}({parameters}) convergent alwaysinline {{
   %state = load volatile i64, ptr addrspace(1) @ROCSHMEM_CTX_DEFAULT
@@ -29,9 +32,9 @@ PUBLISHED = {
 }
 
 
-def write(home: Path, architectures=("gfx90a", "gfx942", "gfx950"), without: str = "") -> None:
-    """Writes home/lib/librocshmem_device_<architecture>.bc with all functions but `without`."""
-    text = _HEAD
+def write(home: Path, architectures=("gfx90a", "gfx942", "gfx950"), without="", teams="C") -> None:
+    """Writes home/lib/librocshmem_device_<architecture>.bc with all functions but `without`. teams: how TEAMS are named."""
+    text = _HEAD + "".join(_TEAM.format(name=name) for name in TEAMS.get(teams, ()))
     for name, (result, types) in PUBLISHED.items():
         types = types.split()
         if name != without:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """libshmem_device compiled for AMD GPUs over a stand-in for rocSHMEM's device bitcode, and what is refused."""
 import re
+import struct
 
 import fake_rocshmem
 import pytest
@@ -74,6 +75,29 @@ def test_numbers_are_rocshmems_own(target):
     (put, operands), (wait, compared) = [mark for mark in marks(kernel) if mark[0] not in ("rocshmem_my_pe", "rocshmem_n_pes")]
     assert (put, wait) == ("rocshmem_putmem_signal", "rocshmem_uint64_wait_until")
     assert value_of(kernel, operands[5], put) == 0 and value_of(kernel, compared[1], wait) == 3
+
+
+@pytest.mark.parametrize("teams", ["C", "C++", ""])
+@pytest.mark.parametrize("scope", ["thread", "block"])
+def test_a_module_has_the_teams_that_newer_releases_fill(home, teams, scope):
+    fake_rocshmem.write(home, teams=teams)
+    binary = compiled(shmem_kernels.scopes, SCOPES, "gfx942", SCOPE=scope).asm["hsaco"]
+    assert all(defines(binary, name) == (teams == "C") for name in rocshmem_library.TEAMS)
+    assert defines(binary, rocshmem_library.STATE)
+
+
+def defines(binary: bytes, name: str) -> bool:
+    """Whether the ELF file's dynamic symbols have a definition of `name`."""
+    start, = struct.unpack_from("<Q", binary, 40)
+    size, count = struct.unpack_from("<HH", binary, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", binary, start + i * size) for i in range(count)]
+    table = next(section for section in sections if section[1] == 11)               # SHT_DYNSYM
+    names = sections[table[6]][4]
+    for at in range(table[4], table[4] + table[5], table[9]):
+        offset, _, _, section = struct.unpack_from("<IBBH", binary, at)
+        if binary[names + offset:binary.index(0, names + offset)] == name.encode():
+            return section != 0
+    return False
 
 
 def value_of(kernel, register: str, function: str) -> int:

@@ -43,7 +43,7 @@ class Nvshmem:
     """nvshmem4py, as far as it is used."""
 
     def __init__(self, version="3.4.5", room=1 << 20):
-        self.version, self.room, self.calls, self.slabs = version, room, [], {}
+        self.version, self.room, self.calls, self.slabs, self.joined = version, room, [], {}, False
 
     def get_version(self):
         return types.SimpleNamespace(libnvshmem_version=self.version)
@@ -52,6 +52,8 @@ class Nvshmem:
         return "empty" if empty else "unique id"
 
     def init(self, **how):
+        assert not self.joined, "NVSHMEM is joined twice"
+        self.joined = True
         self.calls.append(("init", how))
 
     def tensor(self, shape, dtype, except_on_del):
@@ -67,6 +69,7 @@ class Nvshmem:
         self.calls.append(("free", tensor is self.slabs[0]))
 
     def finalize(self):
+        self.joined = False
         self.calls.append(("finalize",))
 
     def TeamConfig(self):
@@ -185,8 +188,15 @@ def test_a_missing_package_is_named(modules, monkeypatch):
 
 
 def test_too_large_a_heap_is_out_of_heap(fake, modules):
-    with pytest.raises(OutOfHeap, match="NVSHMEM cannot allocate 2097152 bytes"):
+    with pytest.raises(OutOfHeap, match="rank 0: NVSHMEM cannot allocate 2097152 bytes"):
         nvshmem.reserve(2 << 20, 0, World(), modules)
+    nvshmem.reserve(4096, 0, World(), modules)                  # the refused call has left NVSHMEM
+    assert [call[0] for call in fake.calls] == ["init", "finalize", "init"]
+
+
+def test_a_heap_without_room_on_one_rank_is_refused_on_all(fake, modules):
+    with pytest.raises(OutOfHeap, match="rank 1: no room"):
+        nvshmem.reserve(4096, 0, World("", "no room"), modules)
 
 
 def test_modules_loaded_before_and_after_are_initialised(fake, modules, tmp_path):

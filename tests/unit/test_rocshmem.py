@@ -15,7 +15,7 @@ from launched import python
 from triton_dist.backends.amd import rocshmem, rocshmem_functions, rocshmem_library
 from triton_dist.language.abi import ROWS
 from triton_dist.language.shmem_abi import LIBRARY
-from triton_dist.runtime.errors import InvalidArgument, NotInitialized, UnsupportedFeature
+from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHeap, UnsupportedFeature
 
 BIND = Path(__file__).parents[2] / "shmem/rocshmem_bind"
 COMPILER = shutil.which("g++") or shutil.which("c++")
@@ -71,10 +71,11 @@ def tensor(address, nbytes):
     return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
 
 
+BYTES = 3 << 20             # more than rocSHMEM's heap has by itself
 try:
-    library = rocshmem.join(World())
+    library = rocshmem.join(World(), BYTES)
     assert (library.my_pe(), library.n_pes()) == (rank, size)
-    arena = rocshmem.RocshmemArena(library, 4096, World(), tensor)
+    arena = rocshmem.RocshmemArena(library, BYTES, World(), tensor)
     for peer in range(size):
         arena.view(peer)[rank] = 10 + rank
     library.barrier_all()
@@ -91,8 +92,9 @@ try:
 except rocshmem.UnsupportedFeature as error:
     print("refused:", error, flush=True)
 except MemoryError as error:
-    print("full:", error, flush=True)
-    library.finalize()
+    os.environ.pop("ROCSHMEM_STUB_FAIL", None)
+    rocshmem.RocshmemArena(rocshmem.join(World(), BYTES), BYTES, World(), tensor).part()
+    print("full:", error, "; joined later", flush=True)
 '''
 
 
@@ -141,7 +143,19 @@ def test_a_rank_that_cannot_load_the_binding_is_named_on_every_rank(shim, tmp_pa
 @pytest.mark.full
 def test_a_heap_that_does_not_fit_on_one_rank_is_refused_on_every_rank(shim, tmp_path):
     said = run(shim, tmp_path, 2, lambda rank: {"ROCSHMEM_STUB_FAIL": "malloc"} if rank == 1 else {})
-    assert all("full: rocSHMEM cannot allocate 4096 bytes of symmetric heap on rank 1" in text for text in said), said
+    words = "full: rocSHMEM cannot allocate 3145728 bytes of symmetric heap on rank 1"
+    assert all(words in text and "; joined later" in text for text in said), said
+
+
+@pytest.mark.parametrize("address", [0, 4096])
+def test_a_refused_heap_is_freed_and_left(address):
+    calls = []
+    library = types.SimpleNamespace(malloc=lambda nbytes: address, free=lambda it: calls.append(("free", it)),
+                                    finalize=lambda: calls.append("finalize"))
+    world = types.SimpleNamespace(rank=0, size=2, all_gather_object=lambda given: [given, False])
+    with pytest.raises(OutOfHeap, match=f"on rank {int(address > 0)}"):
+        rocshmem.RocshmemArena(library, 512, world, None)
+    assert calls == [("free", address)] * (address > 0) + ["finalize"]
 
 
 @pytest.mark.full

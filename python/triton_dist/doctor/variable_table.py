@@ -125,6 +125,7 @@ OTHERS = (
        "NVSHMEM's device bitcode is taken from its `lib` instead of the pip wheel; the doctor looks there as well",
        "the wheel", folder),
     _v("NVSHMEM_SYMMETRIC_SIZE", "set to a little more than the heap size, unless it is set already", _UNSET),
+    _v("ROCSHMEM_HEAP_SIZE", "the same for rocSHMEM, which reads it in bytes", _UNSET),
     _v("ROCSHMEM_HOME", "rocSHMEM's device bitcode is taken from its `lib`", "`ROCM_PATH`, then `/opt/rocm`", folder),
     _v("TMPDIR", "folder for heap files of the emulator, if the system has no memfd", "the system's", folder),
     _v("CUDA_DEVICE_MAX_CONNECTIONS", "benchmarks record it in host.json", _UNSET, number(int, 1)),

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: MIT
 //
 // A stand-in for rocSHMEM's host library: PEs are processes of one machine, symmetric memory is POSIX shared memory.
+// ROCSHMEM_HEAP_SIZE: bytes of a PE's heap (1 MiB).
 // ROCSHMEM_STUB_FAIL=init or malloc makes that call fail, as a machine that cannot do it would.
 #include <rocshmem/rocshmem.hpp>
 
@@ -17,7 +18,10 @@
 
 namespace rocshmem {
 namespace {
-constexpr std::size_t kBytes = 1 << 20, kReserved = 4096;
+// As the library has it, the variable is read once, while this file is loaded.
+const char* asked_bytes = std::getenv("ROCSHMEM_HEAP_SIZE");
+const std::size_t kBytes = asked_bytes ? std::strtoull(asked_bytes, nullptr, 10) : std::size_t{1} << 20;
+constexpr std::size_t kReserved = 4096;
 constexpr int kMaxPes = 64;
 struct Meeting {
   std::atomic<int> arrived, turn;

@@ -40,9 +40,10 @@ class AmdBackend(GpuBackend):
         tensor = functools.partial(device_tensor, device=self.device())
         if provider == "ipc":
             return IpcArena(self.driver, nbytes, world, tensor)
-        library = join(world)
+        library = join(world, nbytes)
+        arena = RocshmemArena(library, nbytes, world, tensor, parting=self._shmem.stop)
         self._link_shmem(library)
-        return RocshmemArena(library, nbytes, world, tensor, parting=self._shmem.stop)
+        return arena
 
     def _link_shmem(self, library: Rocshmem) -> None:
         """Kernels link rocSHMEM's device bitcode from now on, if it is there. Without it the heap works all the same."""

@@ -15,8 +15,9 @@ from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 
-VARIABLE = "TRITON_DIST_ROCSHMEM"
+VARIABLE, HEAP_SIZE = "TRITON_DIST_ROCSHMEM", "ROCSHMEM_HEAP_SIZE"
 _VERSION, _ID_BYTES = 1, 128
+_SLACK = 256 << 20                      # bytes of rocSHMEM's own heap beyond the arena
 
 
 class Rocshmem:
@@ -91,7 +92,7 @@ class RocshmemModules(ShmemModules):
 class RocshmemArena(Arena):
     """One slab a rank, allocated by rocSHMEM.
 
-    Collective over `world`. Where a rank cannot allocate, every rank raises OutOfHeap, and what was allocated is free again.
+    Collective over `world`. Where a rank cannot allocate, every rank leaves rocSHMEM and raises OutOfHeap.
     `tensor`: (address, bytes) -> torch.uint8 tensor of that memory. `parting` is called before rocSHMEM goes down.
     """
 
@@ -103,8 +104,9 @@ class RocshmemArena(Arena):
         if lacking:
             if self._address:
                 library.free(self._address)
+            library.finalize()
             raise OutOfHeap(f"rocSHMEM cannot allocate {nbytes} bytes of symmetric heap on rank {lacking[0]}; set a larger "
-                            "ROCSHMEM_HEAP_SIZE or a smaller TRITON_DIST_HEAP_SIZE")
+                            f"{HEAP_SIZE} or a smaller TRITON_DIST_HEAP_SIZE")
         self.bases = [self._address if rank == world.rank else library.ptr(self._address, rank) for rank in range(world.size)]
         self.local = tensor(self._address, nbytes)
 
@@ -123,10 +125,11 @@ class RocshmemArena(Arena):
         self.local = None
 
 
-def join(world: Group) -> Rocshmem:
-    """Collective over `world`: loads the binding and joins rocSHMEM by a unique id of rank 0.
+def join(world: Group, nbytes: int) -> Rocshmem:
+    """Collective over `world`: loads the binding and joins rocSHMEM by a unique id of rank 0, with room for `nbytes`.
 
     Raises UnsupportedFeature on every rank where one of them cannot."""
+    os.environ.setdefault(HEAP_SIZE, str(nbytes + _SLACK))          # it is read while the library is loaded; its default is 1 GiB
     library = on_every_rank(world, "rocshmem", lambda: Rocshmem(os.environ.get(VARIABLE) or "libtdist_rocshmem.so"))
     unique_id = on_every_rank(world, "rocshmem", lambda: library.unique_id() if world.rank == 0 else b"")
     unique_id = world.broadcast_object(unique_id)

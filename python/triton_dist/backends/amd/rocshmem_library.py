@@ -9,7 +9,9 @@ been built with the same transports as the host library. Compiled against a stan
 import functools
 import hashlib
 import os
+import re
 from pathlib import Path
+from typing import Sequence
 
 from triton_dist.backends.amd.rocshmem_functions import function_of, lacks, rows
 from triton_dist.language import shmem_abi
@@ -21,6 +23,7 @@ from triton_dist.runtime.files import write_shared
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
 BITCODE = "shmem"                       # key of the second library: a part of each row's symbol, or Triton would not link it
 STATE = "ROCSHMEM_CTX_DEFAULT"          # the global variable that rocshmem_hipmodule_init fills
+TEAMS = ("ROCSHMEM_TEAM_WORLD", "ROCSHMEM_TEAM_SHARED")     # newer releases fill these too, and refuse modules without them
 _TYPES = {"int32": "i32", "int64": "i64", "pointer": "ptr", "": "void"}
 _NEEDED = ("rocshmem_my_pe", "rocshmem_putmem_signal_nbi_wg", "rocshmem_quiet", "rocshmem_uint64_wait_until")
 
@@ -29,8 +32,15 @@ target triple = "amdgcn-amd-amdhsa"
 declare i32 @llvm.amdgcn.workitem.id.x()
 declare void @llvm.amdgcn.s.barrier()
 """
+# The empty assembly keeps the teams in every module that calls a row.
+_KEEP = """
+define internal void @tdist_rocshmem_keep() alwaysinline nounwind {{
+{kept}  ret void
+}}
+"""
 _ALL = """
 define {result} @{symbol}({parameters}) alwaysinline convergent nounwind {{
+  call void @tdist_rocshmem_keep()
 {body}}}
 """
 # A barrier does not wait for the stores of the other waves, and LLVM 22 may leave out the wait after a write-back: both waits
@@ -40,6 +50,7 @@ define internal {result} @{raw}({parameters}) alwaysinline convergent nounwind {
 {body}}}
 define i32 @{symbol}({parameters}) alwaysinline convergent nounwind {{
 entry:
+  call void @tdist_rocshmem_keep()
   call void asm sideeffect "s_waitcnt vmcnt(0)", "~{{memory}}"()
   fence syncscope("workgroup") release
   call void @llvm.amdgcn.s.barrier()
@@ -62,6 +73,7 @@ done:
 # In kernels of threads: by whoever calls it, without barriers of the program.
 _EACH = """
 define i32 @{symbol}({parameters}) alwaysinline convergent nounwind {{
+  call void @tdist_rocshmem_keep()
   fence release
   call void asm sideeffect "s_waitcnt vmcnt(0)", "~{{memory}}"()
   %r = call {result} @{raw}({arguments})
@@ -123,8 +135,8 @@ def _body(row) -> tuple[str, dict]:
     return "".join(f"  {line}\n" for line in lines), {function: (result, ", ".join(ty for ty, _ in values))}
 
 
-def text() -> str:
-    """LLVM IR of all rows. Its first line names those that rocSHMEM has no function for."""
+def text(teams: Sequence[str] = ()) -> str:
+    """LLVM IR of all rows. Its first line names those that rocSHMEM has no function for. teams: those of TEAMS that it has."""
     called: dict = {}
     bodies = []
     for row in rows():
@@ -137,8 +149,16 @@ def text() -> str:
         bodies.append((_ALL if row.caller in ("all", "each") else _TOGETHER).format(symbol=row.symbol, **words))
         if row.caller in shmem_abi.EACH_MAY:
             bodies.append(_EACH.format(symbol=row.symbol + shmem_abi.EACH, **words))
+    globals_ = "".join(f"@{name} = external addrspace(1) global i64\n" for name in teams)
+    keep = _KEEP.format(kept="".join(f'  call void asm sideeffect "", "s"(ptr addrspace(1) @{name})\n' for name in teams))
     declared = "".join(f"declare {result} @{name}({types})\n" for name, (result, types) in sorted(called.items()))
-    return f"{Statement('amd', lacks()).line()}\n{_HEAD}{declared}{''.join(bodies)}"
+    return f"{Statement('amd', lacks()).line()}\n{_HEAD}{globals_}{declared}{keep}{''.join(bodies)}"
+
+
+def teams_of(bitcode: Path) -> tuple:
+    """Those of TEAMS that a file of rocSHMEM's has under their C names: a C++ name has its length before it."""
+    raw = bitcode.read_bytes()
+    return tuple(name for name in TEAMS if re.search(rf"(?<!{len(name)}){name}".encode(), raw))
 
 
 def find_bitcode(architecture: str) -> Path:
@@ -161,9 +181,9 @@ def find_bitcode(architecture: str) -> Path:
 
 
 @functools.cache
-def rows_library() -> str:
-    """Path of the library of rows."""
-    made = text()
+def rows_library(teams: tuple) -> str:
+    """Path of the library of rows. teams: as of `teams_of`."""
+    made = text(teams)
     path = cache_dir() / "device" / f"tdist_shmem_amd_{hashlib.sha256(made.encode()).hexdigest()[:16]}.ll"
     if not path.exists():
         write_shared(path, made)
@@ -172,4 +192,5 @@ def rows_library() -> str:
 
 def libraries(architecture: str) -> dict[str, str]:
     """What a kernel links to call libshmem_device: {key of extern_libs: path}, in this order."""
-    return {shmem_abi.LIBRARY: rows_library(), BITCODE: str(find_bitcode(architecture))}
+    bitcode = find_bitcode(architecture)
+    return {shmem_abi.LIBRARY: rows_library(teams_of(bitcode)), BITCODE: str(bitcode)}

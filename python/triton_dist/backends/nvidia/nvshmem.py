@@ -70,7 +70,8 @@ class NvshmemArena(Arena):
 def reserve(nbytes: int, device: int, world: Group, modules: NvshmemModules) -> tuple[NvshmemArena, str]:
     """Collective over `world`: joins NVSHMEM; the arena, and the path of the library that kernels link.
 
-    Raises UnsupportedFeature on every rank where one of them lacks nvshmem4py, or host and device libraries differ."""
+    Raises UnsupportedFeature on every rank where one of them lacks nvshmem4py, or host and device libraries differ, and OutOfHeap
+    on every rank where one of them finds no room."""
     found, problem = None, ""
     try:
         found = _prepare(device)
@@ -85,8 +86,18 @@ def reserve(nbytes: int, device: int, world: Group, modules: NvshmemModules) -> 
     own.set_current()
     unique = world.broadcast_object(core.get_unique_id(empty=world.rank != 0))
     core.init(device=own, uid=unique, rank=world.rank, nranks=world.size, initializer_method="uid")
+    arena, problem = None, ""
+    try:
+        arena = NvshmemArena(core, bindings, nbytes, world, modules)
+    except OutOfHeap as error:
+        problem = str(error)
+    problems = world.all_gather_object(problem)
+    if arena is None or any(problems):
+        if all(problems):                   # none has memory, which only all together could free
+            core.finalize()
+        raise OutOfHeap(next((f"rank {rank}: {other}" for rank, other in enumerate(problems) if other)))
     modules.start(bindings.cumodule_init, bindings.cumodule_finalize)
-    return NvshmemArena(core, bindings, nbytes, world, modules), library
+    return arena, library
 
 
 def _prepare(device: int) -> tuple:
