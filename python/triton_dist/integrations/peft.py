@@ -118,7 +118,7 @@ class LoraGemmAR(_Row):
     """All ranks have y."""
 
     def product(self, base: Any, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        h = gemm_ar(x.reshape(-1, x.shape[-1]), a, group=base.group)
+        h = gemm_ar(_rows.matrix(x), a, group=base.group)
         return nn.functional.linear(h.view(*x.shape[:-1], h.shape[-1]), b)
 
 

@@ -58,7 +58,7 @@ class OverlapRowwiseLinear(_OverlapLinear):
         """x [..., K_local] of the whole sequence -> [..., N], a part of the sequence or all."""
         x, weight, bias = _local(x), _local(self.weight), _local(self.bias)
         if not self.sequence_parallel:
-            y = gemm_ar(x.reshape(-1, x.shape[-1]), weight, group=self.overlap_group, bias=bias)
+            y = gemm_ar(_rows.matrix(x), weight, group=self.overlap_group, bias=bias)
             return y.view(*x.shape[:-1], y.shape[-1])
         dim = self.sequence_dim if x.ndim > 2 else 0
         _rows.must_divide(x, dim, self.overlap_group)

@@ -14,11 +14,28 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
 
+def dimension(dim: Any) -> int:
+    """`dim`, the dimension that ranks divide. Raises InvalidArgument for one that is not counted from the first."""
+    if type(dim) is not int or dim < 0:
+        raise InvalidArgument(f"sequence_dim: expected a dimension counted from the first, such as 0 or 1, found {dim!r}")
+    return dim
+
+
+def matrix_of(x: torch.Tensor) -> tuple[int, int]:
+    """The sizes of x [..., K] as a matrix. K may be 0, of which torch's -1 makes nothing."""
+    return math.prod(x.shape[:-1]), x.shape[-1]
+
+
+def matrix(x: torch.Tensor) -> torch.Tensor:
+    """x [..., K] as a matrix [rows, K]."""
+    return x.reshape(matrix_of(x))
+
+
 def flat(x: torch.Tensor, dim: int) -> torch.Tensor:
     """x [..., K] as a matrix [rows, K], dimension `dim` slowest."""
     if not isinstance(x, torch.Tensor) or x.ndim == 2 and dim == 0:
         return x                                # ops say what is wrong with what is no tensor
-    if x.ndim < 2 or not -x.ndim < dim < x.ndim - 1 or dim == -1:
+    if x.ndim < 2 or not 0 <= dim < x.ndim - 1:
         raise InvalidArgument(f"x: expected the sequence in dimension {dim} and features in the last one, found shape "
                               f"{list(x.shape)}; set layer.sequence_dim")
     return x.movedim(dim, 0).flatten(0, -2)

@@ -25,6 +25,14 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return (x * cos + torch.cat([-two, one], -1) * sin).to(x.dtype)
 
 
+def _expect_angles(angles: tuple, x: torch.Tensor) -> None:
+    """Refuses angles that torch would repeat over positions, or over heads in place of sequences."""
+    for t in angles:
+        if t.shape[-2:] != x.shape[-2:] or t.ndim > 2 and t.shape[-3] != 1:
+            raise InvalidArgument(f"angles: expected cos and sin of shape {list(x.shape[-2:])}, for all positions of the "
+                                  f"sequence, found {list(t.shape)}")
+
+
 class KVCache:
     """Keys and values of this rank's heads, for decoding. Attention reads what there is, so a compiled graph is of one length.
 
@@ -39,11 +47,20 @@ class KVCache:
 
     def add(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends [batch, kv_heads, S, head_size]; returns all that there are. Raises InvalidArgument where they do not fit."""
+        self._expect(key, value)
         start, end = self.length, self.length + key.shape[2]
         if end > self.keys.shape[2]:
             raise InvalidArgument(f"cache: expected room for {end} positions, found {self.keys.shape[2]}; make it larger")
         self.keys[:, :, start:end], self.values[:, :, start:end], self.length = key, value, end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _expect(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Refuses another batch or other heads than those of the cache: torch would repeat what there is one of."""
+        batch, heads, _, size = self.keys.shape
+        for name, t in (("key", key), ("value", value)):
+            if t.ndim != 4 or (t.shape[0], t.shape[1], t.shape[3]) != (batch, heads, size):
+                raise InvalidArgument(f"{name}: expected shape {[batch, heads, 'S', size]} of this cache, found {list(t.shape)}; "
+                                      "kv_heads of a cache are this rank's")
 
     def mask(self, queries: int, causal: bool) -> torch.Tensor | None:
         """Which of the positions that `add` gave the newest `queries` attend to, bool [queries, positions].
@@ -75,6 +92,7 @@ class StaticKVCache(KVCache):
 
     def add(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Appends [batch, kv_heads, S, head_size]; returns the whole tensors, [batch, kv_heads, capacity, head_size]."""
+        self._expect(key, value)
         places = self.length + torch.arange(key.shape[2], device=self.length.device)
         self.keys.index_copy_(2, places, key)
         self.values.index_copy_(2, places, value)
@@ -155,6 +173,7 @@ class TPAttention(nn.Module):
         y = y if dim else y.transpose(0, 1)                                     # [B, S, ...]
         q, k, v = (t.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for t in y.split(self.qkv.parts, -1))
         if angles is not None:
+            _expect_angles(angles, q)
             q, k = _rotated(q, *angles), _rotated(k, *angles)
         mask = None
         if cache is not None:
@@ -163,7 +182,9 @@ class TPAttention(nn.Module):
         causal = False
         if self.causal and mask is None and q.shape[2] > 1:     # an `if`: torch takes no comparison of a traced length
             causal = True
-        done = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+        done, grouped = q, q.shape[1] != k.shape[1]
+        if q.shape[1]:                          # a rank may have no heads
+            done = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=grouped)
         done = done.transpose(1, 2).flatten(2)                                  # [B, S, heads * head_size]
         done = done if dim else done.transpose(0, 1)
         return self.out(done.squeeze(1 - dim) if x.ndim == 2 else done, **more)

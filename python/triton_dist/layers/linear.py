@@ -16,9 +16,10 @@ from torch import nn
 from triton_dist.layers import _rows
 from triton_dist.layers._held import Held
 from triton_dist.layers._shards import Shards
-from triton_dist.layers.norm import weight_and_eps
+from triton_dist.layers.norm import of_norm, rms_norm
 from triton_dist.layers.replicated import replicated
 from triton_dist.ops import ag_gemm, gemm_ar, gemm_ar_rmsnorm, gemm_rs, rmsnorm_gemm
+from triton_dist.ops.calls import acts
 from triton_dist.ops.rmsnorm_gemm.op import joins
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
@@ -29,6 +30,9 @@ def _linear(layer: nn.Linear) -> nn.Linear:
         raise InvalidArgument(f"linear: expected an nn.Linear, found {type(layer).__name__}")
     if isinstance(layer.weight, nn.parameter.UninitializedParameter):
         raise InvalidArgument("linear: its parameters are not initialised, found an nn.LazyLinear; run it once before")
+    if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
+        raise InvalidArgument(f"linear: expected an nn.Linear with its own forward, found {type(layer).__name__} with another, "
+                              "which would be lost; pass the weight to the layer")
     return layer
 
 
@@ -37,7 +41,7 @@ class _Linear(Held):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, group: Any = None, *, sequence_dim: int = 0):
         super().__init__(weight, bias, group)
-        self.sequence_dim = sequence_dim
+        self.sequence_dim = _rows.dimension(sequence_dim)
 
     @property
     def in_features(self) -> int:
@@ -135,12 +139,10 @@ class ColumnLinear(_ColumnParallel):
         norm: an RMS norm that is applied to x before the product, or None.
         For few rows, where no gradient is wanted, both are joined with the product: see triton_dist.ops.rmsnorm_gemm.
         """
+        acts.check(act, self.weight.shape[0])
         if (act is not None or norm is not None) and self.joins(x, act, norm):
-            weight, eps = None, None
-            if norm is not None:
-                weight, _, eps = weight_and_eps(norm)
-            y = rmsnorm_gemm(x.reshape(-1, x.shape[-1]), self.weight, weight, bias=self.bias, eps=eps, act=act,
-                             norm_weight_bias=getattr(norm, "weight_bias", 0.0))
+            weight, eps, weight_bias = (None, None, 0.0) if norm is None else of_norm(norm)
+            y = rmsnorm_gemm(_rows.matrix(x), self.weight, weight, bias=self.bias, eps=eps, act=act, norm_weight_bias=weight_bias)
             return y.view(*x.shape[:-1], y.shape[-1])
         y = nn.functional.linear(replicated(x if norm is None else _normed(x, norm), self.group), self.weight, self.bias)
         if act is None:
@@ -171,10 +173,7 @@ class ColumnLinear(_ColumnParallel):
 
 def _normed(x: torch.Tensor, norm: nn.Module) -> torch.Tensor:
     """norm(x), also of an AllReduceRMSNorm, which stands for the norm alone here."""
-    weight, _, eps = weight_and_eps(norm)
-    if more := getattr(norm, "weight_bias", 0.0):
-        weight = weight + more
-    return nn.functional.rms_norm(x, weight.shape, weight, eps)
+    return rms_norm(x, *of_norm(norm))
 
 
 class _RowParallel(_Linear):
@@ -241,9 +240,9 @@ class GemmAR(_RowParallel):
             return self._normed(x, residual, out, norm)
         if not isinstance(x, torch.Tensor) or x.ndim == 2:
             return gemm_ar(x, self.weight, group=self.group, bias=self.bias, residual=residual, out=out)
-        rows = None if residual is None else residual.reshape(-1, residual.shape[-1])
-        y = gemm_ar(x.reshape(-1, x.shape[-1]), self.weight, group=self.group, bias=self.bias, residual=rows,
-                    out=None if out is None else out.view(-1, out.shape[-1]))
+        rows = None if residual is None else _rows.matrix(residual)
+        y = gemm_ar(_rows.matrix(x), self.weight, group=self.group, bias=self.bias, residual=rows,
+                    out=None if out is None else out.view(*_rows.matrix_of(out)))
         return y.view(*x.shape[:-1], self.weight.shape[0])
 
     @staticmethod
@@ -260,10 +259,10 @@ class GemmAR(_RowParallel):
         return {"residual": residual, "norm": norm}
 
     def _normed(self, x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None, norm: nn.Module) -> tuple:
-        weight, _, eps = weight_and_eps(norm)
+        weight, eps, weight_bias = of_norm(norm)
         shape = (*x.shape[:-1], self.weight.shape[0])
-        rows = None if residual is None else residual.reshape(-1, residual.shape[-1])
-        y, total = gemm_ar_rmsnorm(x.reshape(-1, x.shape[-1]), self.weight, weight, bias=self.bias, residual=rows, eps=eps,
-                                   norm_weight_bias=getattr(norm, "weight_bias", 0.0), group=self.group,
-                                   out=None if out is None else out.view(-1, out.shape[-1]))
+        rows = None if residual is None else _rows.matrix(residual)
+        y, total = gemm_ar_rmsnorm(_rows.matrix(x), self.weight, weight, bias=self.bias, residual=rows, eps=eps,
+                                   norm_weight_bias=weight_bias, group=self.group,
+                                   out=None if out is None else out.view(*_rows.matrix_of(out)))
         return y.view(shape), total.view(shape)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops import all_reduce
+from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import name_of
 
 
@@ -17,6 +18,7 @@ class _Replicated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
+        refuse_second("replicated")
         return all_reduce(grad.contiguous(), group=ctx.group), None
 
 
@@ -27,7 +29,15 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
+        refuse_second("summed")
         return grad, None
+
+
+def refuse_second(name: str) -> None:
+    """Raises InvalidArgument where the gradient of `name` is to be differentiated, as ops do: it would lack terms."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise InvalidArgument(f"{name}: has no second derivative, and its gradient was asked for with create_graph=True; "
+                              "leave that out")
 
 
 def replicated(x: torch.Tensor, group: Any = None) -> torch.Tensor:

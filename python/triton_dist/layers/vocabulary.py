@@ -9,7 +9,7 @@ from torch import nn
 from triton_dist.layers import _rows
 from triton_dist.layers._held import Held
 from triton_dist.layers._shards import Shards
-from triton_dist.layers.replicated import replicated, summed
+from triton_dist.layers.replicated import refuse_second, replicated, summed
 from triton_dist.ops import ag_gemm, all_gather, reduce_scatter
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import name_of, resolve
@@ -22,7 +22,7 @@ class _Vocabulary(Held):
                  sequence_dim: int = 0):
         super().__init__(weight, None, group)
         self.first, self.vocab_size = first, vocab_size
-        self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
+        self.sequence_parallel, self.sequence_dim = sequence_parallel, _rows.dimension(sequence_dim)
 
     @classmethod
     def from_full(cls, full: nn.Module, group: Any = None, *, sequence_parallel: bool = True, sequence_dim: int = 0) -> Any:
@@ -56,13 +56,34 @@ class ParallelEmbedding(_Vocabulary):
         group: ProcessGroup, DeviceMesh of one dimension, or None for the world.
         sequence_parallel: True: the result is this rank's part of the sequence. False: all ranks have all of it.
         sequence_dim: which dimension of the result the ranks divide.
+        padding_idx: token id whose row gets no gradient, as of an nn.Embedding, or None.
     """
+
+    def __init__(self, weight: torch.Tensor, first: int, vocab_size: int, group: Any = None, *, sequence_parallel: bool = True,
+                 sequence_dim: int = 0, padding_idx: int | None = None):
+        super().__init__(weight, first, vocab_size, group, sequence_parallel=sequence_parallel, sequence_dim=sequence_dim)
+        self.padding_idx = padding_idx
+
+    @classmethod
+    def from_full(cls, full: nn.Module, group: Any = None, **options: Any) -> Any:
+        """As of the base class. Takes padding_idx over, and refuses what else an embedding may do to its rows."""
+        made = super().from_full(full, group, **options)
+        odd = [name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(full, name, None)]
+        if isinstance(full, nn.Embedding) and type(full).forward is not nn.Embedding.forward:
+            odd.append(f"a forward of {type(full).__name__}")
+        if odd:
+            raise InvalidArgument(f"full: expected an embedding that gives rows as they are, found {', '.join(odd)}; pass the "
+                                  "weight to the layer, and do the rest to what it gives")
+        made.padding_idx = getattr(full, "padding_idx", None)
+        return made
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [S, B] ([B, S] with sequence_dim 1, or [S]), the same on all ranks -> [S / W, B, H] ([B, S / W, H], [S / W, H])."""
         mine = (ids >= self.first) & (ids < self.first + self.weight.shape[0])
         weight = self.weight if self.weight.shape[0] else nn.functional.pad(self.weight, (0, 0, 0, 1))
-        found = nn.functional.embedding(torch.where(mine, ids - self.first, 0), weight)
+        padding = None if self.padding_idx is None else self.padding_idx - self.first
+        padding = padding if padding is not None and 0 <= padding < self.weight.shape[0] else None
+        found = nn.functional.embedding(torch.where(mine, ids - self.first, 0), weight, padding)
         found = torch.where(mine.unsqueeze(-1), found, 0)
         if not self.sequence_parallel:
             return summed(found, self.group)
@@ -113,7 +134,8 @@ class _CrossEntropy(torch.autograd.Function):
             most, picked = wide.amax(-1), wide.gather(-1, at).squeeze(-1)
         else:
             most, picked = wide.new_full(labels.shape, -torch.inf), wide.new_zeros(labels.shape)
-        total = (wide - most.unsqueeze(-1)).exp().sum(-1)
+        floor = most.clamp(min=torch.finfo(most.dtype).min)             # of a shard in which all words are masked
+        total = (wide - floor.unsqueeze(-1)).exp().sum(-1)
         every = all_gather(torch.stack([most, total, torch.where(mine, picked, 0)]).unsqueeze(0), group=group)
         most, totals, picked = every.unbind(1)
         top = most.amax(0)
@@ -123,6 +145,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
+        refuse_second("vocab_parallel_cross_entropy")
         logits, top, total, mine, at = ctx.saved_tensors
         found = (logits.float() - top.unsqueeze(-1)).exp() / total.unsqueeze(-1)
         if logits.shape[-1]:
