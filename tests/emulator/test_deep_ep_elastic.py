@@ -154,6 +154,34 @@ def test_rows_by_expert(align, sync, kind, world):
     run_ranks(script, world, seed=world)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_waits_for_both_events_on_the_stream_on_which_it_runs(is_async):
+    class Event:
+        """Notes which streams wait for it."""
+        def __init__(self):
+            self.waits = []
+
+        def current_stream_wait(self):
+            self.waits.append("current")
+
+        def wait_on(self, stream):
+            self.waits.append(stream)
+
+    def script():
+        buffer = deep_ep.ElasticBuffer(None, num_max_tokens_per_rank=4)
+        x, ids, _ = given(resolve().rank, 4, 4)
+        first, second, third, fourth = (Event() for _ in range(4))
+        got, _, _, handle, _ = buffer.dispatch(x, ids, num_experts=4, previous_event=first, previous_event_before_epilogue=second,
+                                               async_with_compute_stream=is_async)
+        buffer.combine(got, handle, previous_event=third, previous_event_before_epilogue=fourth,
+                       async_with_compute_stream=is_async)
+        stream = buffer.get_comm_stream() if is_async else "current"
+        assert [event.waits for event in (first, second, third, fourth)] == 4 * [[stream]]
+        triton_dist.synchronize()
+
+    run_ranks(script, 2)
+
+
 def test_what_cannot_be_done_names_the_argument():
     def script():
         group = resolve()

@@ -1,12 +1,19 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Where a layer would compute something else than the module it is made of: it does the same, or refuses it with the reason."""
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional
 
+import triton_dist
 from triton_dist.backends.emulator import run_ranks
+from triton_dist.integrations.plans import OverlapColwise, OverlapRowwise
 from triton_dist.layers import (
     AGGemm,
     AllReduceRMSNorm,
@@ -160,6 +167,29 @@ def test_angles_of_other_positions():
                 layer(x, wrong)
         close(layer(x, (cos[None], sin[None])), layer(x, (cos, sin)))
     run_ranks(ranks, 2)
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+def test_layers_of_plans_take_dtensors_that_are_divided_as_they_expect():
+    linear, x = nn.Linear(N, N), drawn(2, 4, N)
+
+    def ranks():
+        triton_dist.initialize_distributed()
+        mesh, r = init_device_mesh("cpu", (2,)), state().world.rank
+        for style, good in ((OverlapColwise(), Replicate()), (OverlapColwise(sequence_parallel=True), Shard(1)),
+                            (OverlapRowwise(), Shard(2)), (OverlapRowwise(sequence_parallel=True), Shard(-1))):
+            layer = parallelize_module(copy.deepcopy(linear), mesh, style)
+            for bad in {Replicate(), Shard(0), Shard(1), Shard(2)} - {good, Shard(2) if good == Shard(-1) else good}:
+                with pytest.raises(InvalidArgument, match="x: expected a DTensor placed as .*; redistribute it"):
+                    layer(distribute_tensor(x, mesh, [bad]))
+            y = layer(distribute_tensor(x, mesh, [good]))
+            whole = linear(x)
+            if isinstance(style, OverlapColwise):
+                whole = whole.chunk(2, -1)[r]
+            elif style.sequence_parallel:
+                whole = whole.chunk(2, 1)[r]
+            close(y, whole)
+    run_ranks(ranks, 2, heap=False)
 
 
 # -- vocabulary --------------------------------------------------------------------------------------------------------

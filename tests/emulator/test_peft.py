@@ -9,7 +9,7 @@ from torch import nn
 
 import triton_dist
 from triton_dist.backends.emulator import run_ranks
-from triton_dist.layers import TPMLP
+from triton_dist.layers import TPMLP, ColumnLinear
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
@@ -114,6 +114,9 @@ def test_what_shards_cannot_have_is_refused_on_all_ranks():
                 peft.get_peft_model(mlp, register(config(**options)))
         mlp = TPMLP.from_full(base.up, base.down, gated=True, sequence_parallel=False)
         model = peft.get_peft_model(mlp, register(config()))
+        shared = nn.ModuleDict({"up": ColumnLinear.from_full(nn.Linear(WIDTH, 16), parts=[8, 4, 4], unit=4)})
+        with pytest.raises(InvalidArgument, match="found one with key and value heads that several ranks hold"):
+            peft.get_peft_model(shared, register(config()))
         weights = peft.get_peft_model_state_dict(alone)
         key = next(key for key in weights if "up.lora_B" in key)
         with pytest.raises(InvalidArgument, match="of size 24 in dimension 0, found"):

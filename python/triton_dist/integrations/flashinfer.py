@@ -248,9 +248,11 @@ def _as_tensor(scale: Any) -> torch.Tensor:
         raise InvalidArgument(f"scale_factor: expected a tensor of one element, or a number above 0, found {scale!r}")
     key = scale, device()
     found = _scales.get(key)
-    if found is None:
-        found = backend().outside_pools(lambda: torch.full((1,), float(scale), dtype=torch.float32, device=device()))
-        if not backend().is_capturing() and len(_scales) < _MOST_SCALES:        # memory of a graph is not kept
+    if found is None and backend().is_capturing():          # memory of a graph is not kept
+        return torch.full((1,), float(scale), dtype=torch.float32, device=device())
+    if found is None:                                       # by a copy, for which the host waits: calls on any stream may read it
+        found = backend().outside_pools(lambda: torch.tensor([float(scale)], dtype=torch.float32, device=device()))
+        if len(_scales) < _MOST_SCALES:
             _scales[key] = found
     return found
 

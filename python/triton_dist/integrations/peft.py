@@ -44,6 +44,10 @@ class _Lora(lora.Linear):
                                   f"{', '.join(wrong) or repr(config.init_lora_weights)}")
         if config.lora_dropout and isinstance(base, ColumnLinear):
             raise InvalidArgument("config: expected lora_dropout 0, as ranks would drop different elements of the same x")
+        if getattr(base, "repeated", False):
+            raise InvalidArgument("target_modules: expected layers whose rows one rank holds, found one with key and value heads "
+                                  "that several ranks hold, whose adapters would be trained apart; leave it out, or use fewer "
+                                  "ranks")
         super().update_layer(adapter_name, *args, **options)
         members, weight = resolve(base.group), getattr(self, self.whole)[adapter_name].weight
         first = members.all_gather_object(weight.detach().cpu() if members.rank == 0 else None)[0]
@@ -126,7 +130,7 @@ def register(config: peft.LoraConfig) -> peft.LoraConfig:
     """Makes `config` work on AGGemm, ColumnLinear, GemmRS and GemmAR; returns it.
 
     Call it on all ranks before peft.get_peft_model, which is collective then. Refused: DoRA, lora_bias, other ways to begin than
-    True, False and "gaussian", and lora_dropout on a ColumnLinear.
+    True, False and "gaussian", lora_dropout on a ColumnLinear, and layers with heads that several ranks hold.
     """
     config._register_custom_module({AGGemm: LoraAGGemm, ColumnLinear: LoraColumnLinear, GemmRS: LoraGemmRS, GemmAR: LoraGemmAR})
     return config

@@ -25,6 +25,21 @@ def _local(t: Any) -> Any:
     return t.to_local() if isinstance(t, DTensor) else t
 
 
+def _input(x: Any, dim: int | None) -> torch.Tensor:
+    """This rank's part of what a layer is given, which ranks divide along `dim`, or have whole where it is None.
+
+    Raises InvalidArgument for a DTensor that is divided otherwise: its part would be taken for something else.
+    """
+    if not isinstance(x, DTensor):
+        return x
+    wanted = Replicate() if dim is None else Shard(dim % x.ndim)
+    found = tuple(Shard(p.dim % x.ndim) if isinstance(p, Shard) else p for p in x.placements)
+    if found != (wanted,):
+        raise InvalidArgument(f"x: expected a DTensor placed as {wanted}, found {list(x.placements)}; redistribute it, or set "
+                              "sequence_parallel and sequence_dim of the layer's style")
+    return x.to_local()
+
+
 class _OverlapLinear(nn.Linear):
     """An nn.Linear whose class a style has changed: a model's copies, hooks and names stay what they are.
 
@@ -44,10 +59,10 @@ class OverlapColwiseLinear(_OverlapLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K], of which a rank has a part of the sequence or all -> [..., N_local] of the whole sequence."""
-        x, weight, bias = _local(x), _local(self.weight), _local(self.bias)
+        dim = self.sequence_dim if x.ndim > 2 else 0
+        x, weight, bias = _input(x, dim if self.sequence_parallel else None), _local(self.weight), _local(self.bias)
         if not self.sequence_parallel:
             return nn.functional.linear(replicated(x, self.overlap_group), weight, bias)
-        dim = self.sequence_dim if x.ndim > 2 else 0
         return _rows.shaped(ag_gemm(_rows.flat(x, dim), weight, group=self.overlap_group, bias=bias), x, dim)
 
 
@@ -56,7 +71,7 @@ class OverlapRowwiseLinear(_OverlapLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K_local] of the whole sequence -> [..., N], a part of the sequence or all."""
-        x, weight, bias = _local(x), _local(self.weight), _local(self.bias)
+        x, weight, bias = _input(x, -1), _local(self.weight), _local(self.bias)
         if not self.sequence_parallel:
             y = gemm_ar(_rows.matrix(x), weight, group=self.overlap_group, bias=bias)
             return y.view(*x.shape[:-1], y.shape[-1])
@@ -74,7 +89,7 @@ class _OverlapStyle(ParallelStyle):
 
     def __init__(self, *, sequence_parallel: bool = False, sequence_dim: int = 1):
         super().__init__()
-        self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
+        self.sequence_parallel, self.sequence_dim = sequence_parallel, _rows.dimension(sequence_dim)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if type(module) is not nn.Linear:

@@ -57,10 +57,12 @@ class _Linear(Held):
 class _ColumnParallel(_Linear):
     """A linear layer of which each rank has some rows.
 
-    `parts` has the sizes of this rank's parts of y, for torch.split, where from_full was given any.
+    `parts` has the sizes of this rank's parts of y, for torch.split, where from_full was given any. `repeated` says whether other
+    ranks hold some of its rows too.
     """
 
     parts: tuple | None = None
+    repeated = False
 
     @classmethod
     def from_full(cls, linear: nn.Linear, group: Any = None, *, parts: Any = None, unit: Any = None,
@@ -91,7 +93,7 @@ class _ColumnParallel(_Linear):
         members = resolve(group)
         shards = Shards(_linear(linear).weight.shape[0], members, parts, unit, repeats=True)
         made = cls(shards.parameter(linear.weight), shards.parameter(linear.bias), group, sequence_dim=sequence_dim)
-        made.parts = None if parts is None else tuple(shards.sizes)
+        made.parts, made.repeated = None if parts is None else tuple(shards.sizes), shards.shared
         return made
 
     @classmethod

@@ -196,12 +196,10 @@ class ElasticBuffer:
             rows.tokens_of(x, topk_idx, topk_weights)
         request = _Request(num_experts, most, expert_alignment or 1, num_sms, do_handle_copy and handle is None,
                            handle is None and do_cpu_sync is not False, do_expand, do_zero_padding, use_tma_aligned_col_major_sf)
-        if previous_event_before_epilogue is not None:
-            getattr(previous_event_before_epilogue, "event", previous_event_before_epilogue).current_stream_wait()
         ids = topk_idx
         found, event = run(lambda: self._dispatch(x, ids, topk_weights, cumulative_local_expert_recv_stats, request, handle),
                            (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, handle), previous_event,
-                           async_with_compute_stream)
+                           async_with_compute_stream, previous_event_before_epilogue)
         return *found, event
 
     def _dispatch(self, x: Any, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None, stats: torch.Tensor | None,
@@ -285,8 +283,6 @@ class ElasticBuffer:
                                                 [handle.num_recv_tokens, None]))
             checks.tensor("x", x)
             rows.bias_of(bias, len(handle.topk_idx), x)
-        if previous_event_before_epilogue is not None:
-            getattr(previous_event_before_epilogue, "event", previous_event_before_epilogue).current_stream_wait()
 
         def both() -> tuple:
             backend().before_torch()
@@ -299,7 +295,8 @@ class ElasticBuffer:
                 way = replace(way, positions=None, limit=weights.shape[0])
             return out, ep_combine(weights.contiguous(), way)
 
-        found, event = run(both, (x, handle, topk_weights, bias), previous_event, async_with_compute_stream)
+        found, event = run(both, (x, handle, topk_weights, bias), previous_event, async_with_compute_stream,
+                           previous_event_before_epilogue)
         return *found, event
 
     def _usable(self) -> None:

@@ -69,18 +69,19 @@ class EventOverlap:
         self._releases = False
 
 
-def run(call: Callable[[], Any], inputs: tuple, previous_event: Any, is_async: bool) -> tuple[Any, EventOverlap]:
-    """(what `call()` returns, an event of its end).
+def run(call: Callable[[], Any], inputs: tuple, previous_event: Any, is_async: bool, also_after: Any = None) -> tuple:
+    """(what `call()` returns, an EventOverlap of its end).
 
     is_async: it runs on a stream of its own, which waits for previous_event or for the current stream, and the current stream
     does not wait for it. Otherwise it runs on the current stream, and the event is none.
-    previous_event: an EventHandle, an EventOverlap, or None.
+    previous_event: an EventHandle, an EventOverlap, or None. also_after: likewise, of an event that is waited for in any case.
     inputs: all that `call` reads or writes and that was made before, in tuples and handles.
     """
-    before = getattr(previous_event, "event", previous_event)
+    before, also = (getattr(event, "event", event) for event in (previous_event, also_after))
     if not is_async:
-        if before is not None:
-            before.current_stream_wait()
+        for event in (before, also):
+            if event is not None:
+                event.current_stream_wait()
         result = call()
         backend().before_torch()
         return result, EventOverlap()
@@ -89,6 +90,8 @@ def run(call: Callable[[], Any], inputs: tuple, previous_event: Any, is_async: b
         stream.wait_stream(here)
     else:
         before.wait_on(stream)
+    if also is not None:
+        also.wait_on(stream)
     with backend().use_stream(stream):
         result = call()
         event = EventHandle()
