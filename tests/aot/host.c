@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -191,13 +192,45 @@ static void worlds(void) {
     told("left", tdist_unload());
 }
 
+/* Calls on streams that the program makes and destroys, also before their work is done; a new stream may have an old one's handle. */
+static void streams(void) {
+    tdist_plan *plan = NULL;
+    void *stream = NULL;
+    EXPECT(told("world", join(rank, ranks, rank, 64 << 20)) == TDIST_OK);
+    EXPECT(tdist_all_reduce_plan(world, TDIST_BF16, 4096, TDIST_ONE_SHOT, &plan) == TDIST_OK);
+    EXPECT(world->host->context_set(world->context) == 0);
+    unsigned char *x = memory(8192);
+    for (int i = 0; i < 3; i++) {
+        EXPECT(world->cuda->stream_create(&stream, 1, 0) == 0);
+        told("call", tdist_all_reduce(plan, stream, x, x));
+        told("call", tdist_all_reduce(plan, stream, x, x));
+        EXPECT(world->cuda->stream_destroy(stream) == 0);
+    }
+    told("call", tdist_all_reduce(plan, NULL, x, x));
+    release(x);
+    tdist_plan_destroy(plan);
+    EXPECT(world->host->context_set(NULL) == 0);
+    told("left", tdist_world_destroy(world));
+}
+
 static void failing_launch(void) {
     tdist_plan *plan = NULL;
     tdist_gemm shape = gemm(0);
     EXPECT(told("world", join(rank, ranks, rank, 64 << 20)) == TDIST_OK && tdist_ag_gemm_plan(world, &shape, &plan) == TDIST_OK);
+    EXPECT(world->host->context_set(world->context) == 0);
     unsigned char *x = memory(M * K * 2);
     told("call", tdist_ag_gemm(plan, NULL, x, x, x, x));
     told("call", tdist_ag_gemm(plan, NULL, x, x, x, x));
+}
+
+/* Rank 0 may open one file more, too few for the sockets of its peers; rank 1 four, too few for what peers send it. */
+static void few_files(void) {
+    const char *most = getenv("TDIST_FILES");
+    int next = dup(0), wanted = most == NULL ? -1 : atoi(most + 2 * rank);
+    struct rlimit limit = {(rlim_t)(next + wanted), (rlim_t)(next + wanted)};
+    close(next);
+    if (wanted > 0)
+        setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 static void play(const char *scenario) {
@@ -211,6 +244,14 @@ static void play(const char *scenario) {
         worlds();
     } else if (strcmp(scenario, "launch") == 0) {
         failing_launch();
+    } else if (strcmp(scenario, "streams") == 0) {
+        streams();
+    } else if (strcmp(scenario, "files") == 0) {
+        few_files();
+        told("world", join(rank, ranks, rank, heap));
+    } else if (strcmp(scenario, "forever") == 0) {
+        tdist_world_options options = {.struct_size = sizeof options, .timeout_ms = UINT32_MAX, .heap_bytes = heap};
+        told("world", tdist_world_create(&world, &id, rank, ranks, rank, &options));
     } else if (strcmp(scenario, "late") == 0) {
         if (rank != 1)
             told("world", join(rank, ranks, rank, heap));

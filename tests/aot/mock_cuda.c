@@ -28,7 +28,7 @@ static _Thread_local CUcontext current;
 
 typedef struct { const unsigned char *image; int loads; } module;
 typedef struct { module *of; char name[256]; int count, sizes[MOST_PARAMS], attributes[16]; } function;
-typedef struct { int capturing; } stream;
+typedef struct { int capturing, gone; unsigned long long id; } stream;
 
 static int number(const char *name, int usual) {
     const char *text = getenv(name);
@@ -64,6 +64,10 @@ static CUresult wanted(const char *name) {
     return CUDA_SUCCESS;
 }
 
+/* What CUDA does for the current context. */
+#define NEEDS_CONTEXT() do { if (current == NULL) return CUDA_ERROR_INVALID_CONTEXT; } while (0)
+/* Some tests name a stream by a small number. */
+#define NEEDS_STREAM(it) do { if ((uintptr_t)(it) > 4096 && ((stream *)(it))->gone) return CUDA_ERROR_INVALID_HANDLE; } while (0)
 #define ENTER(...) do { say(__VA_ARGS__); CUresult fail_ = wanted(__func__); if (fail_) return fail_; } while (0)
 /* __func__ of what cuda.h renames ends in _v2. */
 
@@ -221,7 +225,7 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType ty
     ENTER("cuTensorMapEncodeTiled type=%d rank=%u address=%p dims=%llu,%llu strides=%llu box=%u,%u swizzle=%d fill=%d", (int)type, rank,
           address, (unsigned long long)dims[0], (unsigned long long)dims[1], (unsigned long long)strides[0], box[0], box[1],
           (int)swizzle, (int)fill);
-    if ((uintptr_t)map % 64 != 0 || (uintptr_t)address % 16 != 0 || rank < 1 || rank > 5)
+    if ((uintptr_t)map % 64 != 0 || address == NULL || (uintptr_t)address % 16 != 0 || rank < 1 || rank > 5)
         return CUDA_ERROR_INVALID_VALUE;
     memset(to, 0, 128);
     for (cuuint32_t d = 0; d < rank; d++) {
@@ -242,15 +246,33 @@ CUresult CUDAAPI cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType ty
     return CUDA_SUCCESS;
 }
 
+static _Thread_local stream *spare;
+
 /* -- streams and events: all that is put on a stream has run when the call returns ------------------------------------------ */
 CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
     (void)flags;
     (void)priority;
-    *out = (CUstream)calloc(1, sizeof(stream));
+    NEEDS_CONTEXT();
+    static unsigned long long ids = 2;                  /* those of the default streams */
+    stream *made = spare != NULL ? spare : calloc(1, sizeof *made);
+    spare = NULL;
+    *made = (stream){.id = __atomic_add_fetch(&ids, 1, __ATOMIC_RELAXED)};
+    *out = (CUstream)made;
     return CUDA_SUCCESS;
 }
-CUresult CUDAAPI cuStreamDestroy(CUstream it) { free(it); return CUDA_SUCCESS; }
-CUresult CUDAAPI cuStreamSynchronize(CUstream it) { (void)it; return wanted("cuStreamSynchronize"); }
+/* The next stream has the same handle. */
+CUresult CUDAAPI cuStreamDestroy(CUstream it) {
+    NEEDS_STREAM(it);
+    ((stream *)it)->gone = 1;
+    spare = (stream *)it;
+    return CUDA_SUCCESS;
+}
+CUresult CUDAAPI cuStreamGetId(CUstream it, unsigned long long *id) {
+    NEEDS_STREAM(it);
+    *id = it == NULL ? 1 : (uintptr_t)it > 4096 ? ((stream *)it)->id : 100000 + (uintptr_t)it;
+    return CUDA_SUCCESS;
+}
+CUresult CUDAAPI cuStreamSynchronize(CUstream it) { NEEDS_STREAM(it); return wanted("cuStreamSynchronize"); }
 CUresult CUDAAPI cuStreamIsCapturing(CUstream it, CUstreamCaptureStatus *status) {
     *status = (uintptr_t)it > 4096 && ((stream *)it)->capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
@@ -273,9 +295,18 @@ CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, un
 CUresult CUDAAPI cuGraphLaunch(CUgraphExec graph, CUstream it) { (void)graph; (void)it; return CUDA_SUCCESS; }
 CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec graph) { (void)graph; return CUDA_SUCCESS; }
 CUresult CUDAAPI cuGraphDestroy(CUgraph graph) { (void)graph; return CUDA_SUCCESS; }
-CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned flags) { (void)flags; *out = (CUevent)calloc(1, 1); return CUDA_SUCCESS; }
+CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned flags) {
+    (void)flags;
+    NEEDS_CONTEXT();
+    *out = (CUevent)calloc(1, 1);
+    return CUDA_SUCCESS;
+}
 CUresult CUDAAPI cuEventDestroy(CUevent it) { free(it); return CUDA_SUCCESS; }
-CUresult CUDAAPI cuEventRecord(CUevent it, CUstream on) { say("cuEventRecord %p %p", (void *)it, (void *)on); return CUDA_SUCCESS; }
+CUresult CUDAAPI cuEventRecord(CUevent it, CUstream on) {
+    NEEDS_STREAM(on);
+    say("cuEventRecord %p %p", (void *)it, (void *)on);
+    return CUDA_SUCCESS;
+}
 CUresult CUDAAPI cuEventSynchronize(CUevent it) { (void)it; return CUDA_SUCCESS; }
 CUresult CUDAAPI cuEventElapsedTime(float *ms, CUevent a, CUevent b) { (void)a; (void)b; *ms = 1; return CUDA_SUCCESS; }
 #ifdef cuEventElapsedTime               /* newer headers rename it; drivers have both */
@@ -285,6 +316,7 @@ CUresult CUDAAPI cuEventElapsedTime(float *ms, CUevent a, CUevent b) { (void)a; 
 #endif
 CUresult CUDAAPI cuStreamWaitEvent(CUstream it, CUevent event, unsigned flags) {
     (void)flags;
+    NEEDS_STREAM(it);
     say("cuStreamWaitEvent %p %p", (void *)it, (void *)event);
     return CUDA_SUCCESS;
 }
@@ -292,10 +324,17 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream it, CUevent event, unsigned flags) {
 /* -- memory ------------------------------------------------------------------------------------------------------------------ */
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *address, size_t size) {
     ENTER("cuMemAlloc %zu", size);
+    NEEDS_CONTEXT();
     *address = (CUdeviceptr)(uintptr_t)aligned_alloc(512, (size + 511) / 512 * 512);
     return CUDA_SUCCESS;
 }
-CUresult CUDAAPI cuMemFree(CUdeviceptr address) { ENTER("cuMemFree"); free((void *)(uintptr_t)address); return CUDA_SUCCESS; }
+CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
+    ENTER("cuMemFree");
+    NEEDS_CONTEXT();
+    say("freed");
+    free((void *)(uintptr_t)address);
+    return CUDA_SUCCESS;
+}
 CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream on) {
     ENTER("cuMemAllocAsync %zu %p", size, (void *)on);
     *address = (CUdeviceptr)(uintptr_t)malloc(size);

@@ -2,11 +2,17 @@
 # SPDX-License-Identifier: MIT
 """A library's code for AMD devices on a mock of HIP's driver; no AMD device has run it."""
 
+import os
+import shutil
 import struct
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 from aot_mock import HERE, HIP_INCLUDE, Mock, compile_c, parameters
+
+from triton_dist.aot.library import LIBRARY
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +32,31 @@ def hip(library, tmp_path_factory):
         HERE / "mock_hip.c",
     )
     return partial(Mock(driver).python, library=library)
+
+
+def build(driver):
+    compile_c(driver, "-std=gnu11", "-O0", "-shared", "-fPIC", f"-Wl,-soname,{driver.name}", "-w", f"-I{HIP_INCLUDE}",
+              HERE / "mock_hip.c")
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_the_copy_of_a_process_is_taken_or_the_one_of_the_system_whatever_its_number(library, tmp_path, loaded):
+    """torch has a copy of its own, whose streams another one would not know; without headers no file is without a number."""
+    system, torchs = tmp_path / "system" / "libamdhip64.so.7", tmp_path / "torch" / "libamdhip64.so.6"
+    for driver in (system, torchs):
+        driver.parent.mkdir()
+    build(system)
+    shutil.copy(system, torchs)                 # with another file's name inside, as wheels have it
+    if loaded:
+        shutil.copy(system, system.with_suffix(""))
+    code = ("import ctypes, sys\n"
+            f"ctypes.CDLL({str(torchs)!r}) if {loaded} else None\n"
+            f"library = ctypes.CDLL({str(library / LIBRARY)!r})\n"
+            "assert library.tdist_set_world(None, 0) == 0\n"
+            "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libamdhip64' in line})")
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, "LD_LIBRARY_PATH": str(system.parent)})
+    assert done.stdout.split() == [str(torchs if loaded else system)], done.stdout + done.stderr
 
 
 def test_kernels_are_loaded_and_launched_with_64_lanes_a_warp(hip):

@@ -15,6 +15,7 @@ import pytest
 from aot_mock import HERE, WARNINGS, compile_c, parameters
 from few_kernels import NAMES
 
+from triton_dist.aot import emit
 from triton_dist.aot.library import FLAGS, MANIFEST
 
 
@@ -219,6 +220,31 @@ def test_every_rank_is_told_what_is_wrong(host, scenario, ranks, expected):
             assert line.startswith(beginning), lines
 
 
+def test_streams_may_go_when_the_program_is_done_with_them(host):
+    """A call follows the last one through an event: that one's stream may be gone, and a new one may have its handle."""
+    done = host("streams", 2)
+    for lines in done.lines.values():
+        assert lines == ["world: OK", *["call: OK"] * 7, "left: OK"], lines
+    assert len(done.named("cuStreamWaitEvent")) == 2 * 3, "once on each stream but the first"
+    assert len(done.named("freed")) == len(done.named("cuMemAlloc ")), "also where the thread has no context of its own"
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [("1 9", {0: "world: SYSTEM: meeting: Too many open files", 1: "world: PEER"}),
+     ("9 4 9", {0: "world: PEER", 1: "world: SYSTEM: memory of ranks: rank 0: Too many open files"})],
+)
+def test_a_rank_that_can_open_no_more_files_says_so_at_once(host, files, expected):
+    start = time.monotonic()
+    lines = host("files", len(files.split()), TDIST_FILES=files).lines
+    assert time.monotonic() - start < 1.4, "not for as long as a peer is waited for"
+    assert all(lines[rank][0].startswith(words) for rank, words in expected.items()), lines
+
+
+def test_the_longest_timeout_is_no_negative_one(host):
+    assert host("forever", 2).lines == {rank: ["world: OK"] for rank in range(2)}
+
+
 def test_ranks_may_share_a_device_where_the_variable_says_so(host):
     lines = host("device", 2, TRITON_DIST_SHARE_GPUS="1").lines
     assert [line[0] for line in (lines[0], lines[1])] == ["world: OK", "world: OK"], lines
@@ -323,18 +349,14 @@ def test_the_example_builds_by_cmake_and_runs(mock, few, tmp_path):
 
 
 def test_headers_are_those_of_cplusplus(few, tmp_path):
+    """Parameters of kernels too may be called what is a word of the language, or a macro of the compiler."""
+    words = ("virtual", "xor", "typename", "export", "linux", "co_await", "n")
+    built = SimpleNamespace(variant=SimpleNamespace(grid=None, types=dict.fromkeys(words, "i32")))
     source = tmp_path / "one.cpp"
     source.write_text(
         '#include "triton_dist.h"\n#include "ag_gemm_ws.h"\nint main() { return tdist_world_size(nullptr) == 0; }\n'
+        f"int of_any_name({emit._prototype(built)});\n"
     )
-    compile_c(
-        tmp_path / "one.o",
-        "-x",
-        "c++",
-        "-std=c++11",
-        *WARNINGS,
-        f"-I{few / 'runtime'}",
-        f"-I{few / 'kernels'}",
-        "-c",
-        source,
-    )
+    folders = f"-I{few / 'runtime'}", f"-I{few / 'kernels'}"
+    for standard in ("c++11", "gnu++20"):
+        compile_c(tmp_path / "one.o", "-x", "c++", f"-std={standard}", *WARNINGS, *folders, "-c", source)

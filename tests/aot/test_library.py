@@ -4,7 +4,10 @@
 
 import json
 import re
+import shutil
 import struct
+import subprocess
+import sys
 
 import pytest
 from aot_mock import HERE, KERNELS, TARGETS, WARNINGS, compile_c, forked, parameters
@@ -203,6 +206,81 @@ def test_without_a_driver_there_is_an_error_and_no_more(library, tmp_path):
     assert words.startswith("6 NO_DRIVER") and "libcuda.so.1" in words, words
 
 
+def test_every_thread_is_told_the_code_with_which_the_driver_does_not_start(mock, library):
+    done = mock.python(
+        """
+import threading
+def try_it():
+    print(code(lib.launch, "fill", 0, [0x100, 7])[0], lib._library.tdist_driver_code())
+try_it()
+thread = threading.Thread(target=try_it)
+thread.start()
+thread.join()
+""",
+        library,
+        TDIST_MOCK_FAIL="cuInit,802",
+    )
+    assert done.out.split() == ["5", "802"] * 2
+
+
+KEPT = """
+def kept(space, args):
+    entry = next(e for e in lib.manifest["variants"] if e["space"] == space and e["target"] == "cuda:90")
+    full = args + [None] * (len(entry["types"]) - len(args))
+    return lib.prepare(entry["key"], (1, 1, 1), full, ())
+def give(launch, index, value):
+    lib.check(lib._library.tdist_launch_set(ctypes.c_void_p(launch._handle), ctypes.c_size_t(index), ctypes.c_int64(value)))
+"""
+
+
+def test_kept_launches_refuse_what_they_cannot_take(mock, library):
+    """A tensor without memory had the tensor map of no tensor; a number that was not taken was not refused."""
+    done = mock.python(
+        KEPT
+        + """
+import torch
+scalars = kept("scalars", [0x100, 1, -2, 200, -3, 70000, -5, 7, 0.5, 0.5, 0.5, 0.5])
+for index in (5, 9, 12):
+    print(code(give, scalars, index, 4))
+boxes = [torch.empty(128, 256, dtype=torch.bfloat16)] * 2
+boxes = kept("copy_box", boxes + [64])
+print(code(give, boxes, 0, 0))
+empty = torch.empty(0, 256, dtype=torch.bfloat16)
+print(code(kept, "copy_box", [empty, empty, 64]))
+""",
+        library,
+    )
+    taken, real, constexpr, null, empty = done.out.splitlines()
+    assert taken == "(0, '')", taken
+    assert real.startswith("(1, 'ARGUMENT") and "floating-point" in real and "a constexpr" in constexpr
+    assert null.startswith("(17, 'TENSOR") and empty.startswith("(17, 'TENSOR")
+
+
+def test_two_libraries_of_a_process_keep_to_themselves(library, tmp_path):
+    """A program that is linked with both has one table of symbols: each must find its own functions there."""
+    other = tmp_path / "other.so"
+    shutil.copy(library / LIBRARY, other)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            "import ctypes, sys\n"
+            "libraries = [ctypes.CDLL(path, ctypes.RTLD_GLOBAL) for path in sys.argv[1:]]\n"
+            "libraries[1].tdist_last_error.restype = ctypes.c_char_p\n"
+            "assert libraries[1].fill(None, None, 7), 'no driver, or no device'\n"
+            "print(libraries[1].tdist_last_error().decode())\n",
+            str(library / LIBRARY),
+            str(other),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip(), "the words are in the other library"
+
+
 def test_a_first_launch_is_not_captured_and_a_later_one_is(mock, library):
     done = mock.python(
         """
@@ -278,9 +356,6 @@ def test_calls_from_c_on_two_devices_under_sanitizers(mock, library, tmp_path, s
 
 @pytest.mark.full
 def test_cmake_builds_it_as_well(library, tmp_path):
-    import shutil
-    import subprocess
-
     if shutil.which("cmake") is None:
         pytest.skip("no cmake")
     for words in (["-S", str(library), "-B", str(tmp_path / "build")], ["--build", str(tmp_path / "build")]):

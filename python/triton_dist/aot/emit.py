@@ -49,7 +49,7 @@ _C_TYPES = {
 }
 
 
-# Names of parameters that C, or the functions written here, have for something else.
+# Names of parameters that C, C++, their compilers, or the functions written here have for something else.
 _TAKEN = {
     "stream",
     "grid",
@@ -58,8 +58,12 @@ _TAKEN = {
     "asked",
     *(
         "auto break case char const continue default do double else enum extern float for goto if inline int long register "
-        "restrict return short signed sizeof static struct switch typedef union unsigned void volatile while class new delete "
-        "template this private public protected operator namespace using bool true false and or not"
+        "restrict return short signed sizeof static struct switch typedef union unsigned void volatile while asm typeof "
+        "alignas alignof and and_eq bitand bitor bool catch char8_t char16_t char32_t class compl concept consteval constexpr "
+        "constinit const_cast co_await co_return co_yield decltype delete dynamic_cast explicit export false friend mutable "
+        "namespace new noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires "
+        "static_assert static_cast template this thread_local throw true try typeid typename using virtual wchar_t xor xor_eq "
+        "linux unix"
     ).split(),
 }
 

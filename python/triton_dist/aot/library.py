@@ -162,6 +162,7 @@ def compile_library(folder: Path, compiler: str = "cc", extra: Sequence[str] = (
         *extra,
         "-shared",
         "-Wl,-z,noexecstack",
+        "-Wl,-Bsymbolic",  # of two libraries in a program, each keeps to its own runtime
         "-o",
         str(made),
         *(c[-1] for c in commands),

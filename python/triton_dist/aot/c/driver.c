@@ -14,6 +14,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const tdist_driver *driver;
 static int status = TDIST_ERR_NO_DRIVER;
+static int failed_with;                 /* the driver's code, where status is TDIST_ERR_DRIVER */
 static char reason[512];
 
 int tdist_symbol(void *library, const char *name, void *slot) {
@@ -33,20 +34,27 @@ static int has_vendor(int vendor) {
 }
 
 static void find(void) {
-    char first[128] = "";
-    if (has_vendor(TDIST_CUDA)) {
+    if (has_vendor(TDIST_CUDA))
         status = tdist_open_cuda(&driver);
-        strncpy(first, status == TDIST_OK ? "" : tdist_last_error(), sizeof first - 1);
+    if (has_vendor(TDIST_CUDA) && status != TDIST_OK) {
+        snprintf(reason, sizeof reason, "%s", tdist_last_error());
+        failed_with = tdist_driver_code();
     }
-    if (status == TDIST_ERR_NO_DRIVER && has_vendor(TDIST_HIP))
-        status = tdist_open_hip(&driver);
-    if (status != TDIST_OK)
-        snprintf(reason, sizeof reason, "%s%s%s", first, *first && strcmp(first, tdist_last_error()) ? "; " : "",
-                 strcmp(first, tdist_last_error()) ? tdist_last_error() : "");
+    if (status == TDIST_OK || !has_vendor(TDIST_HIP))
+        return;
+    int of_hip = tdist_open_hip(&driver);       /* also where CUDA's driver is there, and finds no device */
+    if (of_hip != TDIST_OK && status != TDIST_ERR_NO_DRIVER)
+        return;
+    status = of_hip;
+    failed_with = tdist_driver_code();
+    size_t told = strlen(reason);
+    snprintf(reason + told, sizeof reason - told, "%s%s", told > 0 ? "; " : "", tdist_last_error());
 }
 
 int tdist_get_driver(const tdist_driver **out) {
     pthread_once(&once, find);
+    if (status == TDIST_ERR_DRIVER)
+        tdist_fail_driver("", failed_with);     /* of this thread too */
     if (status != TDIST_OK)
         return tdist_fail(status, "%s", reason);
     *out = driver;

@@ -3,6 +3,8 @@
 
    HIP's driver, libamdhip64.so. */
 #include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -122,11 +124,32 @@ static const tdist_driver table = {
     allocate_kept, release_kept,
 };
 
+/* Under a lock of the loader, so nothing is opened here. */
+static int is_hip(struct dl_phdr_info *info, size_t size, void *path) {
+    const char *name = strrchr(info->dlpi_name, '/');
+    (void)size;
+    if (name == NULL || strncmp(name, "/libamdhip64.so", 15) != 0 || strlen(info->dlpi_name) >= PATH_MAX)
+        return 0;
+    strcpy(path, info->dlpi_name);
+    return 1;
+}
+
+/* The copy that this process has, such as torch's: two copies do not know each other's streams. Else the system's, which has a name
+   without a number only where its headers are installed. */
+static void *open_library(void) {
+    static const char *const names[] = {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"};
+    char path[PATH_MAX];
+    void *library = dl_iterate_phdr(is_hip, path) ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names && library == NULL; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
 int tdist_open_hip(const tdist_driver **out) {
     int status = TDIST_OK;
-    void *library = dlopen("libamdhip64.so", RTLD_NOW | RTLD_LOCAL);
+    void *library = open_library();
     if (library == NULL)
-        return tdist_fail(TDIST_ERR_NO_DRIVER, "cannot load libamdhip64.so: %s", dlerror());
+        return tdist_fail(TDIST_ERR_NO_DRIVER, "cannot load libamdhip64.so, .7, .6 or .5");
 #define LOOK_UP(name, symbol, parameters) if (status == TDIST_OK) status = tdist_symbol(library, #symbol, &hip.name);
     TDIST_HIP_CORE(LOOK_UP)
 #undef LOOK_UP

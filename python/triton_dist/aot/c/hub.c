@@ -100,10 +100,10 @@ static int receive(int socket, int64_t deadline, header *head, void *bytes, size
     if (status != TDIST_OK)
         return status;
     ssize_t found = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-    if (found < 0 && (errno == ECONNRESET || errno == EINTR))   /* said once, before what the other one sent at last */
-        found = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    for (int reset = 0; found < 0 && (errno == EINTR || (errno == ECONNRESET && !reset)); reset |= errno == ECONNRESET)
+        found = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);    /* a reset is said once, before what the other one sent at last */
     if (found <= 0)
-        return TDIST_ERR_PEER;
+        return found == 0 || errno == ECONNRESET ? TDIST_ERR_PEER : TDIST_ERR_SYSTEM;
     for (struct cmsghdr *part = CMSG_FIRSTHDR(&message); part != NULL; part = CMSG_NXTHDR(&message, part)) {
         if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
             continue;
@@ -116,6 +116,10 @@ static int receive(int socket, int64_t deadline, header *head, void *bytes, size
             else
                 close(file);
         }
+    }
+    if (message.msg_flags & MSG_CTRUNC && file_count != NULL) {     /* what the kernel does for want of descriptors */
+        errno = EMFILE;
+        return TDIST_ERR_SYSTEM;
     }
     if (found < (ssize_t)sizeof *head || head->magic != MAGIC || message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
         return TDIST_ERR_MISMATCH;
@@ -156,8 +160,12 @@ static int listen_at(tdist_hub *hub, const tdist_unique_id *id, int64_t deadline
         socklen_t size = sizeof who;
         header head;
         int found = accept4(hub->listener, NULL, NULL, SOCK_CLOEXEC);
-        if (found < 0)
+        if (found < 0 && (errno == EINTR || errno == EAGAIN || errno == ECONNABORTED))
             continue;
+        if (found < 0) {
+            status = TDIST_ERR_SYSTEM;
+            break;
+        }
         int fits = getsockopt(found, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 && who.uid == geteuid() &&
                    receive(found, deadline, &head, NULL, 0, NULL, 0, NULL) == TDIST_OK && head.count == (uint64_t)hub->size &&
                    head.rank > 0 && head.rank < hub->size && hub->sockets[head.rank] < 0;
@@ -173,15 +181,19 @@ static int listen_at(tdist_hub *hub, const tdist_unique_id *id, int64_t deadline
     }
     if (status == TDIST_OK)
         return TDIST_OK;
+    int reason = errno;
     for (int r = 1; r < hub->size; r++)
         if (hub->sockets[r] < 0 && strlen(missing) < sizeof missing - 8)
             snprintf(missing + strlen(missing), sizeof missing - strlen(missing), " %d", r);
-    tdist_fail(TDIST_ERR_TIMEOUT, "meeting: rank%s%s did not come within %d ms", left > 1 ? "s" : "", missing, hub->timeout_ms);
-    header answer = heading(hub, "meeting", 0, TDIST_ERR_TIMEOUT);
+    if (status == TDIST_ERR_SYSTEM)
+        tdist_fail(status, "meeting: %s", strerror(reason));
+    else
+        tdist_fail(status, "meeting: rank%s%s did not come within %d ms", left > 1 ? "s" : "", missing, hub->timeout_ms);
+    header answer = heading(hub, "meeting", 0, status);
     for (int r = 1; r < hub->size; r++)
         if (hub->sockets[r] >= 0)
             send_all(hub->sockets[r], &answer, NULL, 0, NULL, 0);
-    return TDIST_ERR_TIMEOUT;
+    return status;
 }
 
 static int connect_to(tdist_hub *hub, const tdist_unique_id *id, int64_t deadline) {

@@ -45,10 +45,12 @@ static world *world_of(const void *context, const void *owner) {
 static int tell_nvshmem(const char *function, void *module) {
     void *library = dlopen(NVSHMEM_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
     int (*call)(void *) = NULL;
-    if (library == NULL || tdist_symbol(library, function, &call) != TDIST_OK)
+    if (library == NULL)
         return tdist_fail(TDIST_ERR_NO_NVSHMEM, "a kernel calls NVSHMEM, but this process has not initialised " NVSHMEM_LIBRARY);
-    int code = call(module);
+    int status = tdist_symbol(library, function, &call), code = status == TDIST_OK ? call(module) : 0;
     dlclose(library);
+    if (status != TDIST_OK)
+        return tdist_fail(TDIST_ERR_NO_NVSHMEM, NVSHMEM_LIBRARY " has no %s: it is too old", function);
     return code ? tdist_fail(TDIST_ERR_NO_NVSHMEM, "%s failed with %d", function, code) : TDIST_OK;
 }
 

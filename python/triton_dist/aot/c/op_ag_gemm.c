@@ -172,7 +172,7 @@ int tdist_ag_gemm(tdist_plan *plan, tdist_stream stream, const void *x, const vo
     if (status == TDIST_OK)
         status = tdist_begin(plan->world, plan->kind, stream, &capturing);
     if (status == TDIST_OK)
-        status = tdist_end(plan->world, plan->kind, run(plan, stream, x, weight, bias, out));
+        status = tdist_end(plan->world, plan->kind, stream, capturing, run(plan, stream, x, weight, bias, out));
     tdist_leave(plan->world, before);
     return status;
 }

@@ -122,7 +122,7 @@ int tdist_all_reduce(tdist_plan *plan, tdist_stream stream, const void *x, void 
         status = tdist_begin(plan->world, plan->kind, stream, &capturing);
     if (status == TDIST_OK) {
         const int64_t values[] = {(int64_t)(uintptr_t)x, (int64_t)(uintptr_t)out};
-        status = tdist_end(plan->world, plan->kind, tdist_launch_run_with(plan->main, stream, values, 2));
+        status = tdist_end(plan->world, plan->kind, stream, capturing, tdist_launch_run_with(plan->main, stream, values, 2));
     }
     tdist_leave(plan->world, before);
     return status;

@@ -112,7 +112,7 @@ int tdist_gemm_rs(tdist_plan *plan, tdist_stream stream, const void *x, const vo
         const int64_t values[] = {(int64_t)(uintptr_t)x, (int64_t)(uintptr_t)weight, (int64_t)(uintptr_t)out, (int64_t)(uintptr_t)even,
                                   (int64_t)(uintptr_t)odd, (int64_t)(uintptr_t)next_even, (int64_t)(uintptr_t)next_odd,
                                   (int64_t)(uintptr_t)(bias == NULL ? weight : bias)};
-        status = tdist_end(plan->world, plan->kind, tdist_launch_run_with(plan->main, stream, values, 8));
+        status = tdist_end(plan->world, plan->kind, stream, capturing, tdist_launch_run_with(plan->main, stream, values, 8));
     }
     tdist_leave(plan->world, before);
     return status;

@@ -30,7 +30,7 @@ static int aim(tdist_launch *launch, size_t p, void *address) {
     const tdist_param *param = &launch->variant->params[p];
     remembered *known = &launch->maps[param->index];
     size_t slot = ((uintptr_t)address >> 8 ^ (uintptr_t)address >> 20) % REMEMBERED;
-    if (known->address[slot] != address) {
+    if (known->address[slot] != address || address == NULL) {       /* an empty slot has NULL */
         int status = tdist_encode(launch->variant, param, &launch->tensors[param->source], address, known->maps[slot].bytes);
         if (status != TDIST_OK) {
             known->address[slot] = NULL;
@@ -113,6 +113,10 @@ int tdist_launch_of(const tdist_variant *variant, const void *owner, const uint3
 int tdist_launch_set(tdist_launch *launch, size_t index, int64_t value) {
     if (launch == NULL || index >= launch->variant->type_count)
         return tdist_fail(TDIST_ERR_ARGUMENT, "tdist_launch_set: no such value");
+    uint32_t type = launch->variant->types[index];
+    if (type == TDIST_CONSTEXPR || (type >= TDIST_FP16 && type <= TDIST_FP64))
+        return tdist_fail(TDIST_ERR_ARGUMENT, "%s: value %zu is %s, which a kept launch keeps: make another launch",
+                          launch->variant->name, index, type == TDIST_CONSTEXPR ? "a constexpr" : "a floating-point number");
     uint8_t hint = launch->variant->hints[index];
     if (hint != 0 && (hint == 1 ? value != 1 : (uint64_t)value % hint != 0))
         return tdist_fail(TDIST_ERR_NOT_BUILT, "%s: value %zu: expected a multiple of %d, or 1 where it was built for 1",

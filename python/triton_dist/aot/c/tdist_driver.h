@@ -77,6 +77,7 @@ typedef struct tdist_cu_uuid { char bytes[16]; } tdist_cu_uuid;
     X(copy, cuMemcpyAsync, (tdist_cu_address, tdist_cu_address, size_t, void *)) \
     X(fill32, cuMemsetD32Async, (tdist_cu_address, unsigned, size_t, void *)) \
     X(write32, cuStreamWriteValue32_v2, (void *, tdist_cu_address, uint32_t, unsigned)) \
+    X(stream_id, cuStreamGetId, (void *, unsigned long long *)) \
     X(event_create, cuEventCreate, (void **, unsigned)) \
     X(event_destroy, cuEventDestroy_v2, (void *)) \
     X(event_record, cuEventRecord, (void *, void *)) \

@@ -55,8 +55,8 @@ struct tdist_world {
     tdist_space spaces[TDIST_KINDS];
     int32_t *team;                    /* device memory: what kernels read of the group of all ranks */
     void *side, *forked, *joined;     /* a stream for what runs beside an op, and events */
-    tdist_stream last;                /* of the last call */
-    int has_last;
+    void *ended;                      /* an event: the last call */
+    unsigned long long last;          /* the id of its stream, which may be gone; 0: there was none */
 };
 
 int tdist_cuda_failed(const char *call, int code);
@@ -73,8 +73,8 @@ int tdist_heap_give(tdist_world *world, void *address);
 int tdist_reserve(tdist_world *world, tdist_kind kind, uint64_t half_bytes, uint64_t flags);
 /* A call begins on the stream, after the one before it. capturing: whether it is recorded. Copies count their epoch here. */
 int tdist_begin(tdist_world *world, tdist_kind kind, tdist_stream stream, int *capturing);
-/* It has ended with this status, which is returned; an error poisons the workspace. */
-int tdist_end(tdist_world *world, tdist_kind kind, int status);
+/* It has ended with this status, which is returned, or with an error of its own; an error poisons the workspace. */
+int tdist_end(tdist_world *world, tdist_kind kind, tdist_stream stream, int capturing, int status);
 int tdist_fork(tdist_world *world, tdist_stream stream);    /* the side stream goes on after the stream, */
 int tdist_join(tdist_world *world, tdist_stream stream);    /* and the stream after the side stream */
 void tdist_spaces_destroy(tdist_world *world);

@@ -86,12 +86,10 @@ int tdist_begin(tdist_world *world, tdist_kind kind, tdist_stream stream, int *c
         space->captured = 1;                            /* and order between streams is that of the graph's replays */
         return TDIST_OK;
     }
-    if (world->has_last && world->last != stream) {
-        CHECK(world->host->event_record(world->forked, world->last), "cuEventRecord");
-        CHECK(world->host->event_wait(stream, world->forked, 0), "cuStreamWaitEvent");
-    }
-    world->last = stream;
-    world->has_last = 1;
+    unsigned long long id = 0;
+    CHECK(world->host->stream_id(stream, &id), "cuStreamGetId");
+    if (world->last != 0 && world->last != id)
+        CHECK(world->host->event_wait(stream, world->ended, 0), "cuStreamWaitEvent");
     if (kind == TDIST_BY_COPIES) {
         if (++space->calls % RENEW_EVERY == 0)
             status = age(world, space);
@@ -100,7 +98,16 @@ int tdist_begin(tdist_world *world, tdist_kind kind, tdist_stream stream, int *c
     return status;
 }
 
-int tdist_end(tdist_world *world, tdist_kind kind, int status) {
+/* Its event stands for the call, since the program may destroy the stream. */
+static int mark_end(tdist_world *world, tdist_stream stream) {
+    CHECK(world->host->stream_id(stream, &world->last), "cuStreamGetId");
+    CHECK(world->host->event_record(world->ended, stream), "cuEventRecord");
+    return TDIST_OK;
+}
+
+int tdist_end(tdist_world *world, tdist_kind kind, tdist_stream stream, int capturing, int status) {
+    int marked = capturing ? TDIST_OK : mark_end(world, stream);
+    status = status == TDIST_OK ? marked : status;
     if (status != TDIST_OK)
         world->spaces[kind].poisoned = 1;
     return status;

@@ -7,7 +7,7 @@
 
 #include "tdist_world.h"
 
-enum { USUAL_TIMEOUT_MS = 60000, SMS = 16, WRITES_FLAGS = 122, NON_BLOCKING = 1, NO_TIMING = 2, HIGH_PRIORITY = -1 };
+enum { USUAL_TIMEOUT_MS = 60000, LONGEST_TIMEOUT_MS = 1 << 30, SMS = 16, WRITES_FLAGS = 122, NON_BLOCKING = 1, NO_TIMING = 2, HIGH_PRIORITY = -1 };
 
 #define TEAM_DELTAS (2 + TDIST_MAX_WORLD)               /* runtime/workspace.py has the same words */
 #define TEAM_PEERS (TEAM_DELTAS + 2 * TDIST_MAX_WORLD)
@@ -107,22 +107,30 @@ static int join(tdist_world *world, const tdist_unique_id *id, int timeout_ms, u
     CHECK(world->cuda->stream_create(&world->side, NON_BLOCKING, HIGH_PRIORITY), "cuStreamCreateWithPriority");
     CHECK(world->host->event_create(&world->forked, NO_TIMING), "cuEventCreate");
     CHECK(world->host->event_create(&world->joined, NO_TIMING), "cuEventCreate");
+    CHECK(world->host->event_create(&world->ended, NO_TIMING), "cuEventCreate");
     status = tell_kernels(world);
     return status == TDIST_OK ? tdist_world_barrier(world) : status;
 }
 
-/* All that this rank holds; waits for nobody. */
-static void destroy(tdist_world *world) {
+/* All that this rank holds, in its context; waits for nobody. */
+static void give_back(tdist_world *world) {
+    void *const events[] = {world->forked, world->joined, world->ended};
+    tdist_disown_world(world);
     tdist_spaces_destroy(world);
     if (world->team != NULL)
         world->cuda->release((tdist_cu_address)(uintptr_t)world->team);
-    if (world->forked != NULL)
-        world->host->event_destroy(world->forked);
-    if (world->joined != NULL)
-        world->host->event_destroy(world->joined);
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        if (events[i] != NULL)
+            world->host->event_destroy(events[i]);
     if (world->side != NULL)
         world->cuda->stream_destroy(world->side);
     tdist_heap_destroy(world);
+}
+
+/* The context that was current, `before`, is current again. */
+static void destroy(tdist_world *world, void *before) {
+    give_back(world);
+    tdist_leave(world, before);
     tdist_hub_close(&world->hub);
     world->host->primary_release(world->device);
     free(world->blocks);
@@ -162,16 +170,14 @@ int tdist_world_create(tdist_world **out, const tdist_unique_id *id, int rank, i
     status = tdist_enter(world, &before);
     if (status == TDIST_OK) {
         uint64_t bytes = options != NULL && options->heap_bytes > 0 ? options->heap_bytes : (uint64_t)1 << 30;
-        int timeout = options != NULL && options->timeout_ms > 0 ? (int)options->timeout_ms : USUAL_TIMEOUT_MS;
-        status = join(world, id, timeout, bytes);
-        if (status != TDIST_OK)
-            tdist_disown_world(world);
-        tdist_leave(world, before);
+        uint32_t timeout = options != NULL && options->timeout_ms > 0 ? options->timeout_ms : USUAL_TIMEOUT_MS;
+        status = join(world, id, timeout < LONGEST_TIMEOUT_MS ? (int)timeout : LONGEST_TIMEOUT_MS, bytes);
     }
     if (status != TDIST_OK) {
-        destroy(world);
+        destroy(world, before);
         return status;
     }
+    tdist_leave(world, before);
     *out = world;
     return TDIST_OK;
 }
@@ -186,12 +192,9 @@ int tdist_world_destroy(tdist_world *world) {
     if (world == NULL)
         return TDIST_OK;
     int status = tdist_enter(world, &before);
-    if (status == TDIST_OK) {
+    if (status == TDIST_OK)
         status = tdist_world_wait(world);               /* a peer may still be storing into this heap */
-        tdist_disown_world(world);
-        tdist_leave(world, before);
-    }
-    destroy(world);
+    destroy(world, before);
     return status;
 }
 
