@@ -249,8 +249,9 @@ def starter(*argv, **environ):
     return Path(launch.plan(launch.parse(list(argv), environ), environ)[0][2]).name
 
 
-def test_torchrun_starts_what_forks_cannot():
+def test_torchrun_starts_what_forks_cannot(monkeypatch):
     """GPUs, several nodes, and whatever torchrun alone understands."""
+    monkeypatch.setattr(launch, "devices", lambda root: ("nvidia", 8))
     script = "test_gemm_rs.py"
     assert starter(script) == starter("--nproc_per_node=2", script, "--n", "3") == "forks.py"
     assert starter("--published", script) == starter(script, gpus="0,1", TRITON_DIST_BACKEND="emulator") == "forks.py"

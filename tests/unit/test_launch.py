@@ -6,6 +6,14 @@ import pytest
 from triton_dist.cli import launch
 
 
+@pytest.fixture(autouse=True)
+def devices(monkeypatch):
+    """What the machine has: no test asks the one that it runs on."""
+    found = ["nvidia", 8]
+    monkeypatch.setattr(launch, "devices", lambda root: tuple(found))
+    return found
+
+
 def planned(*argv, **environ):
     return launch.plan(launch.parse(list(argv), environ), dict(environ, CUDA_VISIBLE_DEVICES=environ.get("gpus", "")))
 
@@ -48,6 +56,36 @@ def test_gpus_are_used_unless_the_emulator_is_asked_for():
         assert "--nproc-per-node=4" in argv and env["TRITON_DIST_BACKEND"] == "emulator"
 
 
+@pytest.mark.parametrize("vendor, environ, gpus", [
+    ("nvidia", {}, 8), ("nvidia", {"CUDA_VISIBLE_DEVICES": "1, 3"}, 2), ("nvidia", {"CUDA_VISIBLE_DEVICES": "0,-1,2"}, 1),
+    ("nvidia", {"CUDA_VISIBLE_DEVICES": "6,7,8,9"}, 2), ("nvidia", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+    ("nvidia", {"CUDA_VISIBLE_DEVICES": "0,1,1"}, 0), ("nvidia", {"CUDA_VISIBLE_DEVICES": "GPU-8a2f,GPU-91b0"}, 2),
+    ("nvidia", {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": ""}, 8),
+    ("amd", {"ROCR_VISIBLE_DEVICES": "4,5,6", "HIP_VISIBLE_DEVICES": "0,2"}, 2),
+    ("amd", {"ROCR_VISIBLE_DEVICES": "4", "HIP_VISIBLE_DEVICES": "0,1"}, 1), ("amd", {"CUDA_VISIBLE_DEVICES": "0,1,2"}, 3),
+    ("amd", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "0"}, 0), (None, {"CUDA_VISIBLE_DEVICES": "0"}, 0)])
+def test_gpus_are_counted_as_their_driver_shows_them(devices, vendor, environ, gpus):
+    devices[:] = (vendor, 8) if vendor else ("amd", 0)
+    assert launch.count_gpus(environ) == gpus
+
+
+def test_device_files_are_those_of_the_container(monkeypatch, tmp_path):
+    """AMD's driver lists all nodes of the host, and lets a container read its own; WSL has its file for GPUs of any vendor."""
+    monkeypatch.undo()
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for number, text in enumerate(("cpu_cores_count 64\nsimd_count 0\n", "simd_count 1216\n", None)):
+        (nodes / str(number)).mkdir(parents=True)
+        (nodes / str(number) / "properties").mkdir() if text is None else (nodes / str(number) / "properties").write_text(text)
+    assert launch.devices(tmp_path) == ("amd", 1)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launch.devices(tmp_path) == ("nvidia", 0)
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    assert launch.devices(tmp_path) == ("nvidia", 2)
+
+
 def test_a_vendor_is_asked_for_and_no_gpu_is_there():
     with pytest.raises(launch.UsageError, match="TRITON_DIST_BACKEND=nvidia: no GPU is visible; leave it out"):
         planned("test_ag_gemm.py", TRITON_DIST_BACKEND="nvidia")
@@ -67,6 +105,7 @@ def test_several_nodes():
 
 
 def test_unknown_options_before_the_script_go_to_torchrun():
+    assert launch.parse(["-r", "3", "-t", "0:1", "test_gemm_rs.py"], {}).torchrun == ["-r", "3", "-t", "0:1"]
     argv, _ = planned("--max_restarts", "0", "--log-dir=logs", "test_gemm_rs.py", "64")
     assert argv[-6:-3] == ["--max_restarts", "0", "--log-dir=logs"] and argv[-3] == "--" and argv[-1] == "64"
 
@@ -83,6 +122,23 @@ def test_one_line_about_the_rank_that_failed_first():
     from triton_dist.cli.torchrun import verdict
     assert verdict(2, 3) == (3, "rank 2 failed with exit code 3")
     assert verdict(0, -9) == (137, "rank 0 was ended by SIGKILL")
+
+
+@pytest.mark.parametrize("words, remedy", [("address already in use, EADDRINUSE", "name another --master_port"),
+                                           ("timed out while trying to connect to (node0, 29500)", "see --master_addr")])
+def test_one_line_about_launchers_that_cannot_meet(monkeypatch, words, remedy):
+    import torch.distributed.run
+    from torch.distributed import DistNetworkError
+
+    from triton_dist.cli import torchrun
+
+    def fail():
+        raise DistNetworkError(words + "\nand more")
+    monkeypatch.setattr(torch.distributed.run, "main", fail)
+    monkeypatch.setattr(torchrun.sys, "argv", ["torchrun"])
+    monkeypatch.setattr(torchrun.signal, "signal", lambda *_: None)
+    status, said = torchrun.run()
+    assert status == 1 and said.startswith(f"ranks cannot meet: {words}; {remedy}")
 
 
 def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path):

@@ -61,7 +61,7 @@ def parse(argv: list, environ: dict) -> Command:
             script = find_script(word, options.get("vendor", "nvidia"))
             if script is not None:
                 return Command(script, rest, options, torchrun, given)
-            if torchrun and torchrun[-1].startswith("--") and "=" not in torchrun[-1]:
+            if torchrun and (torchrun[-1].startswith("--") and "=" not in torchrun[-1] or torchrun[-1] in ("-r", "-t")):
                 torchrun.append(word)           # the value of a torchrun option
                 continue
             raise UsageError(f"no script {word!r} {_suggest(word)}")
@@ -142,17 +142,46 @@ def _suggest(word: str) -> str:
 
 def count_gpus(environ: dict) -> int:
     """GPUs that a process started with `environ` would see. Asks the drivers' tools and files, not torch."""
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+    vendor, count = devices(Path("/"))
+    of_hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
+    for variable in ("CUDA_VISIBLE_DEVICES",) if vendor == "nvidia" else ("ROCR_VISIBLE_DEVICES", of_hip):
         if variable in environ:
-            return len([d for d in environ[variable].split(",") if d.strip() and d.strip() != "-1"])
-    nvidia = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+            count = _shown(environ[variable], count)
+    return count
+
+
+def devices(root: Path) -> tuple[str, int]:
+    """(vendor, number) of the GPUs whose driver shows them under `root`."""
+    nvidia = [path for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     if nvidia:
-        return len(nvidia)
-    if os.path.exists("/dev/dxg"):              # WSL: no /dev/nvidiaN
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-        return len(re.findall(r"^GPU \d+", listed, re.MULTILINE))
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
-    return sum("simd_count 0" not in path.read_text() for path in nodes.glob("*/properties")) if nodes.is_dir() else 0
+        return "nvidia", len(nvidia)
+    if (root / "dev/dxg").exists():             # WSL: no /dev/nvidiaN
+        try:
+            listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+        except OSError:                         # a GPU of another vendor
+            listed = ""
+        return "nvidia", len(re.findall(r"^GPU \d+", listed, re.MULTILINE))
+    return "amd", sum(map(_computes, (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")))
+
+
+def _computes(properties: Path) -> bool:
+    """Whether a node of AMD's driver is a GPU, and one of this container: the driver lets nobody else read it."""
+    try:
+        return re.search(r"^simd_count 0$", properties.read_text(), re.MULTILINE) is None
+    except OSError:
+        return False
+
+
+def _shown(text: str, count: int) -> int:
+    """How many of `count` devices a list of numbers and UUIDs shows. As for the drivers, what is wrong ends the list."""
+    seen: list = []
+    for word in map(str.strip, text.split(",")):
+        if not (word.isdecimal() and int(word) < count or word.startswith(("GPU-", "MIG-"))):
+            break
+        if word in seen:
+            return 0
+        seen.append(word)
+    return len(seen)
 
 
 def wants_emulator(environ: dict, gpus: int) -> bool:

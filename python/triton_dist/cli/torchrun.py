@@ -21,11 +21,20 @@ def verdict(rank: int, exitcode: int) -> tuple[int, str]:
     return 128 - exitcode, f"rank {rank} was ended by {name}"
 
 
+def cannot_meet(error: Exception) -> str:
+    """What to say where launchers cannot make the store by which ranks find each other, or do not find it."""
+    first = f"{error.__cause__ or error}".strip().splitlines()[0]
+    remedy = "name another --master_port" if "EADDRINUSE" in first else "see --master_addr, --master_port and --node_rank"
+    return f"ranks cannot meet: {first}; {remedy}"
+
+
 def run() -> tuple[int, str]:
     """Runs torchrun on this process's arguments: (exit status, what to say; nothing where all went well)."""
     try:
+        from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.run import get_args_parser, main as torchrun
     except KeyboardInterrupt:
         return 130, "interrupted"
@@ -46,6 +55,8 @@ def run() -> tuple[int, str]:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return verdict(rank, failure.exitcode)
+    except (DistError, RendezvousError) as error:
+        return 1, cannot_meet(error)
     except KeyboardInterrupt:
         return 130, "interrupted"
     except SignalException as error:                    # torchrun has ended the ranks

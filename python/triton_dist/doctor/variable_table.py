@@ -118,7 +118,7 @@ OTHERS = (
     _v("WORLD_SIZE", "set by torchrun: number of ranks in the world", _UNSET, number(int, 1)),
     _v("LOCAL_RANK", "set by torchrun: the rank's GPU on its machine", "torch's current device", number(int, 0)),
     _v("GROUP_RANK", "set by torchrun: number of the launcher. In the emulator each launcher is a node", _UNSET, number(int, 0)),
-    _v("CUDA_VISIBLE_DEVICES", "the launcher counts only the GPUs that it names", _UNSET),
+    _v("CUDA_VISIBLE_DEVICES", "the launcher counts only the GPUs that it names and that the machine has", _UNSET),
     _v("HIP_VISIBLE_DEVICES", "the same", _UNSET),
     _v("ROCR_VISIBLE_DEVICES", "the same", _UNSET),
     _v("NVSHMEM_HOME",
