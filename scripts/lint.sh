@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: MIT
 # ruff (ruff.toml) on all code, and pyright (pyrightconfig.json) on host code. Installs both, in these ranges, into .venv-lint.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.."
 tools=("ruff>=0.14,<0.18" "pyright>=1.1.400,<1.2")
 source scripts/setenv.sh
 if [ ! -e .venv-lint/.ready ]; then

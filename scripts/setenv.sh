@@ -4,30 +4,33 @@
 # Takes the current python3 if it has what this command needs; otherwise .venv, which it makes and fills on first use.
 # TRITON_DIST_PYTHON names an interpreter to use as it is. TRITON_DIST_DEV=1 also installs what the tests need.
 
-TRITON_DIST_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+TRITON_DIST_ROOT="$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export TRITON_DIST_ROOT
 export PYTHONPATH="$TRITON_DIST_ROOT/python${PYTHONPATH:+:$PYTHONPATH}"
 
 _has() {  # _has PYTHON MODULE...: true if every module can be found, without importing it
     "$1" - "${@:2}" 2>/dev/null <<'PY'
 import importlib.util, sys
+sys.path[:] = filter(None, sys.path)        # a folder here may have the name of a module
 sys.exit(any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))
 PY
 }
 
 _has_gpu() { [ -e /dev/nvidiactl ] || [ -e /dev/kfd ]; }
 
+_is_new() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
 _suits() {  # the interpreter has all that this command needs
     local wanted=(torch triton numpy filelock)
     _has_gpu || wanted+=(greenlet)
     [ -z "${TRITON_DIST_DEV:-}" ] || wanted+=(pytest xdist hypothesis matplotlib rich sphinx myst_parser furo sphinx_design sphinx_copybutton sphinx_gallery)
-    _has "$1" "${wanted[@]}"
+    _is_new "$1" && _has "$1" "${wanted[@]}"
 }
 
 _python3() {
     local name
     for name in python3 python3.13 python3.12 python3.11; do
-        if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        if command -v "$name" >/dev/null && _is_new "$name"; then
             echo "$name"
             return
         fi
@@ -69,7 +72,8 @@ other_triton() {  # other_triton VERSION: puts that Triton before the environmen
 _command() {  # puts `triton-dist` of this checkout beside the interpreter of .venv
     local command="$TRITON_DIST_ROOT/.venv/bin/triton-dist"
     [ -x "$command" ] || [ ! -w "${command%/*}" ] && return
-    printf '%s\n' "#!$TRITON_DIST_ROOT/.venv/bin/python" "import os, sys" \
+    # Two lines for sh, a string for Python: the kernel takes no interpreter whose path has a space, or is long.
+    printf '%s\n' '#!/bin/sh' "'''exec' \"\$(dirname \"\$(readlink -f \"\$0\")\")/python\" \"\$0\" \"\$@\"" "' '''" "import os, sys" \
         'python = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "python")' \
         'sys.path[0] = python = os.path.realpath(python)' \
         'os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [python, os.environ.get("PYTHONPATH")]))' \

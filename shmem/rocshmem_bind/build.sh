@@ -6,7 +6,7 @@
 #   ROCSHMEM_HOME   where rocSHMEM's include and lib folders are ($ROCM_PATH)
 #   ROCSHMEM_LIBS   further libraries that its transports need, such as "-lmpi -lnuma"
 set -euo pipefail
-here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+here="$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 out="${1:-$PWD}"
 rocm="${ROCM_PATH:-/opt/rocm}"
 home="${ROCSHMEM_HOME:-$rocm}"

@@ -3,6 +3,7 @@
 """Situations at a shell: each is a line that says what to do, from the launcher and the doctor alike, or does no harm."""
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -115,13 +116,48 @@ def test_the_command_launches_as_the_script_does(started, monkeypatch):
     assert one == other and env == same and "OMP_NUM_THREADS" in env
 
 
+def set_up(script, cwd=ROOT, **environ):
+    """What a shell prints that runs a script after the set-up, which it finds by a relative path where it is in the checkout."""
+    source = "scripts/setenv.sh" if cwd == ROOT else f"{ROOT}/scripts/setenv.sh"
+    done = subprocess.run(["bash", "-euc", f"source {source}; {script}"], cwd=cwd, capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "TRITON_DIST_PYTHON": sys.executable, **environ}, check=False)
+    return done.stdout + done.stderr
+
+
+def test_a_search_path_for_folders_moves_no_script():
+    """The shell's cd looks for relative folders in CDPATH, and prints what it has found there."""
+    assert set_up('echo "$TRITON_DIST_ROOT"', CDPATH=".:/tmp") == f"{ROOT}\n"
+    scripts = [*ROOT.glob("*.sh"), *(ROOT / "scripts").glob("*.sh"), *(ROOT / "shmem").rglob("*.sh")]
+    assert len(scripts) > 6
+    assert not [path for path in scripts if re.search(r"(?<!CDPATH='' )\bcd (-- )?\"\$\(dirname", path.read_text())]
+
+
+def test_links_to_the_launchers_start_them(tmp_path):
+    (tmp_path / "launch").symlink_to(ROOT / "launch_amd.sh")
+    done = subprocess.run(["bash", tmp_path / "launch", "--help"], env=dict(os.environ, TRITON_DIST_PYTHON=sys.executable),
+                          capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("usage: bash launch.sh")
+
+
+def test_an_interpreter_is_taken_for_what_it_can_import_and_for_its_version(tmp_path):
+    """Not for folders here that are called like a module, such as a clone of Triton; and not if it is too old."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "sitecustomize.py").write_text("import sys\nsys.version_info = (3, 10, 0, 'final', 0)\n")
+    (tmp_path / "no_such_module").mkdir()
+    has = "_has $PYTHON json && ! _has $PYTHON json no_such_module && echo right"
+    assert set_up(has, tmp_path, PYTHONSAFEPATH="") == "right\n"
+    suits = f"_suits $PYTHON && PYTHONPATH={tmp_path}/old:$PYTHONPATH && ! _suits $PYTHON && echo right"
+    assert set_up(suits, TRITON_DIST_DEV="") == "right\n"
+
+
 def test_the_set_up_puts_the_command_beside_the_interpreter(tmp_path):
+    tmp_path = tmp_path / "a folder"
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     python = tmp_path / ".venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (tmp_path / "python").symlink_to(ROOT / "python")
-    script = f"source {ROOT}/scripts/setenv.sh; TRITON_DIST_ROOT={tmp_path}; _command; _command; .venv/bin/triton-dist --help"
+    script = f"source {ROOT}/scripts/setenv.sh; TRITON_DIST_ROOT='{tmp_path}'; _command; _command; .venv/bin/triton-dist --help"
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, env=dict(os.environ, TRITON_DIST_PYTHON=sys.executable),
                           capture_output=True, text=True, timeout=60, check=True)
     assert "launch" in done.stdout and "doctor" in done.stdout

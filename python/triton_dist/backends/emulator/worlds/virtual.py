@@ -53,7 +53,8 @@ class _Host(Actor):
         self._go.release()
         while self._inside:
             try:                                 # a signal that comes just before `acquire` does not end it
-                if not self._back.acquire(timeout=_LOOK) and not self._thread.is_alive():
+                # A thread that ends just after the time is up has come back. One that has died inside has been interrupted.
+                if not self._back.acquire(timeout=_LOOK) and not self._thread.is_alive() and self._inside:
                     self._inside, self.done, self.error = False, True, self.error or KeyboardInterrupt()
             except BaseException as error:       # of a signal's handler, like KeyboardInterrupt
                 self._take(error)
