@@ -63,6 +63,12 @@ def waits_there(watch, inside, done):
     watch.run(there)
 
 
+def busy(rank, told):
+    """Whether the line `told` says that a rank which waits for none is in the test itself, on the main thread."""
+    return (told.startswith(f"{rank}     (host)  test_collective_watch.py:") and "(after)" in told
+            and "none; it is at stacks.py:" in told)
+
+
 def test_the_first_rank_that_waits_tells_where_all_are(world, caplog):
     ends = world.enter(1, waits_here), world.enter(2, waits_there)
     world.after(9)
@@ -70,7 +76,7 @@ def test_the_first_rank_that_waits_tells_where_all_are(world, caplog):
     world.after(16)
     told, = caplog.records
     lines = told.getMessage().splitlines()
-    assert "has not ended for 25 s" in lines[0] and lines[2].split() == ["0", "(host)", "none"] and len(lines) == 5
+    assert "has not ended for 25 s" in lines[0] and busy(0, lines[2]) and len(lines) == 5
     for line, where in zip(lines[3:], ("(here)", "(there)")):
         assert "test_collective_watch.py:" in line and where in line and line.endswith("peers in a collective, for 25 s")
     world.after(60)
@@ -81,10 +87,21 @@ def test_the_first_rank_that_waits_tells_where_all_are(world, caplog):
         end()
     world.after(1)
     end = world.enter(2, waits_there)
-    world.after(25)
+    world.after(9)
+    world.after(16)
     lines = caplog.records[-1].getMessage().splitlines()
-    assert [line.split()[2] for line in lines[2:4]] == ["none", "none"] and "(there)" in lines[4]
+    assert busy(0, lines[2]) and busy(1, lines[3]) and "(there)" in lines[4]
     end()
+
+
+def test_a_rank_that_has_not_been_asked_for_long_says_nothing(world, caplog):
+    end = world.enter(2, waits_there)
+    world.after(25)                                     # at once, so that the others have not looked yet
+    lines = caplog.records[-1].getMessage().splitlines()
+    assert [line.split() for line in lines[2:4]] == [["0", "(host)", "none"], ["1", "(host)", "none"]] and "(there)" in lines[4]
+    end()
+    world.after(1)
+    assert world.watches[0]._value(collective_watch._ASKED) == b"0"
 
 
 def test_what_ends_soon_is_not_told(world, caplog):

@@ -28,7 +28,7 @@ class Gpu(gpu.GpuBackend):
     gemm_config = None                                  # abstract
 
     def __init__(self):
-        self._raw, self._current = None, None
+        self._streams = {}
 
     def device(self):
         return torch.device("cpu")
@@ -46,11 +46,11 @@ def test_the_current_stream_is_asked_for_once_and_capture_only_where_it_can_be(m
     capturing, asked = [False], []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(raw[0]) or capturing[0])
     backend = Gpu()
-    for raw[0] in (0, 0, 8, 8):
+    for raw[0] in (0, 0, 8, 8, 0, 8):
         assert backend.eager_stream() is backend.current_stream() and backend.current_stream().cuda_stream == raw[0]
     capturing[0] = True
     assert backend.eager_stream() is None and backend.current_stream().cuda_stream == 8
-    assert made == [0, 8] and asked == [8, 8, 8]
+    assert made == [0, 8] and asked == [8, 8, 8, 8]
 
 
 @pytest.mark.parametrize("interface, quick", [("as it is", True), ("gone", False), ("another result", False), ("refuses", False)])
@@ -198,7 +198,6 @@ def test_a_call_on_another_device_than_that_of_the_rank_is_refused_before_it_beg
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     backend = Gpu()
-    backend._current = "stream"
     assert backend.eager_stream() == backend.current_stream() == "stream"           # no world yet
     backend._home = 1
     assert backend.eager_stream() == "stream"

@@ -21,7 +21,7 @@ import torch
 from triton_dist.bench import late
 from triton_dist.bench.checks import Call, Checker
 from triton_dist.bench.problems import Problem
-from triton_dist.compat import distributed as private
+from triton_dist.bench.symmetric import group_name
 from triton_dist.runtime.streams import current_stream, device, synchronize
 
 PEERS = ("torch",)
@@ -66,7 +66,7 @@ def measure(problem: Problem, settings: Settings) -> Measurement:
         if checker.admit(method, call, ours=True):
             calls[method] = call
     for peer in settings.peers:
-        name, reason = torch_group()
+        name, reason = group_name()
         call = partial(problem.torch_fused, group_name=name)
         if reason is not None:
             checker.skipped[peer] = reason
@@ -167,20 +167,3 @@ def _wall_clock() -> Callable[[], float]:
         synchronize()
         return (time.perf_counter() - begin) * 1e3
     return stop
-
-
-def torch_group() -> tuple[str, str | None]:
-    """(the name by which torch's symmetric-memory ops know the world, why there is none)."""
-    import torch.distributed as dist
-    if device().type != "cuda":
-        return "", "torch's symmetric memory needs GPUs"
-    if not dist.is_initialized():
-        return "", "no torch process group"
-    name = dist.group.WORLD.group_name
-    try:                                                # some versions want it said beforehand
-        symmetric = private.symmetric_memory()
-        if not symmetric.is_symm_mem_enabled_for_group(name):
-            symmetric.enable_symm_mem_for_group(name)
-    except (ImportError, AttributeError, RuntimeError, TypeError):
-        pass                                            # the op itself will say what is wrong
-    return name, None

@@ -59,6 +59,8 @@ def place_in(code: CodeType, line: int) -> str:
 @functools.lru_cache(4096)
 def in_packages(file: str) -> bool:
     """Whether a file belongs to torch, Triton, this package or Python itself, by where these are installed."""
+    if file.startswith("<frozen "):
+        return True
     path = Path(os.path.realpath(file))
     packages, python = _installed()
     return any(path.is_relative_to(folder) for folder in packages) or (

@@ -41,6 +41,8 @@ from triton_dist.runtime.errors import InvalidArgument, WaitTimeout
 from triton_dist.runtime.hang_table import Row
 from triton_dist.runtime.state import state
 
+_MOST_STREAMS = 64
+
 
 class PreparedLaunch:
     """A compiled kernel with its grid and the arguments that stay, trailing constexprs among them.
@@ -118,7 +120,7 @@ class GpuBackend(Backend):
         self._recorder = Recorder(path) if path else None
         self._memory_ops: dict[int, bool] = {}
         self._variants: dict[tuple, Variant] = {}
-        self._raw, self._current = None, None                   # the current stream: handle and object
+        self._streams: dict[int, Stream] = {}                   # those that have been current, by handle
 
     # -- devices -------------------------------------------------------------------------------------------
     def device(self) -> torch.device:
@@ -149,7 +151,7 @@ class GpuBackend(Backend):
         torch.cuda.set_device(local_rank)
         if local_rank != self._home:
             self._variants.clear()              # they are loaded on the device before
-            self._raw = self._current = None
+            self._streams.clear()
         self._home = local_rank
         for known in ("_properties", "_capability"):
             vars(self).pop(known, None)
@@ -203,7 +205,7 @@ class GpuBackend(Backend):
         raw = _raw_stream(device)
         if raw and torch.cuda.is_current_stream_capturing():      # 0, the legacy default stream, cannot be captured
             return None
-        return self._current if raw == self._raw else self._stream_of(raw)
+        return self._streams.get(raw) or self._stream_of(raw)
 
     def _expect_home(self, device: int) -> None:
         """Refuses a call while another device is current: a launch would meet that one's streams."""
@@ -213,9 +215,12 @@ class GpuBackend(Backend):
 
     def _stream_of(self, raw: int) -> Stream:
         """The current stream, whose handle is `raw`: an object of torch's costs microseconds."""
-        if raw != self._raw:
-            self._raw, self._current = raw, torch.cuda.current_stream()
-        return self._current
+        stream = self._streams.get(raw)
+        if stream is None:
+            if len(self._streams) >= _MOST_STREAMS:
+                self._streams.clear()
+            stream = self._streams[raw] = torch.cuda.current_stream()
+        return stream
 
     def use_stream(self, stream: Stream) -> Any:
         return torch.cuda.stream(stream)

@@ -3,11 +3,11 @@
 """What is timed of gemm_ar: a shape, and the ways to compute it."""
 import torch
 
+from triton_dist.bench import symmetric
 from triton_dist.bench.collective import outside
 from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
-from triton_dist.compat import distributed as private
 from triton_dist.ops import explain, gemm_ar
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
@@ -60,14 +60,12 @@ class GemmAr:
                 self.group.all_reduce_tensor(self.out[s])
                 return self.out[s]
             return Candidate(library)
-        symmetric = private.symmetric_memory()
-        product = symmetric.empty(self.shape.m * self.shape.n, dtype=self.dtype, device=device())
-        symmetric.rendezvous(product, group_name)
-        op = getattr(torch.ops.symm_mem, {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name])
+        product = symmetric.symmetric_tensor(self.shape.m * self.shape.n, self.dtype, group_name)
+        reduce = symmetric.all_reduce(name, group_name)
 
         def symmetric_memory(s: int) -> torch.Tensor:
             torch.matmul(self.x[s], self.weight[s].t(), out=product.view(self.out[s].shape))
-            return op(product, "sum", group_name).view(self.out[s].shape)
+            return reduce(product).view(self.out[s].shape)
         return Candidate(symmetric_memory)
 
     def outside(self, make: type) -> Candidate:

@@ -14,7 +14,8 @@ import torch
 
 from triton_dist.bench.checks import Checker
 from triton_dist.bench.collective.problem import Problem
-from triton_dist.bench.measure import batch, batch_length, in_turn, torch_group
+from triton_dist.bench.measure import batch, batch_length, in_turn
+from triton_dist.bench.symmetric import group_name
 from triton_dist.ops import all_reduce
 from triton_dist.runtime.streams import device, synchronize
 
@@ -50,7 +51,7 @@ def measure(problem: Problem, settings: Settings) -> Measurement:
         candidate = problem.ours(method)
         if checker.admit(method, candidate.checked, ours=problem.repeats(method)):
             calls[method] = candidate.timed
-    name, reason = torch_group()
+    name, reason = group_name()
     for peer in settings.peers:
         label = f"peer:{peer}"
         if reason is not None and peer.startswith("symm_"):

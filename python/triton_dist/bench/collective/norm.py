@@ -6,12 +6,12 @@ from typing import Any, Sequence
 
 import torch
 
+from triton_dist.bench import symmetric
 from triton_dist.bench.collective import outside
 from triton_dist.bench.collective.norm_words import COMMAND
 from triton_dist.bench.collective.problem import Candidate
 from triton_dist.bench.problems import rotation
 from triton_dist.bench.shapes import Shape
-from triton_dist.compat import distributed as private
 from triton_dist.ops import all_reduce, all_reduce_rmsnorm, all_reduce_rmsnorm_quant, explain, gemm_ar_rmsnorm
 from triton_dist.runtime.backend import backend
 from triton_dist.runtime.groups import Group
@@ -85,15 +85,11 @@ class Norm:
                 backend().before_torch()
                 return total
         else:
-            symmetric = private.symmetric_memory()
-            reduced = symmetric.empty(self.x[0].numel(), dtype=self.dtype, device=device())
-            symmetric.rendezvous(reduced, group_name)
-            kind = {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name]
-            op = getattr(torch.ops.symm_mem, kind)
+            reduced = symmetric.symmetric_tensor(self.x[0].numel(), self.dtype, group_name)
+            torchs = symmetric.all_reduce(name, group_name)
 
             def reduce(s: int) -> torch.Tensor:
-                reduced.copy_(self.x[s].view(-1))
-                return op(reduced, "sum", group_name).view(self.x[s].shape)
+                return torchs(reduced.copy_(self.x[s].view(-1))).view(self.x[s].shape)
 
         def call(s: int) -> torch.Tensor:
             self._product(s)

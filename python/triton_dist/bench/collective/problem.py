@@ -7,9 +7,9 @@ from typing import Any, Callable
 import torch
 
 from triton_dist import ops
+from triton_dist.bench import symmetric
 from triton_dist.bench.collective import outside
 from triton_dist.bench.collective.sizes import COMMANDS
-from triton_dist.compat import distributed as private
 from triton_dist.ops.all_reduce.unfused import all_reduce_unfused
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device
@@ -72,12 +72,8 @@ class Problem:
         """Other means: the group's own collective, or torch's ops on a symmetric tensor, which it knows as `group_name`."""
         if name == "nccl":
             return self._library()
-        symmetric = private.symmetric_memory()
-        x = symmetric.empty(self.count, dtype=self.dtype, device=device())
-        symmetric.rendezvous(x, group_name)
-        op = getattr(torch.ops.symm_mem, {"symm_one_shot": "one_shot_all_reduce", "symm_two_shot": "two_shot_all_reduce_"}[name])
-        return Candidate(lambda s: op(x.copy_(self.x[0]), "sum", group_name).view(self.out[s].shape),
-                         lambda s: op(x, "sum", group_name))
+        x, reduce = symmetric.symmetric_tensor(self.count, self.dtype, group_name), symmetric.all_reduce(name, group_name)
+        return Candidate(lambda s: reduce(x.copy_(self.x[0])).view(self.out[s].shape), lambda s: reduce(x))
 
     def outside(self, make: type) -> "Candidate":
         """A peer of another project (outside.py)."""

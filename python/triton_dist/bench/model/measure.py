@@ -10,10 +10,11 @@ from typing import Any, Callable, Container
 
 import torch
 
+from triton_dist.bench import symmetric
 from triton_dist.bench.measure import batch, batch_length, in_turn
 from triton_dist.bench.model import ways
 from triton_dist.bench.model.decoder import Decoder, Layer, shard, whole_layer
-from triton_dist.bench.model.variants import ALONE, Variant, compiled, possible
+from triton_dist.bench.model.variants import ALONE, SYMMETRIC, Variant, compiled, possible
 from triton_dist.bench.model.words import ARCHS
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.streams import device, synchronize
@@ -47,6 +48,9 @@ def measure(case: Case, group: Group, rounds: int, iterations: int | None, graph
     arch, train = ARCHS[case.arch], case.phase == "train"
     shards, h, upstream, want = _reference(case, group)
     variants, missing = possible(case.phase, chosen, emulated=device().type != "cuda")
+    if any(name in SYMMETRIC for name in variants):
+        nbytes = case.rows * arch.hidden * case.dtype.itemsize
+        _agreed(group, lambda: symmetric.reserve_workspace(nbytes, symmetric.group_name()[0]))     # variants say why not
     found, steps = Measurement(skipped=missing), {}
     for name, variant in variants.items():
         made: dict = {}

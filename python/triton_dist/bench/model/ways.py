@@ -12,11 +12,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from triton_dist import ops
-from triton_dist.bench.measure import torch_group
+from triton_dist.bench import symmetric
 from triton_dist.bench.model.decoder import EPS
 from triton_dist.compat import distributed as private
 from triton_dist.runtime.groups import Group
-from triton_dist.runtime.streams import device
 
 SEQUENCE, WHOLE = "sequence", "whole"
 
@@ -206,23 +205,19 @@ class SymmetricMemoryWhole(Way):
 
     def __init__(self, group: Group, kind: str):
         super().__init__(group)
-        self.name, self.kind, self.buffer = _symmetric_group(), kind, None
+        self.name, self.buffer = _symmetric_group(), None
+        self.reduce = symmetric.all_reduce(kind, self.name)
 
     def row(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        symmetric = private.symmetric_memory()
         count = x.shape[0] * weight.shape[0]
         if self.buffer is None or self.buffer.numel() != count:
-            self.buffer = symmetric.empty(count, dtype=x.dtype, device=device())
-            symmetric.rendezvous(self.buffer, self.name)
+            self.buffer = symmetric.symmetric_tensor(count, x.dtype, self.name)
         torch.mm(x, weight.t(), out=self.buffer.view(x.shape[0], -1))
-        if self.kind == "one_shot":
-            return torch.ops.symm_mem.one_shot_all_reduce(self.buffer, "sum", self.name).view(x.shape[0], -1)
-        torch.ops.symm_mem.two_shot_all_reduce_(self.buffer, "sum", self.name)
-        return self.buffer.view(x.shape[0], -1)
+        return self.reduce(self.buffer).view(x.shape[0], -1)
 
 
 def _symmetric_group() -> str:
-    name, reason = torch_group()
+    name, reason = symmetric.group_name()
     if reason is not None:
         raise RuntimeError(reason)
     return name
