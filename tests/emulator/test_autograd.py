@@ -1,12 +1,15 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
 """Gradients of the ops, compared with autograd of one rank that holds everything, in float64."""
+from unittest import mock
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from triton_dist import ops
 from triton_dist.backends.emulator import run_ranks
+from triton_dist.ops.autograd import norm
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.state import state
 from triton_dist.testing import assert_matches
@@ -241,6 +244,20 @@ def test_only_what_is_wanted_is_computed(frozen):
         assert (x.grad is None) == (frozen == "x") and (w.grad is None) == (frozen == "weight")
         assert (down.grad is None) == (frozen == "weight")
     run_ranks(ranks, 2)
+
+
+def test_an_output_that_nothing_uses_has_no_gradient():
+    """What ag_gemm has gathered and kept is one: zeros for it would be summed over ranks in each backward pass."""
+    def ranks():
+        x, w = leaves(drawn(ROWS, K, seed=state().world.rank), drawn(N, K, seed=5))
+        weight, residual = leaves(drawn(N, seed=6), drawn(ROWS * state().world.size, N, seed=7))
+        y = ops.ag_gemm(x, w, save_gathered=True)
+        ops.all_reduce_rmsnorm(y, weight, residual=residual)[0].square().sum().backward()
+        assert all(t.grad is not None for t in (x, w, weight, residual))
+    with mock.patch.object(ops, "reduce_scatter", side_effect=AssertionError("zeros were summed")), \
+            mock.patch.object(norm, "of_total", side_effect=norm.of_total) as of_total:
+        run_ranks(ranks, 2)
+    assert all(call.args[5] is None for call in of_total.call_args_list)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

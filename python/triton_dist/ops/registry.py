@@ -177,6 +177,9 @@ def _once(name: str, backward: Callable) -> Callable:
         if torch.is_grad_enabled():
             raise InvalidArgument(f"{name}: has no second derivative, and its gradient was asked for with create_graph=True; "
                                   "leave that out")
-        with torch.autocast(next(g for g in grads if g is not None).device.type, enabled=False):
+        found = next((g for g in grads if g is not None), None)
+        if found is None:                       # nothing is asked for; else gradients of unused outputs are None or zeros
+            return (None,) * len(ctx.needs_input_grad)
+        with torch.autocast(found.device.type, enabled=False):
             return backward(ctx, *grads)
     return once

@@ -11,6 +11,7 @@ from triton_dist.ops.norm_rows.eps import eps_of
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     """Of gemm_ar_rmsnorm(x, weight, norm_weight, bias, residual, eps, group, method, norm_weight_bias=0.0) -> (y, total)."""
+    ctx.set_materialize_grads(False)
     x, weight, norm_weight, _, _, eps = inputs[:6]
     wants_x, wants_weight = ctx.needs_input_grad[:2]
     ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None, output[1], norm_weight)

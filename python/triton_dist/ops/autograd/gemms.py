@@ -32,6 +32,7 @@ def keep_ag_gemm(ctx: Any, inputs: tuple, output: Any, gathered: torch.Tensor | 
 
 def keep_ag_gemm_gathered(ctx: Any, inputs: tuple, output: Any) -> None:
     """Of ag_gemm_gathered, whose second output is the gathered x."""
+    ctx.set_materialize_grads(False)            # zeros of an output that nothing used would be summed over ranks
     keep_ag_gemm(ctx, inputs, output, output[1])
 
 

@@ -10,6 +10,7 @@ from triton_dist.ops.norm_rows.eps import eps_of
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     """Of all_reduce_rmsnorm(x, weight, bias, residual, eps, group, method, weight_bias=0.0) -> (y, total)."""
+    ctx.set_materialize_grads(False)
     weight, eps = inputs[1], inputs[4]
     ctx.weight_bias = inputs[7] if len(inputs) > 7 else 0.0         # torch leaves out what is as by default
     ctx.save_for_backward(output[1], weight)

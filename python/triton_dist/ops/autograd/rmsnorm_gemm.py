@@ -12,6 +12,7 @@ from triton_dist.ops.norm_rows.eps import eps_of
 
 def keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     """Of rmsnorm_gemm(x, weight, norm_weight, bias, residual, eps, norm_weight_bias, act, method) -> (out, residual_out)."""
+    ctx.set_materialize_grads(False)
     x, weight, norm_weight, bias, residual, eps, ctx.weight_bias, ctx.act, _ = inputs
     ctx.save_for_backward(x if residual is None else output[1], weight, norm_weight, bias if ctx.act is not None else None)
     ctx.eps = eps_of(eps, x.dtype)
