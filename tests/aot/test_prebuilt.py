@@ -316,8 +316,11 @@ def test_recorded_launches_are_compiled_to_the_very_binaries(hopper, monkeypatch
     from triton_dist.aot.command import main
     from triton_dist.aot.kernels import find, recorded
     from triton_dist.backends.gpu.recording import Recorder
+    from triton_dist.runtime.errors import InvalidArgument
 
     path = tmp_path / "launches.jsonl"
+    with pytest.raises(InvalidArgument, match="TRITON_DIST_AOT_RECORD=/dev/null/one: cannot be written: Not a directory"):
+        Recorder("/dev/null/one")
     recorder, keys = Recorder(str(path)), []
     plan = gemm_plan(256, 512, 256, GemmConfig(128, 256, 64, group_m=2, num_warps=8, num_stages=3))
     call = cores._AgGemm(plan, True)

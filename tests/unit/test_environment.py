@@ -3,8 +3,18 @@
 """Numbers from the environment."""
 import pytest
 
+from triton_dist.runtime import world
 from triton_dist.runtime.environment import number, wait_timeout
 from triton_dist.runtime.errors import InvalidArgument
+
+
+@pytest.mark.parametrize("environ, said", [
+    ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS=8"),
+    ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, None), ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"}, None),
+    ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2"), ({"PMI_SIZE": ""}, None), ({}, None)])
+def test_processes_that_each_became_a_world_are_told_by_the_first(environ, said):
+    words = world._alone_by_mistake(environ)
+    assert words is None if said is None else f"but {said}; start torchrun or launch.sh" in words
 
 
 def test_numbers_and_defaults(monkeypatch):

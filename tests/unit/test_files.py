@@ -12,6 +12,7 @@ import pytest
 from triton_dist.backends.gpu import device_runtime
 from triton_dist.bench import results
 from triton_dist.ops.tuning import table
+from triton_dist.runtime import files
 from triton_dist.runtime.files import write_shared
 
 PACKAGE = Path(write_shared.__code__.co_filename).parents[1]
@@ -28,6 +29,17 @@ def private():
     before = os.umask(0o077)
     yield
     os.umask(before)
+
+
+def test_a_library_that_cannot_be_cached_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_DIST_CACHE_DIR", "/dev/null/cache")
+    device_runtime.library.cache_clear()
+    with pytest.raises(OSError, match="cannot write /dev/null/.*: Not a directory; set TRITON_DIST_CACHE_DIR to a folder"):
+        device_runtime.library("nvidia")
+    device_runtime.library.cache_clear()
+    monkeypatch.setattr(files, "write_shared", lambda path, text: pytest.fail("it is there"))
+    (tmp_path / "one.ll").write_text("text")
+    assert files.cached(tmp_path, "one.ll", "text") == str(tmp_path / "one.ll")
 
 
 def test_all_caches_can_be_read_by_others(private, tmp_path, monkeypatch):

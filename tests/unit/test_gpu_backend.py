@@ -18,7 +18,7 @@ from triton_dist.cores.hopper.descriptors import tma_can_read
 from triton_dist.ops.calls.checks import rows_contiguous
 from triton_dist.ops.device.boxes import can_read
 from triton_dist.runtime import state as process_state, threads, world
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.state import RankState
 
 
@@ -269,10 +269,26 @@ def test_rows_that_are_one_in_memory_are_copied_before_tma_reads_them():
 ])
 def test_ranks_that_each_see_their_own_gpu_are_told_from_ranks_that_share_one(ranks, own, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="x"))
-    monkeypatch.setattr(p2p.socket, "gethostname", lambda: "a")
+    monkeypatch.setattr(p2p, "host", lambda: "a")
     told = []
     world = SimpleNamespace(all_gather_object=lambda mine: told.append(mine) or ranks)
     assert p2p._each_sees_its_own(torch.device("cuda", 0), world) == own and told == [("a", 0, "x")]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_slab_that_one_rank_cannot_allocate_is_refused_on_all_before_torch_waits_for_it(bad, monkeypatch):
+    """torch maps slabs by a collective, which a rank without memory would not come to."""
+    def empty(*_, **__):
+        if bad == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.empty(0)
+    symmetric = SimpleNamespace(empty=empty, rendezvous=lambda *_: pytest.fail("a collective that ranks do not meet in"))
+    monkeypatch.setattr("triton_dist.compat.distributed.symmetric_memory", lambda: symmetric)
+    monkeypatch.setattr(p2p, "_each_sees_its_own", lambda device, world: False)
+    world = SimpleNamespace(rank=0, all_gather_object=lambda mine: [mine, "no memory" if bad == 1 else ""])
+    words = "no memory" if bad else "out of memory.*TRITON_DIST_HEAP_SIZE"
+    with pytest.raises(UnsupportedFeature, match=f"rank {bad}: .*{words}"):
+        p2p.P2PArena(4096, torch.device("cpu"), world)
 
 
 def test_what_is_kept_for_good_outlives_the_interpreters_modules():

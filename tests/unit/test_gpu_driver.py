@@ -73,11 +73,12 @@ def test_errors_carry_the_drivers_words():
 
 
 def test_a_thread_without_a_context_is_bound_to_it_and_the_call_repeated(monkeypatch):
+    """By the driver: torch has no need to set a device that is the thread's already, as device 0 is in a new one."""
     bound = []
-    monkeypatch.setattr(gpu_driver.torch, "cuda", SimpleNamespace(current_device=lambda: 3, set_device=bound.append))
-    driver = with_library(CudaDriver(), Library(cuMemcpyAsync=lambda *_: 0 if bound else 201))
-    driver.copy(1, 2, 3, 4)
-    assert bound == [3]
+    monkeypatch.setattr(gpu_driver.torch, "cuda", SimpleNamespace(current_device=lambda: 3, set_device=lambda device: None))
+    library = Library(cuMemcpyAsync=lambda *_: 0 if bound else 201, cuCtxSetCurrent=lambda context: bound.append(1) or 0)
+    with_library(CudaDriver(), library).copy(1, 2, 3, 4)
+    assert bound == [1] and [args[1] for name, args in library.calls if name == "cuDeviceGet"] == [3]
 
 
 def test_a_thread_that_takes_over_is_bound_to_the_ranks_device(monkeypatch):

@@ -14,6 +14,7 @@ from triton_dist.backends.nvidia import nvshmem
 from triton_dist.backends.nvidia.backend import NvidiaBackend
 from triton_dist.backends.gpu.p2p import LocalArena
 from triton_dist.language.shmem_abi import LIBRARY
+from triton_dist.runtime import hosts
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group, SoloGroup
 
@@ -242,8 +243,20 @@ def test_the_provider_is_what_is_asked_for_or_what_the_hosts_leave(monkeypatch, 
         monkeypatch.delenv("TRITON_DIST_HEAP", raising=False)
     else:
         monkeypatch.setenv("TRITON_DIST_HEAP", asked)
-    monkeypatch.setattr(providers.socket, "gethostname", lambda: hosts[0])
+    monkeypatch.setattr(providers, "host", lambda: hosts[0])
     assert providers.heap_provider(OFFERED, World((True, hosts[1]))) == chosen
+
+
+def test_hosts_of_one_name_are_told_apart_by_their_boots(monkeypatch, tmp_path):
+    """Such as "localhost": ranks tried to map memory of another machine."""
+    found = []
+    for boot in ("one", "two"):
+        (tmp_path / boot).write_text(f"{boot}\n")
+        monkeypatch.setattr(hosts, "_BOOT", tmp_path / boot)
+        found.append(hosts.host.__wrapped__())
+    assert found[0] != found[1] and all(name.startswith(f"{hosts.socket.gethostname()} ") for name in found)
+    monkeypatch.setattr(hosts, "_BOOT", tmp_path / "none")
+    assert hosts.host.__wrapped__() == hosts.socket.gethostname()
 
 
 def test_another_word_or_another_rank_s_word_is_refused(monkeypatch):

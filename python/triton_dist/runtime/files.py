@@ -27,6 +27,20 @@ def write_shared(path: Path, text: str) -> None:
         raise OSError(error.errno, f"cannot write {path}: {error.strerror or error}") from error
 
 
+def cached(folder: Path, name: str, text: str) -> str:
+    """Path of a file of that text in a folder of the cache. It is written unless it is there: its name tells its content.
+
+    Raises OSError that says what to do, where it cannot be written.
+    """
+    path = folder / name
+    if not path.exists():
+        try:
+            write_shared(path, text)        # another rank may be writing the same file
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; set TRITON_DIST_CACHE_DIR to a folder that can be written") from error
+    return str(path)
+
+
 @contextmanager
 def locked(path: Path, seconds: float) -> Iterator[None]:
     """Holds `path`.lock, which one process at a time can. The kernel frees the lock of a process that dies.

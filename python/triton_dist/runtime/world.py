@@ -3,13 +3,14 @@
 """Joining and leaving a world: process group, device, symmetric heap, context."""
 import atexit
 import gc
+import logging
 import os
 import sys
 from datetime import timedelta
 from functools import cache
 from itertools import count
 from threading import get_ident
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 
@@ -86,6 +87,8 @@ def _join(me: RankState) -> None:
     backend().set_device(None if local_rank < 0 else local_rank)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
+            if (words := _alone_by_mistake(os.environ)) is not None:
+                logging.getLogger("triton_dist").warning("triton_dist: %s", words)
             me.world = SoloGroup()
             return
         whole_lines()
@@ -97,6 +100,16 @@ def _join(me: RankState) -> None:
     if me.owns_process_group:
         atexit.register(_leave)
     me.world = TorchGroup(dist.group.WORLD)
+
+
+def _alone_by_mistake(environ: Mapping[str, str]) -> str | None:
+    """What the first process says where srun or mpirun have started several, each of which becomes a world of its own."""
+    for processes, rank in (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+                            ("PMI_SIZE", "PMI_RANK")):
+        if environ.get(processes, "1") not in ("", "1") and environ.get(rank, "0") == "0":
+            return (f"RANK is not set, so this process is a world of one rank, but {processes}={environ[processes]}; start "
+                    "torchrun or launch.sh once on each node, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT")
+    return None
 
 
 @cache

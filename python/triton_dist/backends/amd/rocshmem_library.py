@@ -18,7 +18,7 @@ from triton_dist.language import shmem_abi
 from triton_dist.language._linked import Statement
 from triton_dist.runtime.environment import cache_dir
 from triton_dist.runtime.errors import UnsupportedFeature
-from triton_dist.runtime.files import write_shared
+from triton_dist.runtime.files import cached
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
 BITCODE = "shmem"                       # key of the second library: a part of each row's symbol, or Triton would not link it
@@ -184,10 +184,7 @@ def find_bitcode(architecture: str) -> Path:
 def rows_library(teams: tuple) -> str:
     """Path of the library of rows. teams: as of `teams_of`."""
     made = text(teams)
-    path = cache_dir() / "device" / f"tdist_shmem_amd_{hashlib.sha256(made.encode()).hexdigest()[:16]}.ll"
-    if not path.exists():
-        write_shared(path, made)
-    return str(path)
+    return cached(cache_dir() / "device", f"tdist_shmem_amd_{hashlib.sha256(made.encode()).hexdigest()[:16]}.ll", made)
 
 
 def libraries(architecture: str) -> dict[str, str]:

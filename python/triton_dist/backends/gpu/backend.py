@@ -147,7 +147,8 @@ class GpuBackend(Backend):
         if not 0 <= local_rank < count:
             raise InvalidArgument(f"local rank: expected one of the {count} visible GPUs, found {local_rank}; start at "
                                   "most one process per GPU, make more GPUs visible, or set TRITON_DIST_SHARE_GPUS=1 to "
-                                  "try a program with several ranks on one GPU, slowly")
+                                  "try a program with several ranks on one GPU, slowly; where each rank sees only its own GPU, "
+                                  "unset LOCAL_RANK")
         torch.cuda.set_device(local_rank)
         if local_rank != self._home:
             self._variants.clear()              # they are loaded on the device before

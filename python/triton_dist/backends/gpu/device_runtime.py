@@ -19,7 +19,7 @@ from triton_dist.language import abi
 from triton_dist.language._linked import Statement
 from triton_dist.runtime.backend import backends
 from triton_dist.runtime.environment import cache_dir
-from triton_dist.runtime.files import write_shared
+from triton_dist.runtime.files import cached
 
 _HERE = Path(__file__).parent
 _LANGUAGE = Path(abi.__file__).parent
@@ -328,7 +328,4 @@ def library(vendor: str, bounded: bool = False) -> str:
     """Path of the device runtime, written unless it is there."""
     text = render(vendor, bounded)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = cache_dir() / "device" / f"tdist_{vendor}{'_bounded' if bounded else ''}_{digest}.ll"
-    if not path.exists():
-        write_shared(path, text)     # another rank may be writing the same file
-    return str(path)
+    return cached(cache_dir() / "device", f"tdist_{vendor}{'_bounded' if bounded else ''}_{digest}.ll", text)

@@ -76,7 +76,7 @@ class GpuDriver(ABC):
         """Status of a call. A thread that has not yet used the device is bound to its context first."""
         code = function(*args)
         if code == _INVALID_CONTEXT:
-            torch.cuda.set_device(torch.cuda.current_device())
+            self.bind_thread(torch.cuda.current_device())           # torch leaves the thread as it is: that is its device already
             code = function(*args)
         return code
 

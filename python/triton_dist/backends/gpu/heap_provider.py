@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: MIT
 """Which heap provider a world of GPUs uses: TRITON_DIST_HEAP's word, or what the hosts leave."""
 import os
-import socket
 from typing import Any, Callable, Sequence
 
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError, UnsupportedFeature
 from triton_dist.runtime.groups import Group, require_agreement
+from triton_dist.runtime.hosts import host
 
 
 def heap_provider(offered: Sequence[str], world: Group) -> str:
@@ -14,7 +14,7 @@ def heap_provider(offered: Sequence[str], world: Group) -> str:
 
     `auto`, the default: the first where all ranks are on one host, else the last."""
     asked = os.environ.get("TRITON_DIST_HEAP", "").strip().lower() or "auto"
-    answers = world.all_gather_object((asked in (*offered, "auto"), socket.gethostname()))
+    answers = world.all_gather_object((asked in (*offered, "auto"), host()))
     wrong = [rank for rank, (known, _) in enumerate(answers) if not known]
     if wrong:
         raise InvalidArgument(f"TRITON_DIST_HEAP={asked!r}: expected one of {', '.join((*offered, 'auto'))} on every rank, found "
@@ -22,7 +22,7 @@ def heap_provider(offered: Sequence[str], world: Group) -> str:
     require_agreement(world, "TRITON_DIST_HEAP", asked)
     if asked != "auto":
         return asked
-    return offered[0] if len({host for _, host in answers}) == 1 else offered[-1]
+    return offered[0] if len({where for _, where in answers}) == 1 else offered[-1]
 
 
 def on_every_rank(world: Group, provider: str, step: Callable[[], Any]) -> Any:

@@ -5,16 +5,17 @@
 torch.distributed._symmetric_memory is private to torch; this module is the only one that touches it.
 """
 import os
-import socket
 import weakref
 from typing import Any, Callable
 
 import torch
 
+from triton_dist.backends.gpu.heap_provider import on_every_rank
 from triton_dist.runtime.device import Arena
 from triton_dist.runtime.environment import share_gpus
 from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
 from triton_dist.runtime.groups import Group
+from triton_dist.runtime.hosts import host
 
 
 class _Memory:
@@ -73,15 +74,10 @@ class P2PArena(_OwnStorages):
         self.nbytes, self._rank = nbytes, (rank := world.rank)
         if _each_sees_its_own(device, world) or share_gpus():       # torch would take equal numbers for one device
             os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        try:
-            symmetric_memory = private.symmetric_memory()
-            self.local = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
-            self._handle = symmetric_memory.rendezvous(self.local, dist.group.WORLD.group_name)
-        except (ImportError, AttributeError, RuntimeError) as error:
-            raise UnsupportedFeature(
-                f"cannot map {nbytes} bytes of symmetric memory over the ranks of this world with torch "
-                f"{torch.__version__}: {error}. It takes GPUs of one host with peer access to each other; a smaller "
-                "TRITON_DIST_HEAP_SIZE helps if memory ran out") from error
+        # Agreed on first: where one rank has no memory, the others would wait for it in torch.
+        self.local = on_every_rank(world, "p2p", lambda: _tried(nbytes, lambda: private.symmetric_memory().empty(
+            nbytes, dtype=torch.uint8, device=device)))
+        self._handle = _tried(nbytes, lambda: private.symmetric_memory().rendezvous(self.local, dist.group.WORLD.group_name))
         self.bases = [int(pointer) for pointer in self._handle.buffer_ptrs]
         if self.bases[rank] != self.local.data_ptr():
             raise UnsupportedFeature("torch's symmetric memory is mapped at another address than its own tensor; "
@@ -99,8 +95,18 @@ class P2PArena(_OwnStorages):
         self._views, self._handle, self.local = {}, None, None
 
 
+def _tried(nbytes: int, step: Callable[[], Any]) -> Any:
+    try:
+        return step()
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise UnsupportedFeature(
+            f"cannot map {nbytes} bytes of symmetric memory over the ranks of this world with torch {torch.__version__}: {error}"
+            ". It takes GPUs of one host with peer access to each other; a smaller TRITON_DIST_HEAP_SIZE helps if memory ran out"
+        ) from error
+
+
 def _each_sees_its_own(device: torch.device, world: Group) -> bool:
     """Collective: whether different GPUs of a host have equal numbers, as where CUDA_VISIBLE_DEVICES gives each rank its own."""
     gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-    answers = world.all_gather_object((socket.gethostname(), device.index, gpu))
-    return len({(host, gpu) for host, _, gpu in answers}) == len(answers) > len({(host, index) for host, index, _ in answers})
+    answers = world.all_gather_object((host(), device.index, gpu))
+    return len({(where, gpu) for where, _, gpu in answers}) == len(answers) > len({(where, index) for where, index, _ in answers})

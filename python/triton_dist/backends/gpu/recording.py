@@ -29,10 +29,17 @@ _OPTIONS = (
 
 
 class Recorder:
-    """Appends a line for each launch that it has not seen yet."""
+    """Appends a line for each launch that it has not seen yet.
+
+    Raises InvalidArgument where the file cannot be written: later it would be one rank's error in the middle of a call.
+    """
 
     def __init__(self, path: str):
         self._path, self._seen = Path(path), set()
+        try:
+            self._path.open("a").close()
+        except OSError as error:
+            raise InvalidArgument(f"TRITON_DIST_AOT_RECORD={path}: cannot be written: {error.strerror}") from error
 
     def add(self, kernel: Any, args: tuple, kwargs: Mapping) -> None:
         """A launch with these arguments. One that cannot be written down, such as of tuples, is left out."""

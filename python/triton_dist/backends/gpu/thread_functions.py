@@ -14,7 +14,7 @@ from triton_dist.backends.gpu.device_runtime import Target, target, update
 from triton_dist.language import threads_abi as abi
 from triton_dist.language.abi import ROWS
 from triton_dist.runtime.environment import cache_dir
-from triton_dist.runtime.files import write_shared
+from triton_dist.runtime.files import cached
 
 _BACKENDS = Path(__file__).resolve().parents[1]
 _ORDER = {"relaxed": "monotonic", "sc": "seq_cst"}
@@ -136,7 +136,4 @@ def library(vendor: str) -> str:
     """Path of the library, written unless it is there. It is named by its content and that of the table."""
     text = render(vendor)
     digest = hashlib.sha256((text + repr([ROWS[symbol] for symbol in sorted(ROWS)])).encode()).hexdigest()[:16]
-    path = cache_dir() / "device" / f"tdist_simt_{vendor}_{digest}.ll"
-    if not path.exists():
-        write_shared(path, text)     # another rank may be writing the same file
-    return str(path)
+    return cached(cache_dir() / "device", f"tdist_simt_{vendor}_{digest}.ll", text)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from triton_dist.language.trace_abi import CLOCK, EVENT, EVENTS, SYMBOL, WORDS
 from triton_dist.runtime.environment import cache_dir
-from triton_dist.runtime.files import write_shared
+from triton_dist.runtime.files import cached
 
 _BACKENDS = Path(__file__).parents[1]
 _NEEDED = ("tdist_lane", "tdist_clock_ns", "tdist_program_x")
@@ -83,7 +83,4 @@ def render(vendor: str) -> str:
 def library(vendor: str) -> str:
     """Path of the library, written unless it is there."""
     text = render(vendor)
-    path = cache_dir() / "device" / f"tdist_trace_{vendor}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.ll"
-    if not path.exists():
-        write_shared(path, text)     # another rank may be writing the same file
-    return str(path)
+    return cached(cache_dir() / "device", f"tdist_trace_{vendor}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.ll", text)

@@ -22,7 +22,7 @@ from triton_dist.backends.nvidia.nvshmem_functions import function_of, rows
 from triton_dist.language import _linked, abi, shmem_abi
 from triton_dist.runtime.environment import cache_dir
 from triton_dist.runtime.errors import UnsupportedFeature
-from triton_dist.runtime.files import write_shared
+from triton_dist.runtime.files import cached
 
 _TYPES = {"int32": "i32", "int64": "i64", "pointer": "!llvm.ptr", "": "()"}
 _TRIPLE = "nvptx64-nvidia-cuda"
@@ -203,6 +203,4 @@ def library(capability: int) -> tuple[str, str]:
     for path in folder.glob(f"tdist_shmem_*{tail}"):
         return str(path), path.name.removesuffix(tail).removeprefix("tdist_shmem_")
     text, version = slim(str(bitcode), capability)
-    path = folder / f"tdist_shmem_{version}{tail}"
-    write_shared(path, text)     # another rank may be writing the same file
-    return str(path), version
+    return cached(folder, f"tdist_shmem_{version}{tail}", text), version

@@ -10,7 +10,6 @@ import ctypes
 import itertools
 import mmap
 import os
-import socket
 import tempfile
 import weakref
 from typing import Callable, Iterator, Optional, Sequence
@@ -24,6 +23,7 @@ from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import InvalidArgument, OutOfHeap, UnsupportedFeature
 from triton_dist.runtime.groups import Group
 from triton_dist.runtime.heap import ALIGNMENT, SHMEM_PADS
+from triton_dist.runtime.hosts import host
 
 # A gap between two objects takes this part of a slab, and at most this many bytes: an overrun does not reach a neighbour.
 _GAPS, _MOST_GAP = 4096, 4096
@@ -112,7 +112,7 @@ def reserve(machine: Machine, nbytes: int, world: Group) -> EmulatorArena:
 
 def shared(world: Group, nbytes: int) -> tuple:
     """Collective: a mapping of a fresh block of `nbytes` of each rank, None for those of other hosts; their file descriptors."""
-    hosts = world.all_gather_object(socket.gethostname())
+    hosts = world.all_gather_object(host())
     near = [host == hosts[world.rank] for host in hosts]
     with _reserving(nbytes):
         fds = by_memfd(world, nbytes, near) or by_file(world, nbytes, near)
