@@ -97,12 +97,30 @@ def test_a_shared_expert_with_a_gate_of_its_own_is_kept(layer):
     run_ranks(script, 2)
 
 
-def biased():
+def listed(names=("gate_proj", "up_proj", "down_proj"), bias=False):
+    """A block whose experts are modules in a list, as transformers had them before version 5."""
     made = block()
     made.experts = nn.ModuleList(nn.Module() for _ in range(E))
     for expert in made.experts:
-        expert.gate_proj, expert.up_proj, expert.down_proj = nn.Linear(H, INNER), nn.Linear(H, INNER), nn.Linear(INNER, H)
+        for name, (n, k) in zip(names, ((INNER, H), (INNER, H), (H, INNER))):
+            setattr(expert, name, nn.Linear(k, n, bias=bias))
     return made
+
+
+@pytest.mark.parametrize("names", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
+def test_experts_in_a_list_are_trained_if_they_are(names):
+    def script():
+        x = random_tensor(5, H, dtype=F32, seed=3)
+        for layer in (EPMoE, TPMoE):
+            made = listed(names)
+            found = layer.from_transformers(made, config("mixtral"))
+            found(x).square().sum().backward()
+            assert found.weight.grad.any() and found.down.grad.any()
+            for p in made.experts.parameters():
+                p.requires_grad_(False)
+            found = layer.from_transformers(made, config("mixtral"))
+            assert not found.weight.requires_grad and not found.down.requires_grad and found.router.weight.requires_grad
+    run_ranks(script, 2)
 
 
 LOST = {
@@ -111,8 +129,10 @@ LOST = {
     "a bias of the gate": (lambda: block(gate=("bias",)), config("qwen3_moe"), "a gate with bias, weight"),
     "more in the gate": (lambda: block(gate=("temperature",)), config("qwen3_moe"), "a gate with temperature, weight"),
     "noise": (block, config("mixtral", router_jitter_noise=0.1), "router_jitter_noise of 0, found 0.1"),
+    "logits of the router": (block, config("mixtral", output_router_logits=True), "output_router_logits False, found True"),
     "another activation": (lambda: block(nn.GELU), config("mixtral"), "activation silu, found GELU"),
-    "biases of experts": (biased, config("mixtral"), "experts without biases, found gate_proj.bias, up_proj.bias"),
+    "biases of experts": (lambda: listed(bias=True), config("mixtral"),
+                          "experts without biases, found gate_proj.bias, up_proj.bias"),
     "a part that is not known": (lambda: block(norm=nn.LayerNorm(H)), config("qwen3_moe"), "found experts, gate, norm"),
     "a shared expert without its gate": (lambda: block(shared_expert=nn.Linear(H, H)), config("qwen2_moe"),
                                          "found experts, gate, shared_expert in"),

@@ -13,6 +13,15 @@ pytestmark = pytest.mark.skipif(any(importlib.util.find_spec(name) is None for n
                                 reason="transformers or accelerate is not installed")
 
 
+OWN = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+class Own(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
 @pytest.fixture(autouse=True)
 def of_this_rank(monkeypatch):
     """Threads of transformers that read files would not know which virtual rank they read for."""
@@ -40,6 +49,27 @@ def test_a_checkpoint_of_one_file_in_another_dtype(tmp_path):
         triton_dist.initialize_distributed()
         model = pretrained.from_pretrained(tmp_path, dtype=torch.bfloat16)
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+        triton_dist.finalize_distributed()
+    run_ranks(main, 2, heap=False)
+
+
+def test_a_checkpoint_with_code_of_its_own(tmp_path, monkeypatch):
+    """It runs where the caller says so."""
+    import pretrained
+    import transformers
+    import triton_dist
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    alone, folder = pretrained.whole("llama", tmp_path / "model", files=1), tmp_path / "model"
+    config = json.loads((folder / "config.json").read_text())
+    own = dict(model_type="own", auto_map={"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"})
+    (folder / "config.json").write_text(json.dumps(config | own))
+    (folder / "own.py").write_text(OWN)
+
+    def main():
+        triton_dist.initialize_distributed()
+        model = pretrained.from_pretrained(folder, trust_remote_code=True)
+        with torch.no_grad():
+            torch.testing.assert_close(model(pretrained.IDS).logits, alone(pretrained.IDS).logits, rtol=1e-4, atol=1e-4)
         triton_dist.finalize_distributed()
     run_ranks(main, 2, heap=False)
 

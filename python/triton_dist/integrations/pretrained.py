@@ -57,7 +57,8 @@ def from_pretrained(folder: Any, *, auto: Any = None, dtype: Any = "auto", tp_si
     distributed_config, auto = _transformers(auto)
     size = resolve(None).size if tp_size is None else tp_size
     sizes = {key: options.pop(key) for key in ("fsdp_size", "dp_replicate_size") if key in options}
-    plan = _alike(lambda: _plan(Path(folder), auto, dtype, size))
+    code = {key: options[key] for key in ("trust_remote_code",) if key in options}
+    plan = _alike(lambda: _plan(Path(folder), auto, dtype, size, code))
     divided = distributed_config(tp_size=size, tp_plan=plan or None, **sizes)
 
     def load() -> tuple:
@@ -115,17 +116,20 @@ def _transformers(auto: Any) -> tuple:
     return DistributedConfig, transformers.AutoModelForCausalLM if auto is None else auto
 
 
-def _plan(folder: Path, auto: Any, dtype: Any, size: int) -> dict:
-    """{module: style}: the rules of the model's own plan that become ours. Reads no weights. Raises for what cannot be loaded."""
+def _plan(folder: Path, auto: Any, dtype: Any, size: int, code: dict) -> dict:
+    """{module: style}: the rules of the model's own plan that become ours. Reads no weights. Raises for what cannot be loaded.
+
+    code: options that say whether code of the folder may run.
+    """
     from transformers import AutoConfig
     if dtype != "auto" and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise InvalidArgument(f"dtype: expected a torch.dtype of floating-point numbers, or 'auto', found {dtype!r}")
     shapes = _shapes(folder)
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, **code)
     if getattr(config, "quantization_config", None) is not None:
         raise InvalidArgument(f"folder: expected weights that are not quantised, found a quantization_config in {folder}")
     with torch.device("meta"):
-        model = auto.from_config(config)
+        model = auto.from_config(config, **code)
     text, found, wrong = config.get_text_config(), {}, []
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(text, name, None)

@@ -103,17 +103,19 @@ def experts_of(block: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
         if gate_up.shape == (down.shape[0], 2 * down.shape[2], down.shape[1]):
             return gate_up, down
     elif isinstance(experts, nn.ModuleList) and all(hasattr(e, "gate_proj") for e in experts):
-        return (
-            torch.stack([torch.cat([e.gate_proj.weight, e.up_proj.weight])
-                         for e in experts]).detach(),  # pyright: ignore
-            torch.stack([e.down_proj.weight for e in experts]).detach())  # pyright: ignore
+        return _stacked(experts, "gate_proj", "up_proj"), _stacked(experts, "down_proj")
     elif isinstance(experts, nn.ModuleList) and all(hasattr(e, "w1") for e in experts):  # Mixtral's names
-        return (
-            torch.stack([torch.cat([e.w1.weight, e.w3.weight]) for e in experts]).detach(),  # pyright: ignore
-            torch.stack([e.w2.weight for e in experts]).detach())  # pyright: ignore
+        return _stacked(experts, "w1", "w3"), _stacked(experts, "w2")
     raise InvalidArgument(
         "block: expected experts with gate_up_proj [E, 2 * I, H] and down_proj [E, H, I], or a list of modules with "
         f"gate_proj, up_proj and down_proj, found {type(experts).__name__} in {type(block).__name__}")
+
+
+def _stacked(experts: nn.ModuleList, *names: str) -> torch.Tensor:
+    """The weights of the linear layers of these names, one under the other, of all experts. Trained if one of them is."""
+    weights = [[getattr(expert, name).weight for name in names] for expert in experts]
+    trained = any(weight.requires_grad for each in weights for weight in each)
+    return torch.stack([torch.cat(each) for each in weights]).detach().requires_grad_(trained)
 
 
 def _expect_silu(experts: Any) -> None:

@@ -125,6 +125,9 @@ class TopKRouter(nn.Module):
                 "make a TopKRouter, and pass it to from_full with the experts")
         if getattr(config, "router_jitter_noise", 0.0):
             raise InvalidArgument(f"config: expected a router_jitter_noise of 0, found {config.router_jitter_noise}; set it to 0")
+        if getattr(config, "output_router_logits", False):
+            raise InvalidArgument("config: expected output_router_logits False, found True: transformers takes the logits of its "
+                                  "own routers only; add a loss of your own over router(x)")
         score, normalize, wide = _OF_MODELS[kind]
         groups = getattr(config, "n_group", None) or 1
         if getattr(config, "topk_method", None) == "greedy":  # DeepSeek-V2-Lite
