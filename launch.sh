@@ -6,5 +6,5 @@
 #   bash launch.sh --check SCRIPT [ARGS...]        runs it under the checker: races, deadlocks, wrong scopes
 set -euo pipefail
 trap 'echo "launch.sh: interrupted" >&2; exit 130' INT
-source "$(dirname "${BASH_SOURCE[0]}")/scripts/setenv.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/scripts/setenv.sh"
 exec "$PYTHON" "$TRITON_DIST_ROOT/python/triton_dist/cli/launch.py" "$@"
