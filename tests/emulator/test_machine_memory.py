@@ -15,10 +15,9 @@ def test_a_segment_dropped_while_the_map_changes_stays_dropped():
     mem = Memory()
     old = mem.add_segment(0x10000, 64, "old")
 
-    def change(segments):
-        more = [*segments, Segment(0x20000, 64, "new", 0)]
+    def change(bases, segments):
         mem.drop_segment(old)                # as the collector would, in the middle; idempotent
-        return more
+        return [*bases, 0x20000], [*segments, Segment(0x20000, 64, "new", 0)]
     mem._replace(change)
     assert mem.at(0x10000) is None and mem.at(0x20000).name == "new"
 

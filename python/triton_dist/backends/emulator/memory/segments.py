@@ -101,7 +101,14 @@ class Segments:
 
     def drop_segment(self, segment: Segment) -> None:
         """Makes a range inaccessible: later accesses fault. Idempotent."""
-        self._replace(lambda segments: [s for s in segments if s is not segment])
+        def without(bases: list, segments: list) -> Optional[tuple]:
+            at = bisect.bisect_left(bases, segment.base)
+            while at < len(segments) and bases[at] == segment.base:
+                if segments[at] is segment:
+                    return [*bases[:at], *bases[at + 1:]], [*segments[:at], *segments[at + 1:]]
+                at += 1
+            return None                          # dropped before
+        self._replace(without)
         self._graves.appendleft(segment)
         if self._last is segment:
             self._last = None
@@ -151,16 +158,18 @@ class Segments:
         return [segment for segment in segments[max(first, 0):last] if segment.end > base]
 
     def _insert(self, segment: Segment) -> None:
-        self._replace(lambda segments: sorted((*segments, segment), key=lambda s: s.base))
+        def with_it(bases: list, segments: list) -> tuple:
+            at = bisect.bisect_right(bases, segment.base)
+            return [*bases[:at], segment.base, *bases[at:]], [*segments[:at], segment, *segments[at:]]
+        self._replace(with_it)
 
     def _replace(self, change: Callable) -> None:
-        """Applies `change` to the segments; again where the collector has dropped one meanwhile."""
+        """Sets the map to change(bases, segments), unless that is None; again where the collector has dropped one meanwhile."""
         while True:
             before = self._map
-            segments = change(before[1])
-            if len(segments) == len(before[1]):
-                return                           # dropped before
-            after = [s.base for s in segments], segments
+            after = change(*before)
+            if after is None:
+                return
             if self._map is before:              # nothing is allocated, hence collected, up to the assignment
                 self._map = after
                 return
