@@ -103,6 +103,24 @@ def test_a_thread_that_takes_over_is_bound_to_the_ranks_device(monkeypatch):
     HipDriver().bind_thread(2)                                                   # has no contexts of threads
 
 
+@pytest.mark.parametrize("name, driver, prefix, suffix", [("nvidia", CudaDriver(), "cu", "_v2"), ("amd", HipDriver(), "hip", "")])
+def test_published_stream_calls_go_to_the_library_of_the_backend_with_its_words(monkeypatch, name, driver, prefix, suffix):
+    """They loaded a second copy of HIP, which does not know torch's streams."""
+    from triton_dist.dropin import stream_calls
+    library, stream = Library(), SimpleNamespace(cuda_stream=9)
+    with_library(driver, library)
+    monkeypatch.setattr(type(driver), "error_text", lambda self, code: "the driver's words")
+    monkeypatch.setattr(stream_calls, "backend", lambda: SimpleNamespace(name=name, driver=driver))
+    stream_calls.write_value(stream, 2**40, -1, 64)
+    stream_calls.wait_value(stream, 2**40, 3, 32, at_least=True)
+    rest = (2**32 - 1,) if name == "amd" else ()
+    assert library.calls == [(f"{prefix}StreamWriteValue64{suffix}", (9, 2**40, 2**64 - 1, 0)),
+                             (f"{prefix}StreamWaitValue32{suffix}", (9, 2**40, 3, 0, *rest))]
+    library.status = 1
+    with pytest.raises(TritonDistError, match=f"{prefix}StreamWriteValue32{suffix} failed with 1: the driver's words"):
+        stream_calls.write_value(stream, 2**40, 3, 32)
+
+
 @pytest.mark.parametrize("driver, write, copy", [
     (CudaDriver(), ("cuStreamWriteValue32_v2", (9, 2**40 + 4, 2**32 - 1, 0)), ("cuMemcpyAsync", (2**40, 2**41, 64, 9))),
     (HipDriver(), ("hipStreamWriteValue32", (9, 2**40 + 4, 2**32 - 1, 0)),
@@ -258,7 +276,7 @@ def test_an_overlapping_launch_is_asked_for_where_there_is_such_a_thing(monkeypa
 def test_ranks_share_gpus_only_when_asked(monkeypatch, local_rank, shares, home):
     from triton_dist.backends.nvidia.backend import NvidiaBackend
     taken, made = [], object.__new__(NvidiaBackend)
-    made._home, made._variants = 1, {"of device": 1}
+    made._home, made._variants, made._streams = 1, {"of device": 1}, {}
     monkeypatch.setenv("TRITON_DIST_SHARE_GPUS", shares)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)        # which a rank keeps without LOCAL_RANK

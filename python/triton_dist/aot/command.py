@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Sequence
 
 from triton_dist.aot.kernels import compile_all, read_list, recorded
-from triton_dist.aot.library import compile_library, write
+from triton_dist.aot.library import LIBRARY, check_folder, command_of, compile_library, write
 from triton_dist.aot.targets import parse_targets
 from triton_dist.backends.gpu.prebuilt import default_folder
 from triton_dist.cli.status import status_of
@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _build(args: argparse.Namespace) -> int:
     targets, kernels = parse_targets(args.target), []
+    check_folder(args.out)  # before minutes of compiling
+    if args.compiler != "none":
+        command_of(args.compiler)
     for word in args.kernels:
         path = Path(word[1:])
         if word.startswith("@") and path.suffix == ".jsonl":
@@ -69,14 +72,16 @@ def _build(args: argparse.Namespace) -> int:
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
         built = compile_all(kernels, targets, args.jobs, lambda line: print(line, flush=True))
     compiled = time.perf_counter()
-    write(args.out, built)
     variants = sum(len(found) for _, found in built.values())
     print(
         f"{args.out}: {len(built)} kernels, {variants} variants for {', '.join(map(str, targets))} in "
         f"{compiled - start:.0f} s",
         flush=True,
     )
-    if args.compiler != "none":
-        made = compile_library(args.out, args.compiler, jobs=args.jobs)
-        print(f"{made}: {made.stat().st_size / 1e6:.1f} MB, compiled in {time.perf_counter() - compiled:.1f} s", flush=True)
+    if args.compiler == "none":
+        write(args.out, built)
+        return 0
+    write(args.out, built, lambda folder: compile_library(folder, args.compiler, jobs=args.jobs))
+    made = args.out / LIBRARY
+    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB, compiled in {time.perf_counter() - compiled:.1f} s", flush=True)
     return 0

@@ -4,11 +4,12 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import triton
 
@@ -33,49 +34,55 @@ FLAGS = (
 MANIFEST = "manifest.json"
 
 
-def write(folder: Path, built: Mapping[str, tuple[Any, Sequence[Built]]]) -> list[Path]:
-    """Writes `folder` anew. built: (kernel, its variants) by C name. Returns the C sources, without those of the runtime.
-
-    A folder that holds something else is left alone, with an error. What is there is replaced once all has been written.
-    """
+def check_folder(folder: Path) -> None:
+    """Raises InvalidArgument where `folder` holds something that `write` has not written: it is left alone."""
     if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
         raise InvalidArgument(
             f"{folder}: expected a folder that is empty, or written by this tool before; name another with --out"
         )
+
+
+def write(
+    folder: Path, built: Mapping[str, tuple[Any, Sequence[Built]]], finish: Callable[[Path], Any] = lambda fresh: None
+) -> None:
+    """Writes `folder` anew. What is there is replaced once all has been made, and stays where something fails.
+
+    Args:
+        folder: see `check_folder`.
+        built: (kernel, its variants) by C name.
+        finish: makes more of the written folder, which has another name until then.
+    """
+    check_folder(folder)
+    folder = folder.resolve()  # a link stays one
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    fresh, old = (Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)) for _ in range(2))
     try:
-        sources = _write(fresh, built)
-        if folder.exists():
-            shutil.rmtree(folder)
+        _write(fresh, built)
+        finish(fresh)
         fresh.chmod(0o755)
+        if folder.exists():
+            os.replace(folder, old)
         os.replace(fresh, folder)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    return [folder / path.relative_to(fresh) for path in sources]
+    finally:
+        for left in (fresh, old):
+            shutil.rmtree(left, ignore_errors=True)
 
 
-def _write(folder: Path, built: Mapping[str, tuple[Any, Sequence[Built]]]) -> list[Path]:
+def _write(folder: Path, built: Mapping[str, tuple[Any, Sequence[Built]]]) -> None:
     kernels, runtime = folder / "kernels", folder / "runtime"
     kernels.mkdir()
     shutil.copytree(RUNTIME, runtime, ignore=shutil.ignore_patterns("*.py", "__pycache__", "CMakeLists.txt"))
-    sources = []
     for name, (kernel, variants) in built.items():
         _refuse_twins(name, variants)
         for one in variants:
             stem = kernels / emit.variant_name(one)
-            sources.append(stem.with_suffix(".c"))
-            sources[-1].write_text(emit.variant_source(one))
+            stem.with_suffix(".c").write_text(emit.variant_source(one))
             stem.with_suffix(".h").write_text(emit.variant_header(one))
         (kernels / f"{name}.h").write_text(emit.kernel_header(name, kernel, variants))
-        sources.append(kernels / f"{name}.c")
-        sources[-1].write_text(emit.kernel_source(name, kernel, variants))
-    sources.append(kernels / "tdist_kernels.c")
-    sources[-1].write_text(emit.registry(built))
+        (kernels / f"{name}.c").write_text(emit.kernel_source(name, kernel, variants))
+    (kernels / "tdist_kernels.c").write_text(emit.registry(built))
     shutil.copy(RUNTIME / "CMakeLists.txt", folder / "CMakeLists.txt")
     (folder / MANIFEST).write_text(json.dumps(manifest(built), indent=1) + "\n")
-    return sources
 
 
 def _refuse_twins(name: str, variants: Sequence[Built]) -> None:
@@ -124,16 +131,24 @@ def manifest(built: Mapping[str, tuple[Any, Sequence[Built]]]) -> dict:
     }
 
 
+def command_of(compiler: str) -> list[str]:
+    """The words of a C compiler such as "ccache gcc". Raises InvalidArgument where there is none."""
+    words = shlex.split(compiler)
+    if not words or shutil.which(words[0]) is None:
+        raise InvalidArgument(f"--compiler (CC): found no {compiler!r}; install a C compiler, name another, or 'none' for sources")
+    return words
+
+
 def compile_library(folder: Path, compiler: str = "cc", extra: Sequence[str] = (), jobs: int = 1) -> Path:
     """Compiles the sources of `folder` into a shared library there, and returns its path. Raises TritonDistError with the
     compiler's words where it fails."""
-    objects, commands = folder / "objects", []
+    objects, commands, words = folder / "objects", [], command_of(compiler)
     objects.mkdir(exist_ok=True)
     for source in sorted([*(folder / "kernels").glob("*.c"), *(folder / "runtime").glob("*.c")]):
         made = objects / f"{source.stem}.o"
         commands.append(
             [
-                compiler,
+                *words,
                 *FLAGS,
                 *extra,
                 f"-I{folder / 'runtime'}",
@@ -151,14 +166,14 @@ def compile_library(folder: Path, compiler: str = "cc", extra: Sequence[str] = (
                 (waiting[0], subprocess.Popen(waiting.pop(0), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
             )
         command, process = running.pop(0)
-        words, _ = process.communicate()
+        said, _ = process.communicate()
         if process.returncode:
             for _, other in running:
-                other.wait()
-            raise TritonDistError(f"{' '.join(command)}: {words}")
+                other.communicate()  # one that is only waited for may wait for its words to be read
+            raise TritonDistError(f"{' '.join(command)}: {said}")
     made = folder / LIBRARY
     link = [
-        compiler,
+        *words,
         *extra,
         "-shared",
         "-Wl,-z,noexecstack",

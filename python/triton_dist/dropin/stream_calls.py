@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: MIT
 """Flags and copies by address on a stream: what published scripts ask the driver for, on GPUs and in the emulator."""
 import ctypes
-import functools
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 import triton_dist
 from triton_dist.runtime.backend import backend
-from triton_dist.runtime.errors import InvalidArgument, TritonDistError
+from triton_dist.runtime.errors import InvalidArgument
 
 _EQUAL = 1                    # the drivers' flag for a wait until equal
 _GEQUAL = 0
@@ -28,7 +27,7 @@ def peers_have_atomics() -> bool:
     if backend().name == "amd":
         return True
     value = ctypes.c_int()
-    _check(_driver().cuDeviceGetP2PAttribute(ctypes.byref(value), 3, 0, 1), "cuDeviceGetP2PAttribute")
+    _driver().call("cuDeviceGetP2PAttribute", ctypes.byref(value), ctypes.c_int(3), ctypes.c_int(0), ctypes.c_int(1))
     return bool(value.value)
 
 
@@ -69,11 +68,8 @@ def write_value(stream: Any, address: int, value: int, bits: int) -> None:
         _settle(stream)
         return
     name = f"StreamWriteValue{bits}"
-    if backend().name == "amd":
-        _check(getattr(_driver(), f"hip{name}")(_handle(stream), ctypes.c_void_p(address), _word(value, bits), 0), f"hip{name}")
-    else:
-        call = getattr(_driver(), f"cu{name}_v2")
-        _check(call(_handle(stream), ctypes.c_uint64(address), _word(value, bits), 0), f"cu{name}")
+    call = f"hip{name}" if backend().name == "amd" else f"cu{name}_v2"
+    _driver().call(call, _handle(stream), ctypes.c_uint64(address), _word(value, bits), ctypes.c_uint(0))
 
 
 def wait_value(stream: Any, address: int, value: int, bits: int, at_least: bool = False) -> None:
@@ -88,13 +84,11 @@ def wait_value(stream: Any, address: int, value: int, bits: int, at_least: bool 
         _settle(stream)
         return
     name, how = f"StreamWaitValue{bits}", _GEQUAL if at_least else _EQUAL
+    common = _handle(stream), ctypes.c_uint64(address), _word(value, bits), ctypes.c_uint(how)
     if backend().name == "amd":
-        everything = _word(-1, bits)
-        _check(getattr(_driver(), f"hip{name}")(_handle(stream), ctypes.c_void_p(address), _word(value, bits), how, everything),
-               f"hip{name}")
+        _driver().call(f"hip{name}", *common, _word(-1, bits))          # all bits count
     else:
-        call = getattr(_driver(), f"cu{name}_v2")
-        _check(call(_handle(stream), ctypes.c_uint64(address), _word(value, bits), how), f"cu{name}")
+        _driver().call(f"cu{name}_v2", *common)
 
 
 def memcpy(dst: Any, src: Any, nbytes: int, stream: Any = None) -> None:
@@ -130,11 +124,6 @@ def _handle(stream: Any) -> Any:
     return ctypes.c_void_p(stream.cuda_stream)
 
 
-@functools.cache
 def _driver() -> Any:
-    return ctypes.CDLL("libamdhip64.so" if backend().name == "amd" else "libcuda.so.1")
-
-
-def _check(status: int, call: str) -> None:
-    if status:
-        raise TritonDistError(f"{call} failed with status {status}")
+    """That of the backend: its library is the one that torch has loaded, and its errors have words."""
+    return backend().driver             # type: ignore[attr-defined]
