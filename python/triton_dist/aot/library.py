@@ -135,7 +135,7 @@ def command_of(compiler: str) -> list[str]:
     """The words of a C compiler such as "ccache gcc". Raises InvalidArgument where there is none."""
     words = shlex.split(compiler)
     if not words or shutil.which(words[0]) is None:
-        raise InvalidArgument(f"--compiler (CC): found no {compiler!r}; install a C compiler, name another, or 'none' for sources")
+        raise InvalidArgument(f"--compiler (CC): found no {compiler!r}; install one, name another, or 'none' for sources")
     return words
 
 
