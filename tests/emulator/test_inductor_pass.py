@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInp
                                                parallelize_module)
 
 import triton_dist
+from triton_dist.backends.emulator import run_ranks
 from triton_dist.integrations import inductor
 from triton_dist.runtime.errors import InvalidArgument
 
@@ -296,6 +297,19 @@ def test_other_models_and_by_inductor_too(scenario):
 @pytest.mark.full
 def test_a_norm_after_an_all_reduce_by_inductor():
     run("norm")
+
+
+def test_a_graph_on_disk_is_for_groups_of_the_same_sizes():
+    """An all-reduce in a graph says how its group is called, and not how many ranks it has."""
+    def uuid(more=0):
+        torch.distributed.init_process_group()
+        for _ in range(more):
+            torch.distributed.new_group([0])
+        return inductor.Overlap(inductor.Report()).uuid()
+
+    two, again, three, with_another = (run_ranks(lambda more=more: uuid(more), world, heap=False)
+                                       for world, more in ((2, 0), (2, 0), (3, 0), (2, 1)))
+    assert two[0] == two[1] == again[0] and len({two[0], three[0], with_another[0]}) == 3
 
 
 def test_another_pass_runs_first_or_is_refused():

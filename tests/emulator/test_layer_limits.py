@@ -230,6 +230,15 @@ def test_a_loss_where_all_words_of_a_rank_are_masked():
     run_ranks(ranks, 2)
 
 
+def test_a_loss_of_one_row_without_a_batch():
+    logits, label = drawn(N), torch.tensor(3)
+
+    def ranks():
+        mine = logits.chunk(2)[r := state().world.rank]
+        close(vocab_parallel_cross_entropy(mine, label, r * N // 2, N), functional.cross_entropy(logits, label))
+    run_ranks(ranks, 2)
+
+
 def test_second_derivatives_are_refused_as_those_of_ops_are():
     def ranks():
         x, labels = drawn(3, N).requires_grad_(), torch.zeros(3, dtype=torch.int64)

@@ -12,6 +12,11 @@ default_store = c10d._get_default_store
 isolate_threads = _distributed_c10d._set_thread_isolation_mode          # whether each thread has names of groups of its own
 
 
+def group_sizes() -> tuple:
+    """((name, number of ranks), ...) of this rank's process groups."""
+    return tuple(sorted((name, group.size()) for group, name in c10d._world.pg_names.items()))
+
+
 def symmetric_memory() -> Any:
     """torch's module of symmetric memory. Raises ImportError where this build has none."""
     import torch.distributed._symmetric_memory as module

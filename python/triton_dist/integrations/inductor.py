@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from triton_dist.compat.distributed import group_sizes
 from triton_dist.compat.inductor import CustomGraphPass, functional_collectives, get_hash_for_files, inductor_config
 from triton_dist.integrations import graphs, norms
 from triton_dist.integrations.graphs import (DTYPES, Product, group_name, item, make, merge_equal, only_user, product_before,
@@ -100,10 +101,13 @@ class Overlap(CustomGraphPass):
         return op
 
     def uuid(self) -> Any:
-        """Graphs on disk are taken again for the same text of this pass only, and for the same limits of sizes."""
+        """Graphs on disk are taken again for the same text of this pass, limits of sizes and sizes of groups, which our ops name.
+
+        An all-reduce does not have the last one.
+        """
         other = self.before.uuid() if self.before is not None else b""
         return None if other is None else (get_hash_for_files(
-            (__file__, graphs.__file__, norms.__file__, norm_op.__file__, product_op.__file__)), other)
+            (__file__, graphs.__file__, norms.__file__, norm_op.__file__, product_op.__file__)), other, group_sizes())
 
 
 def _gather(graph: torch.fx.Graph, node: Any) -> tuple[str | None, str]:

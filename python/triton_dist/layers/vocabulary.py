@@ -174,7 +174,7 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, fir
         raise InvalidArgument(f"reduction: expected 'mean', 'sum' or 'none', found {reduction!r}")
     if labels.shape != logits.shape[:-1]:
         raise InvalidArgument(f"labels: expected shape {list(logits.shape[:-1])}, found {list(labels.shape)}")
-    rows = _CrossEntropy.apply(logits.flatten(0, -2), labels.flatten(), first, name_of(group)).view(labels.shape)
+    rows = _CrossEntropy.apply(_rows.matrix(logits), labels.flatten(), first, name_of(group)).view(labels.shape)
     counts = (labels != ignore_index) & (labels >= 0) & (labels < vocab_size)
     rows = torch.where(counts, rows, 0)
     if reduction == "none":
