@@ -101,7 +101,13 @@ def test_norms_that_compute_something_else():
         with pytest.raises(InvalidArgument, match="found Centred, which computes something else"):
             AllReduceRMSNorm.from_norm(Centred())
         assert AllReduceRMSNorm.from_norm(Plain()).weight_bias == 0
+        flagged = Plain()                       # norms of one class may differ
+        flagged.more = 1.0
+        with pytest.raises(InvalidArgument, match="found Plain, which multiplies by 1 . weight; pass"):
+            AllReduceRMSNorm.from_norm(flagged)
         assert AllReduceRMSNorm.from_norm(OfTwo(), weight_bias=1).weight_bias == 1      # it cannot be asked
+        x = drawn(2, N).double()
+        torch.testing.assert_close(SequenceRMSNorm.from_norm(Plus(), weight_bias=1)(x), Plus().double()(x), rtol=0, atol=1e-12)
     run_ranks(ranks, 1)
 
 

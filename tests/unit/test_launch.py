@@ -129,6 +129,7 @@ def test_one_line_about_the_rank_that_failed_first():
 def test_one_line_about_launchers_that_cannot_meet(monkeypatch, words, remedy):
     import torch.distributed.run
     from torch.distributed import DistNetworkError
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
     from triton_dist.cli import torchrun
 
@@ -139,6 +140,7 @@ def test_one_line_about_launchers_that_cannot_meet(monkeypatch, words, remedy):
     monkeypatch.setattr(torchrun.signal, "signal", lambda *_: None)
     status, said = torchrun.run()
     assert status == 1 and said.startswith(f"ranks cannot meet: {words}; {remedy}")
+    assert torchrun.cannot_meet(RendezvousClosedError()).startswith("ranks cannot meet: RendezvousClosedError; see")
 
 
 def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path):

@@ -23,7 +23,8 @@ def verdict(rank: int, exitcode: int) -> tuple[int, str]:
 
 def cannot_meet(error: Exception) -> str:
     """What to say where launchers cannot make the store by which ranks find each other, or do not find it."""
-    first = f"{error.__cause__ or error}".strip().splitlines()[0]
+    cause = error.__cause__ or error
+    first = next(iter(f"{cause}".strip().splitlines()), type(cause).__name__)       # torch raises some without words
     remedy = "name another --master_port" if "EADDRINUSE" in first else "see --master_addr, --master_port and --node_rank"
     return f"ranks cannot meet: {first}; {remedy}"
 

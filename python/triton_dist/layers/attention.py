@@ -179,10 +179,11 @@ class TPAttention(nn.Module):
         if cache is not None:
             k, v = cache.add(k, v)
             mask = cache.mask(q.shape[2], self.causal)
-        causal = False
-        if self.causal and mask is None and q.shape[2] > 1:     # an `if`: torch takes no comparison of a traced length
+        done, causal, grouped = q, False, False
+        if self.causal and mask is None and q.shape[2] > 1:     # an `if`: torch takes no comparison of traced sizes
             causal = True
-        done, grouped = q, q.shape[1] != k.shape[1]
+        if q.shape[1] != k.shape[1]:
+            grouped = True
         if q.shape[1]:                          # a rank may have no heads
             done = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=grouped)
         done = done.transpose(1, 2).flatten(2)                                  # [B, S, heads * head_size]

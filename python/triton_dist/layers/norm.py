@@ -15,7 +15,7 @@ from triton_dist.ops.norm_rows.eps import eps_of
 from triton_dist.runtime.errors import InvalidArgument
 
 
-_known: WeakKeyDictionary = WeakKeyDictionary()         # class of norms: _factors
+_known: WeakKeyDictionary = WeakKeyDictionary()         # norm that multiplies by its weight: name of its epsilon
 
 
 def of_norm(norm: nn.Module, weight_bias: float | None = None) -> tuple[torch.Tensor, float | None, float]:
@@ -24,6 +24,20 @@ def of_norm(norm: nn.Module, weight_bias: float | None = None) -> tuple[torch.Te
     weight_bias: None for that of a norm of this package, and 0 for others. Raises InvalidArgument for a module that is none, and
     where weight_bias is not given, for one whose forward shows that it does not multiply by its weight.
     """
+    if isinstance(norm, _Norm) and norm.bias is None and norm.weight.ndim == 1:
+        return norm.weight, norm.eps, norm.weight_bias if weight_bias is None else weight_bias
+    traced = torch.compiler.is_compiling()
+    eps = _known.get(norm) if not traced and isinstance(norm, nn.Module) else None
+    if eps is None:
+        eps = _name_of_eps(norm)
+        if not traced and weight_bias is None:
+            _expect_weight_itself(norm, eps)
+            _known[norm] = eps
+    return norm.weight, getattr(norm, eps), weight_bias or 0.0
+
+
+def _name_of_eps(norm: nn.Module) -> str:
+    """The attribute that is its epsilon. Raises InvalidArgument for what is no RMS norm over the last dimension."""
     names = [name for name in ("eps", "variance_epsilon", "epsilon") if hasattr(norm, name)]
     wrong = isinstance(norm, (nn.LayerNorm, nn.GroupNorm)) or getattr(norm, "bias", None) is not None
     if not isinstance(norm, nn.Module) or wrong or not names or not hasattr(norm, "weight"):
@@ -37,18 +51,12 @@ def of_norm(norm: nn.Module, weight_bias: float | None = None) -> tuple[torch.Te
                               "AllReduceRMSNorm(torch.ones(N), eps=norm.eps)")
     if norm.weight.ndim != 1:
         raise InvalidArgument(f"norm: expected a weight over the last dimension, found shape {list(norm.weight.shape)}")
-    if weight_bias is None:
-        weight_bias = norm.weight_bias if isinstance(norm, _Norm) else 0.0
-        if not torch.compiler.is_compiling() and not isinstance(norm, _Norm):
-            _expect_weight_itself(norm, names[0])
-    return norm.weight, getattr(norm, names[0]), weight_bias
+    return names[0]
 
 
 def _expect_weight_itself(norm: nn.Module, eps: str) -> None:
-    """Raises InvalidArgument where the forward of this class shows that it does not multiply by its weight."""
-    if type(norm) not in _known:
-        _known[type(norm)] = (0.0,) if type(norm).forward is nn.RMSNorm.forward else _factors(norm, eps)
-    found = _known[type(norm)]
+    """Raises InvalidArgument where the forward of this norm shows that it does not multiply by its weight."""
+    found = None if type(norm).forward is nn.RMSNorm.forward else _factors(norm, eps)
     if found is not None and 0.0 not in found:
         does = ("multiplies by 1 + weight; pass AllReduceRMSNorm.from_norm(norm, weight_bias=1)" if found else
                 "computes something else")
@@ -77,7 +85,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float | None, weight_bi
     """rms_norm(x [..., N]) * (weight [N] + weight_bias), by torch."""
     if not weight_bias:
         return nn.functional.rms_norm(x, weight.shape, weight, eps)
-    wide = torch.promote_types(weight.dtype, torch.float32)         # fp16 and bf16 have no room for 1 + weight
+    wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)  # 1 + weight is rounded in less
     y = nn.functional.rms_norm(x.to(wide), weight.shape, weight.to(wide) + weight_bias, eps_of(eps, x.dtype))
     return y.to(x.dtype)
 
