@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The NVSHMEM heap with everything of NVIDIA's faked: what is called, in what order, and what is refused."""
 import json
+import os
 import sys
 import types
 
@@ -156,6 +157,17 @@ def test_a_rank_out_of_reach_has_base_0_and_no_view(fake, modules):
     for rank in (1, 2, -1):
         with pytest.raises(InvalidArgument, match=f"found {rank}"):
             arena.view(rank)
+
+
+def test_nvshmems_own_heap_has_room_for_this_world_unless_the_user_says_otherwise(fake, modules, monkeypatch):
+    """The size that the first world had set stayed for later and larger ones."""
+    for nbytes in (1 << 20, 4096):
+        arena, _ = nvshmem.reserve(nbytes, 0, World(), modules)
+        arena.part()
+        assert int(os.environ["NVSHMEM_SYMMETRIC_SIZE"]) - nbytes == 256 << 20
+    monkeypatch.setenv("NVSHMEM_SYMMETRIC_SIZE", "7G")
+    nvshmem.reserve(4096, 0, World(), modules)
+    assert os.environ["NVSHMEM_SYMMETRIC_SIZE"] == "7G"
 
 
 def test_teams_are_split_from_the_world(fake, modules):

@@ -21,6 +21,8 @@ STATE = "nvshmemi_device_state_d"       # the global by which NVSHMEM's device c
 _TEAM_WORLD, _NO_TEAM = 0, -1
 _SLACK = 256 << 20                      # bytes of NVSHMEM's own heap beyond the arena, where it must be sized beforehand
 
+_own_size: str | None = None            # what this process has set NVSHMEM_SYMMETRIC_SIZE to
+
 
 class NvshmemModules(ShmemModules):
     """Tells NVSHMEM of every loaded module that calls it."""
@@ -81,7 +83,7 @@ def reserve(nbytes: int, device: int, world: Group, modules: NvshmemModules) -> 
         if other:
             raise UnsupportedFeature(f"TRITON_DIST_HEAP=nvshmem: rank {rank}: {other}")
     core, bindings, make_device, library = found
-    os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(nbytes + _SLACK))      # of use where it cannot grow
+    _size_its_heap(nbytes)
     own = make_device(device)
     own.set_current()
     unique = world.broadcast_object(core.get_unique_id(empty=world.rank != 0))
@@ -98,6 +100,13 @@ def reserve(nbytes: int, device: int, world: Group, modules: NvshmemModules) -> 
         raise OutOfHeap(next((f"rank {rank}: {other}" for rank, other in enumerate(problems) if other)))
     modules.start(bindings.cumodule_init, bindings.cumodule_finalize)
     return arena, library
+
+
+def _size_its_heap(nbytes: int) -> None:
+    """Where NVSHMEM's heap cannot grow it must have room for `nbytes` from the start. A user's word stays, an earlier world's not."""
+    global _own_size
+    if os.environ.get("NVSHMEM_SYMMETRIC_SIZE") in (None, _own_size):
+        os.environ["NVSHMEM_SYMMETRIC_SIZE"] = _own_size = str(nbytes + _SLACK)
 
 
 def _prepare(device: int) -> tuple:
