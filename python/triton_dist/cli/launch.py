@@ -92,7 +92,7 @@ def parse(argv: list, environ: dict) -> Command:
 def misplaced(command: Command) -> str | None:
     """What to say where an option of the launcher stands after a script that does not mention it."""
     words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in command.script_args if word.startswith("--")}
-    text = command.script.read_text()
+    text = command.script.read_text(errors="replace")          # it may say that it is of another encoding
     for name in sorted(words & {*_OWN, "check", "published"}):
         if name not in text:
             return (f"--{name} stands after {command.script.name}, so it goes to the script, which does not mention it; "
