@@ -103,7 +103,7 @@ def reserve(nbytes: int, device: int, world: Group, modules: NvshmemModules) -> 
 
 
 def _size_its_heap(nbytes: int) -> None:
-    """Where NVSHMEM's heap cannot grow it must have room for `nbytes` from the start. A user's word stays, an earlier world's not."""
+    """Where NVSHMEM's heap cannot grow it must have room for `nbytes` at once. A user's word counts, an earlier world's not."""
     global _own_size
     if os.environ.get("NVSHMEM_SYMMETRIC_SIZE") in (None, _own_size):
         os.environ["NVSHMEM_SYMMETRIC_SIZE"] = _own_size = str(nbytes + _SLACK)
