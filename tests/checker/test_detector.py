@@ -115,7 +115,8 @@ def rank_of_caller():
 def test_numbers_are_written_where_memory_had_been_left_unwritten():
     """torch.tensor may take the place of a torch.empty that has gone: the place is forgotten, as with any new tensor."""
     forgotten = []
-    memory = SimpleNamespace(unwritten=SimpleNamespace(add=lambda place: None, discard=forgotten.append), at=lambda place: None)
+    memory = SimpleNamespace(unwritten=SimpleNamespace(add=lambda place: None, discard=forgotten.append), drafts={},
+                             at=lambda place: None)
     with HostOperations(memory):
         numbers, zeros, scratch = torch.tensor([1.0, 2.0]), torch.zeros(2), torch.empty(2)
     assert [t.untyped_storage().data_ptr() in forgotten for t in (numbers, zeros, scratch)] == [True, True, False]

@@ -5,10 +5,12 @@ import ctypes
 from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
+import torch
 
 from triton_dist.backends.emulator.memory.memory import Memory, Segment
 from triton_dist.backends.emulator.values.promotion import Info
 from triton_dist.checker import edges, sites, words
+from triton_dist.checker.computed import Found
 from triton_dist.checker.clocks import GLOBAL, KNOWS, Thread, covers
 from triton_dist.checker.detector import Detector
 from triton_dist.checker.shadow import FRESH, UNWRITTEN, Event, Shadow, touch
@@ -24,6 +26,7 @@ class CheckedMemory(Memory):
         super().__init__()
         self.detector = detector
         self.unwritten: set = set()          # storages that a host script made and that have not been written
+        self.drafts: dict = {}               # base -> (Shadow, Found) of storages that torch has computed from unwritten memory
         self.signals = detector.signals
         self.waits = Waits(detector, self.expected, self.peek)
 
@@ -79,15 +82,49 @@ class CheckedMemory(Memory):
     def rewritten(self, addresses: Sequence[int]) -> None:
         self.waits.rewritten(addresses)
 
+    def keep_unwritten(self, tensor: torch.Tensor, mask: torch.Tensor, source: Found) -> None:
+        """A torch operation has made elements of a tensor (bool, of its shape) from what nobody has written."""
+        segment, base = self.at(tensor.data_ptr()), tensor.untyped_storage().data_ptr()
+        if segment is not None:
+            shadow, base = segment.__dict__.get("shadow") or self._shadow(segment), segment.base
+            segment.computed_from = source.text.splitlines()[0]
+        else:
+            shadow, _ = self.drafts.setdefault(base, (Shadow(tensor.untyped_storage().nbytes()), source))
+        size = tensor.element_size()
+        steps = np.array(tensor.stride(), np.int64) * size
+        at = shadow.points(np.argwhere(mask.numpy()) @ steps + (tensor.data_ptr() - base), size)
+        shadow.ids[at] = UNWRITTEN
+
+    def draft_access(self, tensor: torch.Tensor, write: bool) -> Optional[Found]:
+        """A torch operation on a tensor that no kernel knows yet. Of a load, the elements that keep_unwritten was told of."""
+        base = tensor.untyped_storage().data_ptr()
+        shadow, source = self.drafts.get(base, (None, None))
+        if shadow is None or source is None:
+            return None
+        size = tensor.element_size()
+        place = tensor.data_ptr() - base, tuple(tensor.shape), tuple(step * size for step in tensor.stride()), size
+        if write:
+            shadow.block(*place)[...] = FRESH
+            return None
+        mask = shadow.unwritten(*place)
+        return Found(tensor, mask, source.where, source.text) if mask.any() else None
+
     def _shadow(self, segment: Segment) -> Shadow:
+        draft, source = self.drafts.pop(segment.base, (None, None))
+        if draft is not None and source is not None and draft.nbytes == segment.nbytes:
+            segment.shadow, segment.computed_from = draft, source.text.splitlines()[0]
+            return draft
         fresh = segment.base in self.unwritten
         self.unwritten.discard(segment.base)
         segment.shadow = Shadow(segment.nbytes, UNWRITTEN if fresh else FRESH)
         return segment.shadow
 
     def host_access(self, segment: Segment, address: int, shape: tuple, steps: tuple, size: int, write: bool,
-                    stack: tuple) -> None:
-        """A torch operation of the acting host on a tensor that kernels know: it follows the current stream."""
+                    stack: tuple) -> Optional[tuple]:
+        """A torch operation of the acting host on a tensor that kernels know: it follows the current stream.
+
+        Returns (elements read that nobody has written, bool of that shape, and a report's statements and text), or None.
+        """
         detector = self.detector
         thread, shadow = detector.thread(), segment.__dict__.get("shadow") or self._shadow(segment)
         thread.step()
@@ -97,7 +134,8 @@ class CheckedMemory(Memory):
         try:
             detector.follow_current_stream()
             event = Event(thread, thread.tid, thread.clk, write, 0, stack)
-            self._touch(thread, event, segment, shadow, address, shadow.block(address - segment.base, shape, steps, size), None)
+            block, told = shadow.block(address - segment.base, shape, steps, size), []
+            self._touch(thread, event, segment, shadow, address, block, None, told)
         finally:
             thread.C = own
         if not write:
@@ -107,23 +145,33 @@ class CheckedMemory(Memory):
             end = address + sum((n - 1) * step for n, step in zip(shape, steps)) + size
             self.signals.set_by_host(address, end, stack)
             self.waits.drop(address, end)
+        return (shadow.unwritten(address - segment.base, shape, steps, size), *told[0]) if told else None
 
     def _touch(self, thread: Thread, event: Event, segment: Segment, shadow: Shadow, address: Any, block: np.ndarray,
-               index: Any) -> None:
+               index: Any, told: Optional[list] = None) -> None:
+        """told: takes reports of reads that nobody has written, of an operation whose results may not depend on them."""
         states = self.detector.states
 
         def after(state: int) -> int:
             if state == UNWRITTEN and not event.write:
-                self._nobody_wrote(segment, event, _span(segment, shadow, address, block, index, state))
+                report = self._nobody_wrote(segment, event, _span(segment, shadow, address, block, index, state))
+                if told is not None:
+                    told.append(report)
+                    return state                 # what reads it next must know
+                self.detector.report("uninitialized-read", *report)
             return states.after(
                 state, event, lambda e, new: self._conflict(thread, e, new, segment, shadow, address, block, index, state),
                 lambda e: self.detector.covered(thread, e, KNOWS))
         touch(block, index, event, after)
 
-    def _nobody_wrote(self, segment: Segment, event: Event, span: tuple) -> None:
-        self.detector.report("uninitialized-read", sites.sites(event.stack), (
+    def _nobody_wrote(self, segment: Segment, event: Event, span: tuple) -> tuple:
+        """(statements, text) of a report."""
+        source = segment.__dict__.get("computed_from")
+        return sites.sites(event.stack), (
             f"{words.verb(event)} of {words.place(segment)}, bytes {span[0]} to {span[1]}, which nobody has written\n"
-            f"  by {words.who(event)}\n  at {words.at(event.stack)}\n  fix: write it first, or allocate it with torch.zeros"))
+            f"  by {words.who(event)}\n  at {words.at(event.stack)}\n"
+            + (f"  computed by torch from: {source}\n" if source else "")
+            + "  fix: write it first, or allocate it with torch.zeros")
 
     def _check_stale(self, thread: Thread, event: Event, address: int, segment: Segment) -> None:
         place = self.detector.scheduler.machine.locate(address)

@@ -5,12 +5,13 @@
 On a GPU a torch operation runs on the current stream; here it runs at once, on the host. So it may rely on all that the
 current stream has done, while what it writes counts as written by the host.
 """
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triton_dist.checker import sites
+from triton_dist.checker.computed import Found, Trial, follows
 from triton_dist.checker.global_memory import CheckedMemory
 from triton_dist.compat.torch import FakeTensor, schema_of
 
@@ -23,6 +24,8 @@ _READ_BACK = ("_local_scalar_dense", "equal", "is_nonzero", "item")      # on a 
 class HostOperations(TorchDispatchMode):
     """Entered on the thread of one host script."""
 
+    only_watches = True                      # ambient.is_only_watched
+
     def __init__(self, memory: CheckedMemory):
         super().__init__()
         self.memory = memory
@@ -34,34 +37,52 @@ class HostOperations(TorchDispatchMode):
                 return func(*args, **kwargs)                     # shapes are worked out, without memory
             return NotImplemented            # a DTensor and the like: what it does with the tensors inside comes here again
         name, arguments, makes = _known.get(func) or _read_schema(func)
+        found: list[Found] = []
+        written: list[torch.Tensor] = []
         for place, argument, write in arguments:
             value = args[place] if place < len(args) else kwargs.get(argument)
             for tensor in _tensors(value):
-                self._access(tensor, write)
+                unwritten = self._access(tensor, write)
+                if write:
+                    written.append(tensor)
+                elif unwritten is not None:
+                    found.append(unwritten)
+        trial = None
+        if found and name not in _READ_BACK and follows(func, found):
+            trial = Trial(func, args, kwargs, found, written)
+        elif found:
+            self.memory.detector.report("uninitialized-read", found[0].where, found[0].text)
         out = func(*args, **kwargs)
         if makes or name == _MADE_BEFORE:
             change = self.memory.unwritten.add if name in _EMPTY else self.memory.unwritten.discard
             for tensor in _tensors(out):
-                change(tensor.untyped_storage().data_ptr())
+                change(base := tensor.untyped_storage().data_ptr())
+                self.memory.drafts.pop(base, None)
+        if trial is not None:
+            for tensor, mask in trial.differing(out):
+                self.memory.keep_unwritten(tensor, mask, found[0])
         if name in _READ_BACK:
             self.memory.detector.follow_current_stream()
         return out
 
-    def _access(self, tensor: torch.Tensor, write: bool) -> None:
+    def _access(self, tensor: torch.Tensor, write: bool) -> Optional[Found]:
+        """Of a load, the elements that nobody has written."""
         memory = self.memory
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.numel():
-            return
+            return None
         base = tensor.untyped_storage().data_ptr()
         if write:
             memory.unwritten.discard(base)
         segment = memory.at(tensor.data_ptr())
         if segment is None:
-            return
+            return memory.draft_access(tensor, write) if memory.drafts else None
         size = tensor.element_size()
         steps = tuple(step * size for step in tensor.stride())
         last = tensor.data_ptr() + sum((n - 1) * step for n, step in zip(tensor.shape, steps)) + size
-        if last <= segment.end:
-            memory.host_access(segment, tensor.data_ptr(), tuple(tensor.shape), steps, size, write, sites.host_stack())
+        if last > segment.end:
+            return None
+        told = memory.host_access(segment, tensor.data_ptr(), tuple(tensor.shape), steps, size, write, sites.host_stack())
+        return None if told is None else Found(tensor, *told)
 
 
 _known: dict = {}        # operation -> what _read_schema says of it

@@ -100,6 +100,15 @@ class Shadow:
         return at if size == g else (at[:, None] + np.arange(size // g)).reshape(-1)
 
 
+    def unwritten(self, offset: int, shape: tuple, steps: tuple, size: int) -> np.ndarray:
+        """Which elements of a strided block nobody has written: bool [*shape]."""
+        at = np.full(shape, offset, np.int64)
+        for axis, step in zip(np.ogrid[tuple(map(slice, shape))] if shape else (), steps):
+            at = at + axis * step
+        at = at.reshape(-1, 1) + np.arange(0, size, self.grain)
+        return (self.ids[at // self.grain] == UNWRITTEN).any(1).reshape(shape)
+
+
 @functools.lru_cache(1 << 14)
 def _geometry(offset: int, shape: tuple, steps: tuple, size: int, grain: int) -> tuple:
     """Of a strided block: the granule that it needs, and shape, offset and steps of its states."""

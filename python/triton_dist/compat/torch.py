@@ -15,6 +15,7 @@ __all__ = ["FakeTensor"]
 DispatchKey = torch._C.DispatchKey
 ModeKey = torch._C._TorchDispatchModeKey                                # FAKE, PROXY, FUNCTIONAL
 dispatch_modes = torch._C._len_torch_dispatch_stack                     # how many TorchDispatchModes are on
+dispatch_mode_stack = _python_dispatch._get_current_dispatch_mode_stack     # those TorchDispatchModes
 function_modes = torch._C._len_torch_function_stack                     # how many TorchFunctionModes, default devices among them
 dispatch_mode = torch._C._get_dispatch_mode                             # the mode of a ModeKey, or None
 disable_modes = _python_dispatch._disable_current_modes

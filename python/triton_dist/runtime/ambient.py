@@ -107,6 +107,15 @@ def _below_autocast() -> Iterator[None]:
         yield
 
 
+def is_only_watched(args: Iterable[Any]) -> bool:
+    """Whether all modes around a call of an operator do no more than watch memory, as the checker's, and `args` have memory.
+
+    Such a mode is to see what the operator's own code does, not a call that reads and writes whole tensors.
+    """
+    return (all(getattr(mode, "only_watches", False) for mode in private.dispatch_mode_stack())
+            and all(type(t).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ for t in args if isinstance(t, torch.Tensor)))
+
+
 def is_recorded(tensors: Iterable[Any]) -> bool:
     """Whether operators are being recorded, or their shapes worked out, and `tensors` are what that can be done with."""
     if any(private.dispatch_mode(key) is not None for key in (_INFRA.PROXY, _INFRA.FUNCTIONAL)):

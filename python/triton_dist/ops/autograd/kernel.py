@@ -27,7 +27,8 @@ def autograd_kernel(name: str, operator: Any, run: Callable, gradient: Any) -> C
     """
     def onward(keys: Any, args: tuple) -> Any:
         with private.BelowAutograd():
-            if keys.has(DispatchKey.Python) or keys.has(DispatchKey.Functionalize) or keys.has(DispatchKey.Meta):
+            if (keys.has(DispatchKey.Functionalize) or keys.has(DispatchKey.Meta)
+                    or keys.has(DispatchKey.Python) and not ambient.is_only_watched(args)):
                 return operator.redispatch(keys & _REST, *args)         # somebody records it, or works out its shapes
             return run(*args)
 
