@@ -30,12 +30,14 @@ def check_edited(user: Any, kernel: str, edits: list, calls: Callable, folder: A
 
 
 def clean_on_schedules(calls: list, few: int) -> tuple:
-    """(All `calls` are clean on many schedules, the first `few` on one): two tests for a module to have."""
+    """(All `calls` are clean on many schedules, the first `few` on one): two tests for a module to have.
+
+    With 2, 4 and 8 ranks test_moe_schedules.py runs as many.
+    """
     @pytest.mark.full
-    @pytest.mark.parametrize("world, schedules", [(2, 100), (3, 100), (4, 30)])
-    def all_are_clean_on_many_schedules(world, schedules):
-        report = check_kernel(lambda: overtaking(calls, slow=0, repeat=1), world, schedules)
-        assert report.clean and report.schedules == schedules, str(report)
+    def all_are_clean_on_many_schedules():
+        report = check_kernel(lambda: overtaking(calls, slow=0, repeat=1), 3, 100)
+        assert report.clean and report.schedules == 100, str(report)
 
     def some_are_clean():
         report = check_kernel(lambda: overtaking(calls[:few], slow=0, repeat=1), 2, 1, modes=["random"])

@@ -74,9 +74,8 @@ def test_a_mutant_of_what_sends_is_reported(name, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("world, schedules", [(2, 100), (3, 50), (4, 20)])
-def test_it_is_clean_on_many_schedules(world, schedules):
+def test_it_is_clean_on_many_schedules():
     some = [EP(5, 24, layout="expert", align=4), EP(4, 128, layout="expert", quant="fp8_1x128"),
             EP(lambda rank: 4 * (rank == 1), 24, layout="masked", max_tokens=4, capacity=3)]
-    report = check_kernel(lambda: overtaking(some, slow=0, repeat=1), world, schedules)
-    assert report.clean and report.schedules == schedules, str(report)
+    report = check_kernel(lambda: overtaking(some, slow=0, repeat=1), 3, 50)
+    assert report.clean and report.schedules == 50, str(report)

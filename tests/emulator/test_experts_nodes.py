@@ -319,13 +319,6 @@ def test_it_is_clean(rounds):
 
 
 @pytest.mark.full
-def test_small_calls_are_clean_on_a_hundred_schedules(rounds):
-    calls = [Far(3, 16, layout="expert"), Far(lambda rank: 3 * (rank == 1), 24, max_tokens=3), Far(3, 16, scales=2)]
-    report = check_kernel(lambda: overtaking(calls, slow=0, repeat=1), 4, 100, nodes=2, num_sms=1)
-    assert report.clean and report.schedules == 100, str(report)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("world, nodes, schedules", [(4, 2, 20), (6, 3, 10), (8, 2, 5), (2, 2, 20)])
 def test_all_layouts_are_clean(world, nodes, schedules, rounds):
     report = check_kernel(lambda: overtaking(CHECKED, slow=0, repeat=1), world, schedules, nodes=nodes, num_sms=2)
