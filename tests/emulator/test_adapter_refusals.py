@@ -99,6 +99,12 @@ ALL = {                 # what all ranks pass: what they are told
     "a layout of fractions": (lambda g: g.buffer.get_dispatch_layout(g.weights, EXPERTS), "topk_idx: .*found torch.float32"),
     "elastic: weights of other rows": (lambda g: g.elastic.combine(torch.ones(6, HIDDEN), g.expanded(do_expand=True)[3],
                                                                    topk_weights=torch.ones(5)), r"topk_weights: .* \[6\], found"),
+    "low latency: counts of other experts": (
+        lambda g: g.low_latency(cumulative_local_expert_recv_stats=torch.zeros(1, dtype=torch.int32)),
+        r"cumulative_local_expert_recv_stats: expected None or int32 \[2\], found torch.int32 of shape \[1\]"),
+    "elastic: counts as fractions": (lambda g: g.expanded(cumulative_local_expert_recv_stats=torch.zeros(2)),
+                                     r"cumulative_local_expert_recv_stats: .*found torch.float32 of shape \[2\]"),
+    "elastic: experts by name": (lambda g: g.expanded(num_experts="4"), "num_experts: .*found '4'"),
     "elastic: a negative alignment": (lambda g: g.expanded(expert_alignment=-4), "expert_alignment: .*found -4"),
 }
 

@@ -193,6 +193,8 @@ class ElasticBuffer:
             if do_zero_padding and not do_expand:
                 raise InvalidArgument("do_zero_padding: expected do_expand with it, found False")
             rows.alignment("expert_alignment", 1 if expert_alignment is None else expert_alignment)
+            checks.size("num_experts", num_experts)
+            rows.stats_of(cumulative_local_expert_recv_stats, num_experts // self.num_ranks)
             rows.tokens_of(x, topk_idx, topk_weights)
         request = _Request(num_experts, most, expert_alignment or 1, num_sms, do_handle_copy and handle is None,
                            handle is None and do_cpu_sync is not False, do_expand, do_zero_padding, use_tma_aligned_col_major_sf)

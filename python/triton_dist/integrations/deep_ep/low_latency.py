@@ -98,6 +98,7 @@ class LowLatency:
             self.usable()
             _refuse_stats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
             self.expect_shared(num_experts)
+            rows.stats_of(cumulative_local_expert_recv_stats, num_experts // self.group_size)
             tokens = rows.tokens_of(x, topk_idx, None)
             checks.size("num_max_dispatch_tokens_per_rank", most)
             if tokens > most:

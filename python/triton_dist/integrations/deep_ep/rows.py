@@ -98,6 +98,15 @@ def weights_of(weights: Any, *shape: int | None) -> None:
         raise InvalidArgument(f"topk_weights: expected float32 [{wanted}], found {found}")
 
 
+def stats_of(stats: Any, experts: int) -> None:
+    """Raises InvalidArgument for what the rows of this many experts cannot be added to, before any are sent."""
+    if stats is None:
+        return
+    if not isinstance(stats, torch.Tensor) or stats.dtype != torch.int32 or tuple(stats.shape) != (experts,):
+        found = f"{stats.dtype} of shape {list(stats.shape)}" if isinstance(stats, torch.Tensor) else type(stats).__name__
+        raise InvalidArgument(f"cumulative_local_expert_recv_stats: expected None or int32 [{experts}], found {found}")
+
+
 def alignment(name: str, value: Any) -> None:
     """Refuses what numbers of rows cannot be rounded up to a multiple of."""
     checks.size(name, value)
