@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import traceback
@@ -87,21 +88,21 @@ class Mock:
     def run(self, *words, timeout: float = 60, **environ) -> Result:
         self.runs += 1
         log = self.folder / f"calls.{self.runs}"
-        done = subprocess.run(
-            [*map(str, words)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            env={
-                **os.environ,
-                "LD_LIBRARY_PATH": str(self.folder),
-                "TDIST_MOCK_LOG": str(log),
-                "TRITON_DIST_BACKEND": "emulator",
-                **environ,
-            },
-        )
-        return Result(done.returncode, done.stdout, done.stderr, log.read_text().splitlines() if log.exists() else [])
+        environ = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(self.folder),
+            "TDIST_MOCK_LOG": str(log),
+            "TRITON_DIST_BACKEND": "emulator",
+            **environ,
+        }
+        pipe = subprocess.PIPE
+        with subprocess.Popen([*map(str, words)], stdout=pipe, stderr=pipe, text=True, env=environ, start_new_session=True) as p:
+            try:
+                out, err = p.communicate(timeout=timeout)
+            except BaseException:
+                os.killpg(p.pid, signal.SIGKILL)  # the ranks that it has forked as well, which hold the pipes
+                raise
+        return Result(p.returncode, out, err, log.read_text().splitlines() if log.exists() else [])
 
     def python(self, code: str, library: Path, **environ) -> Result:
         """Runs `code` with `lib`, the library, and device 0 current."""
