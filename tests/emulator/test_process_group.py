@@ -386,12 +386,13 @@ def test_a_checked_script_has_torchruns_variables(tmp_path):
     from triton_dist.checker.schedules import schedules
     from triton_dist.checker.script import check_script
     path = tmp_path / "script.py"
-    path.write_text("import os, torch, torch.distributed as dist\n"
+    path.write_bytes(b"# coding: latin-1\n# \xe9\n" + (
+                    "import os, torch, torch.distributed as dist\n"
                     "dist.init_process_group('nccl')\n"
                     "assert (int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])) == (dist.get_rank(), 3)\n"
                     "assert dist.get_node_local_rank() == dist.get_rank() and dist.is_torchelastic_launched()\n"
                     "t = torch.ones(1)\ndist.all_reduce(t)\nassert t.item() == 3\n"
-                    "dist.destroy_process_group()\n")
+                    "dist.destroy_process_group()\n").encode())
     before = dict(os.environ)
     report = check_script(path, [], schedules(3, 0, 3, 8, None))
     assert report.clean and report.schedules == 3, str(report)

@@ -25,7 +25,7 @@ def check_script(path: Path, args: Sequence[str], schedules: Iterable[Schedule],
     detector of a schedule. The script's module is executed as __main__ once a rank and schedule; the modules that it imports
     are shared by all.
     """
-    code = compile(path.read_text(), str(path), "exec")
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)       # bytes: it may say its encoding
     report, start = Report(), time.perf_counter()
     faults = Faults(keep_going, found=report.faults)
 
