@@ -172,11 +172,11 @@ def test_one_graph_serves_sequences_of_any_length(world):
 def test_one_graph_decodes_at_every_length_with_a_static_cache():
     """And what is not causal attends to the positions that there are, not to the room for more."""
     def script():
-        for causal, dynamic in ((True, None), (False, True)):
-            graphs, layer = [], TPAttention.from_full(linear((4 + 2) * SIZE, K, 1), linear(K, 4 * SIZE, 3), 4, 1, causal=causal,
-                                                      sequence_parallel=False)
+        for causal, dynamic, heads in ((True, None, 1), (False, True, 2)):
+            graphs, layer = [], TPAttention.from_full(linear((4 + 2 * heads) * SIZE, K, 1), linear(K, 4 * SIZE, 3), 4, heads,
+                                                      causal=causal, sequence_parallel=False)
             step = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=lambda graph, _: graphs.append(graph) or graph)
-            plain, static = (kind(B, 1, S, SIZE, torch.float32, "cpu") for kind in (KVCache, StaticKVCache))
+            plain, static = (kind(B, heads, S, SIZE, torch.float32, "cpu") for kind in (KVCache, StaticKVCache))
             for t in range(S):
                 x = drawn(1, B, K, seed=t)
                 close(step(x, None, static), layer(x, None, plain))
