@@ -26,7 +26,7 @@ class CheckedMemory(Memory):
         super().__init__()
         self.detector = detector
         self.unwritten: set = set()          # storages that a host script made and that have not been written
-        self.drafts: dict = {}               # base -> (Shadow, Found) of storages that torch has computed from unwritten memory
+        self.drafts: dict = {}               # base -> (Shadow, where, text) of storages that torch has computed from such ones
         self.signals = detector.signals
         self.waits = Waits(detector, self.expected, self.peek)
 
@@ -89,7 +89,7 @@ class CheckedMemory(Memory):
             shadow, base = segment.__dict__.get("shadow") or self._shadow(segment), segment.base
             segment.computed_from = source.text.splitlines()[0]
         else:
-            shadow, _ = self.drafts.setdefault(base, (Shadow(tensor.untyped_storage().nbytes()), source))
+            shadow = self.drafts.setdefault(base, (Shadow(tensor.untyped_storage().nbytes()), source.where, source.text))[0]
         size = tensor.element_size()
         steps = np.array(tensor.stride(), np.int64) * size
         at = shadow.points(np.argwhere(mask.numpy()) @ steps + (tensor.data_ptr() - base), size)
@@ -98,21 +98,21 @@ class CheckedMemory(Memory):
     def draft_access(self, tensor: torch.Tensor, write: bool) -> Optional[Found]:
         """A torch operation on a tensor that no kernel knows yet. Of a load, the elements that keep_unwritten was told of."""
         base = tensor.untyped_storage().data_ptr()
-        shadow, source = self.drafts.get(base, (None, None))
-        if shadow is None or source is None:
+        if base not in self.drafts:
             return None
+        shadow, where, text = self.drafts[base]
         size = tensor.element_size()
         place = tensor.data_ptr() - base, tuple(tensor.shape), tuple(step * size for step in tensor.stride()), size
         if write:
             shadow.block(*place)[...] = FRESH
             return None
         mask = shadow.unwritten(*place)
-        return Found(tensor, mask, source.where, source.text) if mask.any() else None
+        return Found(tensor, mask, where, text) if mask.any() else None
 
     def _shadow(self, segment: Segment) -> Shadow:
-        draft, source = self.drafts.pop(segment.base, (None, None))
-        if draft is not None and source is not None and draft.nbytes == segment.nbytes:
-            segment.shadow, segment.computed_from = draft, source.text.splitlines()[0]
+        draft, _, text = self.drafts.pop(segment.base, (None, None, ""))
+        if draft is not None and draft.nbytes == segment.nbytes:
+            segment.shadow, segment.computed_from = draft, text.splitlines()[0]
             return draft
         fresh = segment.base in self.unwritten
         self.unwritten.discard(segment.base)

@@ -59,7 +59,10 @@ class HostOperations(TorchDispatchMode):
                 change(base := tensor.untyped_storage().data_ptr())
                 self.memory.drafts.pop(base, None)
         if trial is not None:
-            for tensor, mask in trial.differing(out):
+            differing = trial.differing(out)
+            if differing is None:
+                self.memory.detector.report("uninitialized-read", found[0].where, found[0].text)
+            for tensor, mask in differing or ():
                 self.memory.keep_unwritten(tensor, mask, found[0])
         if name in _READ_BACK:
             self.memory.detector.follow_current_stream()
