@@ -60,6 +60,16 @@ def test_module_global_is_found_or_absent_or_an_error(driver, function):
     assert driver.module_global(1, "tdist_ctx") is None
 
 
+@pytest.mark.parametrize("driver, name", [(CudaDriver(), "cuNotYet"), (HipDriver(), "hipNotYet")])
+def test_a_function_that_an_old_driver_lacks_is_named(driver, name):
+    with_library(driver, SimpleNamespace())
+    for ask in (driver.call, driver.bound):
+        with pytest.raises(UnsupportedFeature, match=f"the GPU driver has no {name}: install a newer one"):
+            ask(name)
+    with pytest.raises(UnsupportedFeature, match="the GPU driver has no"):
+        driver.copy(1, 2, 3, 4)
+
+
 def test_errors_carry_the_drivers_words():
     def name(code, out):
         out._obj.value = b"CUDA_ERROR_INVALID_VALUE"

@@ -57,15 +57,21 @@ class GpuDriver(ABC):
         """True when the library exports `function`."""
         return hasattr(self.library, function)
 
+    def _function(self, function: str) -> Any:
+        try:
+            return getattr(self.library, function)
+        except AttributeError:
+            raise UnsupportedFeature(f"the GPU driver has no {function}: install a newer one") from None
+
     def bound(self, function: str, *types: Any) -> Callable:
         """`function` with its argument types declared, so that a call converts plain integers without objects."""
-        found = getattr(self.library, function)
+        found = self._function(function)
         found.argtypes, found.restype = types, ctypes.c_int
         return found
 
     def call(self, function: str, *args) -> None:
         """Calls `function`, whose arguments are ctypes values; raises TritonDistError unless it returns 0."""
-        self.check(function, self._retried(getattr(self.library, function), *args))
+        self.check(function, self._retried(self._function(function), *args))
 
     def check(self, what: str, code: int) -> None:
         """Raises TritonDistError unless the status of the call `what` is 0."""
@@ -87,7 +93,7 @@ class GpuDriver(ABC):
     def module_global(self, module: int, name: str) -> tuple[int, int] | None:
         """(address, bytes) of a module's global variable; None if the module has none of that name."""
         address, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
-        code = self._retried(getattr(self.library, self.module_get_global), ctypes.byref(address), ctypes.byref(nbytes),
+        code = self._retried(self._function(self.module_get_global), ctypes.byref(address), ctypes.byref(nbytes),
                              ctypes.c_void_p(module), ctypes.c_char_p(name.encode()))
         if code == _NOT_FOUND:
             return None
