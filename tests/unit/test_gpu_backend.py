@@ -291,6 +291,30 @@ def test_a_slab_that_one_rank_cannot_allocate_is_refused_on_all_before_torch_wai
         p2p.P2PArena(4096, torch.device("cpu"), world)
 
 
+def test_an_op_follows_the_last_one_also_where_its_stream_is_gone(monkeypatch):
+    """Of a stream that another library has made and destroyed no event can be recorded: every later op failed, on that rank."""
+    from triton_dist.runtime import workspace
+    waits = []
+
+    class Stream:
+        gone = False
+
+        def wait_stream(self, last):
+            waits.append(last)
+            if last.gone:
+                raise RuntimeError("CUDA error: invalid resource handle")
+    me = RankState()
+    monkeypatch.setattr(workspace, "state", lambda: me)
+    monkeypatch.setattr(workspace, "backend", lambda: SimpleNamespace(synchronize=lambda: waits.append("all")))
+    first, second, third = Stream(), Stream(), Stream()
+    for stream in (first, second):
+        workspace.follow_last_op(stream)
+    second.gone = True
+    for stream in (third, first, first):
+        workspace.follow_last_op(stream)
+    assert waits == [first, second, "all", third] and me.last_stream is first
+
+
 def test_what_is_kept_for_good_outlives_the_interpreters_modules():
     class Slab:
         pass

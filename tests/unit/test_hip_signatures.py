@@ -56,7 +56,7 @@ def called():
     driver.copy(1, 2, 3, 0)
     driver.write_value32(1, 2, 0)
     arena = ipc.IpcArena(driver, 512, OneRank(), lambda address, nbytes: None)
-    arena.bases = [1, 2]
+    arena._held = [1, 2]
     arena.close()
     return {name: function.types for name, function in vars(library).items()}
 

@@ -291,7 +291,10 @@ def follow_last_op(stream: Stream) -> None:
     """Orders `stream` after the last communicating op of this device (protocol rule 14)."""
     me = state()
     if me.last_stream is not None and me.last_stream != stream:
-        stream.wait_stream(me.last_stream)
+        try:
+            stream.wait_stream(me.last_stream)
+        except RuntimeError:                # a stream that torch does not own, and whose owner has destroyed it
+            backend().synchronize()
     me.last_stream = stream
 
 
