@@ -276,12 +276,15 @@ def test_sglangs_groups_are_asked_for(monkeypatch):
     def resolve_fusion_group(*, use_attn_tp_group):
         asked.append(use_attn_tp_group)
         return 2, 0, types.SimpleNamespace(device_group=None)
-    module.resolve_fusion_group = resolve_fusion_group
     module.flashinfer_allreduce_residual_rmsnorm = None
     for name in ("sglang", "sglang.srt", "sglang.srt.layers"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(sglang, "_group_of", None)
+    with pytest.raises(UnsupportedFeature, match="resolve_fusion_group, found an older one"):
+        sglang.install()
+    assert module.flashinfer_allreduce_residual_rmsnorm is None
+    module.resolve_fusion_group = resolve_fusion_group
     sglang.install()
     x = inputs
     run_ranks(lambda: module.flashinfer_allreduce_residual_rmsnorm(*x(), use_attn_tp_group=False), 2)

@@ -24,6 +24,7 @@ from triton_dist.layers import (
     ParallelLMHead,
     SequenceRMSNorm,
     StaticKVCache,
+    TPMLP,
     TPAttention,
     replicated,
     rotary,
@@ -133,8 +134,10 @@ def test_linear_layers_with_a_forward_of_their_own():
 
     def ranks():
         for layer in (Scaled(N, N), hooked):
-            with pytest.raises(InvalidArgument, match="linear: expected an nn.Linear with its own forward"):
-                AGGemm.from_full(layer)
+            for make in (lambda: AGGemm.from_full(layer), lambda: TPMLP.from_full(nn.Linear(N, N), nn.Linear(N, N), layer),
+                         lambda: TPAttention.from_full((layer, nn.Linear(N, N), nn.Linear(N, N)), nn.Linear(N, N), 2)):
+                with pytest.raises(InvalidArgument, match="linear: expected an nn.Linear with its own forward"):
+                    make()
     run_ranks(ranks, 1)
 
 

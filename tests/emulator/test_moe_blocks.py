@@ -97,13 +97,20 @@ def test_a_shared_expert_with_a_gate_of_its_own_is_kept(layer):
     run_ranks(script, 2)
 
 
-def listed(names=("gate_proj", "up_proj", "down_proj"), bias=False):
+class Adapted(nn.Linear):
+    """A linear layer with something beside its weight."""
+
+    def forward(self, input):
+        return super().forward(input) + 1
+
+
+def listed(names=("gate_proj", "up_proj", "down_proj"), bias=False, linear=nn.Linear):
     """A block whose experts are modules in a list, as transformers had them before version 5."""
     made = block()
     made.experts = nn.ModuleList(nn.Module() for _ in range(E))
     for expert in made.experts:
         for name, (n, k) in zip(names, ((INNER, H), (INNER, H), (H, INNER))):
-            setattr(expert, name, nn.Linear(k, n, bias=bias))
+            setattr(expert, name, linear(k, n, bias=bias))
     return made
 
 
@@ -133,6 +140,7 @@ LOST = {
     "another activation": (lambda: block(nn.GELU), config("mixtral"), "activation silu, found GELU"),
     "biases of experts": (lambda: listed(bias=True), config("mixtral"),
                           "experts without biases, found gate_proj.bias, up_proj.bias"),
+    "adapters of experts": (lambda: listed(linear=Adapted), config("mixtral"), "linear: .*its own forward, found Adapted"),
     "a part that is not known": (lambda: block(norm=nn.LayerNorm(H)), config("qwen3_moe"), "found experts, gate, norm"),
     "a shared expert without its gate": (lambda: block(shared_expert=nn.Linear(H, H)), config("qwen2_moe"),
                                          "found experts, gate, shared_expert in"),

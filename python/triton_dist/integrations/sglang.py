@@ -14,6 +14,7 @@ import torch
 
 from triton_dist.integrations import engines
 from triton_dist.ops import all_reduce_rmsnorm
+from triton_dist.runtime.errors import UnsupportedFeature
 
 _MODULE = "sglang.srt.layers.flashinfer_comm_fusion"
 _group_of: Callable[[bool], Any] = lambda use_attn_tp_group: None
@@ -65,6 +66,9 @@ def flashinfer_allreduce_residual_rmsnorm(input_tensor: torch.Tensor, residual: 
 def install() -> None:
     """Puts the function in place of SGLang's, which has to be installed, and takes SGLang's groups."""
     module = importlib.import_module(_MODULE)
-    theirs = module.resolve_fusion_group
+    theirs = getattr(module, "resolve_fusion_group", None)
+    if theirs is None:
+        raise UnsupportedFeature(f"install: expected an SGLang whose {_MODULE} has resolve_fusion_group, found an older one; put "
+                                 "the function in its place yourself, and say by use_groups on which ranks calls are made")
     use_groups(lambda use_attn_tp_group: theirs(use_attn_tp_group=use_attn_tp_group)[-1].device_group)
     module.flashinfer_allreduce_residual_rmsnorm = flashinfer_allreduce_residual_rmsnorm

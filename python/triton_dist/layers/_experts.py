@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from triton_dist.layers._held import Held, parameter
+from triton_dist.layers.linear import plain_linear
 from triton_dist.layers.router import TopKRouter
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import Group
@@ -113,7 +114,7 @@ def experts_of(block: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _stacked(experts: nn.ModuleList, *names: str) -> torch.Tensor:
     """The weights of the linear layers of these names, one under the other, of all experts. Trained if one of them is."""
-    weights = [[getattr(expert, name).weight for name in names] for expert in experts]
+    weights = [[plain_linear(getattr(expert, name)).weight for name in names] for expert in experts]
     trained = any(weight.requires_grad for each in weights for weight in each)
     return torch.stack([torch.cat(each) for each in weights]).detach().requires_grad_(trained)
 

@@ -25,7 +25,8 @@ from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.runtime.groups import resolve
 
 
-def _linear(layer: nn.Linear) -> nn.Linear:
+def plain_linear(layer: nn.Linear) -> nn.Linear:
+    """`layer`. Raises InvalidArgument unless all that it computes is in its weight and bias."""
     if not isinstance(layer, nn.Linear):
         raise InvalidArgument(f"linear: expected an nn.Linear, found {type(layer).__name__}")
     if isinstance(layer.weight, nn.parameter.UninitializedParameter):
@@ -91,7 +92,7 @@ class _ColumnParallel(_Linear):
             gate, up = (both := AGGemm.from_full(mlp.gate_up, parts=[inner, inner]))(x).split(both.parts, -1)
         """
         members = resolve(group)
-        shards = Shards(_linear(linear).weight.shape[0], members, parts, unit, repeats=True)
+        shards = Shards(plain_linear(linear).weight.shape[0], members, parts, unit, repeats=True)
         made = cls(shards.parameter(linear.weight), shards.parameter(linear.bias), group, sequence_dim=sequence_dim)
         made.parts, made.repeated = None if parts is None else tuple(shards.sizes), shards.shared
         return made
@@ -99,7 +100,7 @@ class _ColumnParallel(_Linear):
     @classmethod
     def from_shard(cls, linear: nn.Linear, group: Any = None, *, sequence_dim: int = 0) -> Self:
         """From this rank's shard, an nn.Linear [N_local, K]. Holds its parameters themselves."""
-        return cls(_linear(linear).weight, linear.bias, group, sequence_dim=sequence_dim)
+        return cls(plain_linear(linear).weight, linear.bias, group, sequence_dim=sequence_dim)
 
 
 class AGGemm(_ColumnParallel):
@@ -201,7 +202,7 @@ class _RowParallel(_Linear):
         Example:
             out = GemmRS.from_full(attention.out, unit=size)
         """
-        shards = Shards(_linear(linear).weight.shape[1], resolve(group), parts, unit)
+        shards = Shards(plain_linear(linear).weight.shape[1], resolve(group), parts, unit)
         return cls(shards.parameter(linear.weight, dim=1), linear.bias, group, sequence_dim=sequence_dim)
 
     @classmethod
@@ -210,7 +211,7 @@ class _RowParallel(_Linear):
 
         Holds its parameters themselves.
         """
-        return cls(_linear(linear).weight, linear.bias, group, sequence_dim=sequence_dim)
+        return cls(plain_linear(linear).weight, linear.bias, group, sequence_dim=sequence_dim)
 
 
 class GemmRS(_RowParallel):

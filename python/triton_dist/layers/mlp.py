@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from triton_dist.layers._held import is_plain
-from triton_dist.layers.linear import AGGemm, ColumnLinear, GemmAR, GemmRS
+from triton_dist.layers.linear import AGGemm, ColumnLinear, GemmAR, GemmRS, plain_linear
 
 
 class TPMLP(nn.Module):
@@ -81,7 +81,7 @@ class TPMLP(nn.Module):
 
 def fused(*linears: nn.Linear) -> nn.Linear:
     """One nn.Linear that gives what all give, one after the other. A bias that only some have is zero for the others."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
+    weight = torch.cat([plain_linear(linear).weight.detach() for linear in linears])
     bias = None
     if any(linear.bias is not None for linear in linears):
         bias = torch.cat([weight.new_zeros(linear.weight.shape[0]) if linear.bias is None else linear.bias.detach()
