@@ -269,7 +269,7 @@ CUresult CUDAAPI cuStreamDestroy(CUstream it) {
 }
 CUresult CUDAAPI cuStreamGetId(CUstream it, unsigned long long *id) {
     NEEDS_STREAM(it);
-    *id = it == NULL ? 1 : (uintptr_t)it > 4096 ? ((stream *)it)->id : 100000 + (uintptr_t)it;
+    *id = it == NULL ? 0 : (uintptr_t)it > 4096 ? ((stream *)it)->id : 100000 + (uintptr_t)it;
     return CUDA_SUCCESS;
 }
 CUresult CUDAAPI cuStreamSynchronize(CUstream it) { NEEDS_STREAM(it); return wanted("cuStreamSynchronize"); }

@@ -224,8 +224,8 @@ def test_streams_may_go_when_the_program_is_done_with_them(host):
     """A call follows the last one through an event: that one's stream may be gone, and a new one may have its handle."""
     done = host("streams", 2)
     for lines in done.lines.values():
-        assert lines == ["world: OK", *["call: OK"] * 7, "left: OK"], lines
-    assert len(done.named("cuStreamWaitEvent")) == 2 * 3, "once on each stream but the first"
+        assert lines == ["world: OK", *["call: OK"] * 8, "left: OK"], lines
+    assert len(done.named("cuStreamWaitEvent")) == 2 * 4, "once at each change of streams"
     assert len(done.named("freed")) == len(done.named("cuMemAlloc ")), "also where the thread has no context of its own"
 
 

@@ -56,7 +56,7 @@ struct tdist_world {
     int32_t *team;                    /* device memory: what kernels read of the group of all ranks */
     void *side, *forked, *joined;     /* a stream for what runs beside an op, and events */
     void *ended;                      /* an event: the last call */
-    unsigned long long last;          /* the id of its stream, which may be gone; 0: there was none */
+    unsigned long long last;          /* the id of its stream, which may be gone */
 };
 
 int tdist_cuda_failed(const char *call, int code);

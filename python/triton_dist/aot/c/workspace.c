@@ -88,7 +88,7 @@ int tdist_begin(tdist_world *world, tdist_kind kind, tdist_stream stream, int *c
     }
     unsigned long long id = 0;
     CHECK(world->host->stream_id(stream, &id), "cuStreamGetId");
-    if (world->last != 0 && world->last != id)
+    if (world->last != id)                              /* before the first call the event has not been recorded: no wait */
         CHECK(world->host->event_wait(stream, world->ended, 0), "cuStreamWaitEvent");
     if (kind == TDIST_BY_COPIES) {
         if (++space->calls % RENEW_EVERY == 0)
