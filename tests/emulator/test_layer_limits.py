@@ -129,12 +129,13 @@ def test_linear_layers_with_a_forward_of_their_own():
         def forward(self, input):
             return super().forward(input) * 2
 
-    hooked = nn.Linear(N, N)
+    hooked = nn.Linear(N, N, bias=False)
     hooked.forward = lambda x: x
 
     def ranks():
-        for layer in (Scaled(N, N), hooked):
+        for layer in (Scaled(N, N, bias=False), hooked):
             for make in (lambda: AGGemm.from_full(layer), lambda: TPMLP.from_full(nn.Linear(N, N), nn.Linear(N, N), layer),
+                         lambda: ParallelLMHead.from_full(layer),
                          lambda: TPAttention.from_full((layer, nn.Linear(N, N), nn.Linear(N, N)), nn.Linear(N, N), 2)):
                 with pytest.raises(InvalidArgument, match="linear: expected an nn.Linear with its own forward"):
                     make()

@@ -9,6 +9,7 @@ from torch import nn
 from triton_dist.layers import _rows
 from triton_dist.layers._held import Held
 from triton_dist.layers._shards import Shards
+from triton_dist.layers.linear import plain_linear
 from triton_dist.layers.replicated import refuse_second, replicated, summed
 from triton_dist.ops import ag_gemm, all_gather, reduce_scatter
 from triton_dist.runtime.errors import InvalidArgument
@@ -38,6 +39,8 @@ class _Vocabulary(Held):
         """
         if not isinstance(full, (nn.Embedding, nn.Linear)) or getattr(full, "bias", None) is not None:
             raise InvalidArgument(f"full: expected an nn.Embedding or an nn.Linear without bias, found {full}")
+        if isinstance(full, nn.Linear):
+            plain_linear(full)
         shards = Shards(full.weight.shape[0], resolve(group))
         return cls(shards.parameter(full.weight), shards.starts[0], full.weight.shape[0], group,
                    sequence_parallel=sequence_parallel, sequence_dim=sequence_dim)
