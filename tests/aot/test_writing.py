@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: MIT
 """The folder of a library: when it is written, when it is replaced, and what is left alone."""
 
+import os
+
+import pytest
 from aot_mock import HERE
 
-from triton_dist.aot.library import LIBRARY
+from triton_dist.aot.library import LIBRARY, write
 
 
 def test_a_library_stays_until_another_one_is_there(tmp_path, capsys):
@@ -25,6 +28,23 @@ def test_a_library_stays_until_another_one_is_there(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cc", "disk", "home"], "nothing is left behind"
     assert main([*words, "--compiler", "no-such-compiler -O1"]) == 2 and "found no 'no-such-compiler" in capsys.readouterr().err
     assert main([*words, "--compiler", "env cc"]) == 0 and (real / LIBRARY).stat().st_ino != before
+
+
+def test_a_library_is_back_where_another_one_cannot_take_its_place(tmp_path, monkeypatch):
+    write(folder := tmp_path / "library", {})
+    (folder / "mark").touch()
+    replace, moves = os.replace, []
+
+    def interrupted(a, b):
+        moves.append(b)
+        if len(moves) == 2:
+            raise KeyboardInterrupt
+        replace(a, b)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(folder, {})
+    assert (folder / "mark").exists() and [path.name for path in tmp_path.iterdir()] == ["library"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):

@@ -64,6 +64,8 @@ def write(
             os.replace(folder, old)
         os.replace(fresh, folder)
     finally:
+        if (old / MANIFEST).exists() and not folder.exists():
+            os.replace(old, folder)  # the fresh one has not taken its place
         for left in (fresh, old):
             shutil.rmtree(left, ignore_errors=True)
 
