@@ -60,7 +60,7 @@ def expected(x, weight, rows, act=None, scale=None):
 
 @pytest.mark.parametrize("how", ["by expert", "masked", "gathered"])
 @pytest.mark.parametrize("k, n, dtype, act, weighted", [(64, 72, F16, None, False), (50, 33, BF16, None, True),
-                                                        (40, 24, F32, "silu_mul", True)])
+                                                        (40, 24, F32, "silu_mul", True), (1, 1, BF16, "silu_mul", False)])
 def test_values(how, k, n, dtype, act, weighted):
     def script():
         x, weight, told, rows = given(k, n, dtype, how, act)

@@ -51,7 +51,8 @@ def grouped_gemm_kernel(x, weight, begins, counts, sources, row_weights, out, n,
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if SILU:
             other = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-            other_at = w_at + n.to(tl.int64) * stride_n
+            other_at = weight + expert.to(tl.int64) * stride_e + (near + n).to(tl.int64)[None, :] * stride_n
+            other_at += inner[:, None] * stride_k
         for start in range(0, k, BLOCK_K):
             if EVEN_K:
                 a = tl.load(x_at)
