@@ -12,6 +12,7 @@ import triton_dist
 import triton_dist.language as dl
 from triton_dist.checker import check_kernel
 from triton_dist.checker.host_memory import HostOperations
+from triton_dist.checker.storages import ByStorage
 
 
 @triton_dist.jit
@@ -115,11 +116,25 @@ def rank_of_caller():
 def test_numbers_are_written_where_memory_had_been_left_unwritten():
     """torch.tensor may take the place of a torch.empty that has gone: the place is forgotten, as with any new tensor."""
     forgotten = []
-    memory = SimpleNamespace(unwritten=SimpleNamespace(add=lambda place: None, discard=forgotten.append), drafts={},
-                             at=lambda place: None)
+    memory = SimpleNamespace(unwritten=SimpleNamespace(keep=lambda storage, value: forgotten.remove(storage.data_ptr()),
+                                                       pop=forgotten.append), drafts=ByStorage(), at=lambda place: None)
     with HostOperations(memory):
         numbers, zeros, scratch = torch.tensor([1.0, 2.0]), torch.zeros(2), torch.empty(2)
     assert [t.untyped_storage().data_ptr() in forgotten for t in (numbers, zeros, scratch)] == [True, True, False]
+
+
+def test_unwritten_memory_that_is_freed_and_used_again_unseen_is_no_fault():
+    """As a workspace that is made outside of all modes, where a torch.empty of the script was."""
+    unwritten = ByStorage()
+    scratch, other = torch.empty(2), torch.empty(2)
+    base, left = scratch.untyped_storage().data_ptr(), other.untyped_storage().data_ptr()
+    for t in (scratch, other):
+        unwritten.keep(t.untyped_storage(), True)
+    view = scratch[:1]
+    del scratch
+    assert unwritten.get(base)               # as long as a view has the storage
+    del view
+    assert unwritten.get(base) is None and unwritten.get(left) and len(unwritten) == 1
 
 
 @triton_dist.jit

@@ -15,6 +15,7 @@ from triton_dist.checker.clocks import GLOBAL, KNOWS, Thread, covers
 from triton_dist.checker.detector import Detector
 from triton_dist.checker.shadow import FRESH, UNWRITTEN, Event, Shadow, touch
 from triton_dist.checker.signals import LEVELS
+from triton_dist.checker.storages import ByStorage
 from triton_dist.checker.ties import tied
 from triton_dist.checker.waits import Waits
 
@@ -25,8 +26,8 @@ class CheckedMemory(Memory):
     def __init__(self, detector: Detector):
         super().__init__()
         self.detector = detector
-        self.unwritten: set = set()          # storages that a host script made and that have not been written
-        self.drafts: dict = {}               # base -> (Shadow, where, text) of storages that torch has computed from such ones
+        self.unwritten = ByStorage()         # storages that a host script made and that have not been written: True
+        self.drafts = ByStorage()            # (Shadow, where, text) of storages that torch has computed from such ones
         self.signals = detector.signals
         self.waits = Waits(detector, self.expected, self.peek)
 
@@ -89,7 +90,10 @@ class CheckedMemory(Memory):
             shadow, base = segment.__dict__.get("shadow") or self._shadow(segment), segment.base
             segment.computed_from = source.text.splitlines()[0]
         else:
-            shadow = self.drafts.setdefault(base, (Shadow(tensor.untyped_storage().nbytes()), source.where, source.text))[0]
+            storage = tensor.untyped_storage()
+            if self.drafts.get(base) is None:
+                self.drafts.keep(storage, (Shadow(storage.nbytes()), source.where, source.text))
+            shadow = self.drafts.get(base)[0]
         size = tensor.element_size()
         steps = np.array(tensor.stride(), np.int64) * size
         at = shadow.points(np.argwhere(mask.numpy()) @ steps + (tensor.data_ptr() - base), size)
@@ -98,9 +102,10 @@ class CheckedMemory(Memory):
     def draft_access(self, tensor: torch.Tensor, write: bool) -> Optional[Found]:
         """A torch operation on a tensor that no kernel knows yet. Of a load, the elements that keep_unwritten was told of."""
         base = tensor.untyped_storage().data_ptr()
-        if base not in self.drafts:
+        draft = self.drafts.get(base)
+        if draft is None:
             return None
-        shadow, where, text = self.drafts[base]
+        shadow, where, text = draft
         size = tensor.element_size()
         place = tensor.data_ptr() - base, tuple(tensor.shape), tuple(step * size for step in tensor.stride()), size
         if write:
@@ -110,13 +115,11 @@ class CheckedMemory(Memory):
         return Found(tensor, mask, where, text) if mask.any() else None
 
     def _shadow(self, segment: Segment) -> Shadow:
-        draft, _, text = self.drafts.pop(segment.base, (None, None, ""))
+        draft, _, text = self.drafts.pop(segment.base) or (None, None, "")
         if draft is not None and draft.nbytes == segment.nbytes:
             segment.shadow, segment.computed_from = draft, text.splitlines()[0]
             return draft
-        fresh = segment.base in self.unwritten
-        self.unwritten.discard(segment.base)
-        segment.shadow = Shadow(segment.nbytes, UNWRITTEN if fresh else FRESH)
+        segment.shadow = Shadow(segment.nbytes, UNWRITTEN if self.unwritten.pop(segment.base) else FRESH)
         return segment.shadow
 
     def host_access(self, segment: Segment, address: int, shape: tuple, steps: tuple, size: int, write: bool,

@@ -54,10 +54,12 @@ class HostOperations(TorchDispatchMode):
             self.memory.detector.report("uninitialized-read", found[0].where, found[0].text)
         out = func(*args, **kwargs)
         if makes or name == _MADE_BEFORE:
-            change = self.memory.unwritten.add if name in _EMPTY else self.memory.unwritten.discard
             for tensor in _tensors(out):
-                change(base := tensor.untyped_storage().data_ptr())
-                self.memory.drafts.pop(base, None)
+                storage = tensor.untyped_storage()
+                self.memory.drafts.pop(storage.data_ptr())
+                self.memory.unwritten.pop(storage.data_ptr())
+                if name in _EMPTY:
+                    self.memory.unwritten.keep(storage, True)
         if trial is not None:
             differing = trial.differing(out)
             if differing is None:
@@ -75,7 +77,7 @@ class HostOperations(TorchDispatchMode):
             return None
         base = tensor.untyped_storage().data_ptr()
         if write:
-            memory.unwritten.discard(base)
+            memory.unwritten.pop(base)
         segment = memory.at(tensor.data_ptr())
         if segment is None:
             return memory.draft_access(tensor, write) if memory.drafts else None
