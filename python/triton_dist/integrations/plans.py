@@ -32,10 +32,12 @@ def _input(x: Any, dim: int | None) -> torch.Tensor:
     """
     if not isinstance(x, DTensor):
         return x
-    wanted = Replicate() if dim is None else Shard(dim % x.ndim)
-    found = tuple(Shard(p.dim % x.ndim) if isinstance(p, Shard) else p for p in x.placements)
-    if found != (wanted,):
-        raise InvalidArgument(f"x: expected a DTensor placed as {wanted}, found {list(x.placements)}; redistribute it, or set "
+    if dim is None:
+        wanted = Replicate(),
+    else:                                       # torch.compile does not compute with the dimension of a placement
+        wanted = Shard(dim % x.ndim), Shard(dim % x.ndim - x.ndim)
+    if len(x.placements) != 1 or x.placements[0] not in wanted:
+        raise InvalidArgument(f"x: expected a DTensor placed as {wanted[0]}, found {list(x.placements)}; redistribute it, or set "
                               "sequence_parallel and sequence_dim of the layer's style")
     return x.to_local()
 
