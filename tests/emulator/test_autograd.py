@@ -260,6 +260,17 @@ def test_an_output_that_nothing_uses_has_no_gradient():
     assert all(call.args[5] is None for call in of_total.call_args_list)
 
 
+def test_ranks_may_use_other_outputs_than_their_peers():
+    """The gradient of what ag_gemm has gathered is summed over ranks, also those that do not use it."""
+    def ranks():
+        rank = state().world.rank
+        x, w = leaves(drawn(ROWS, K, seed=rank), drawn(N, K, seed=5))
+        y, gathered = ops.ag_gemm(x, w, return_gathered=True)
+        (gathered.sum() if rank == 0 else y.square().sum()).backward()
+        return x.grad - 1 if rank == 0 else w.grad
+    assert all(grad.any() for grad in run_ranks(ranks, 2))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_of_both_kinds(reentrant):
     def block(x, w, down):

@@ -186,7 +186,7 @@ class AgGemm(Op):
         if not gathers and not (given["save_gathered"] and given["weight"].requires_grad):
             return registry.call_recorded(self, given)
         result, gathered = AG_GEMM_GATHERED(given["x"], given["weight"], given["bias"], registry.name_of(given["group"]),
-                                            given["method"], given["comm_sms"], given["act"])
+                                            given["method"], given["comm_sms"], given["act"], not gathers)
         result = registry.written(result, given["out"])
         return (result, gathered) if gathers else result
 
@@ -298,8 +298,9 @@ def _gathered(**call: Any) -> tuple:
 
 AG_GEMM_GATHERED = Operator(
     "ag_gemm_gathered",
-    "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act) -> (Tensor, Tensor)",
-    lambda x, weight, bias, group, method, comm_sms, act: ag_gemm(
+    "(Tensor x, Tensor weight, Tensor? bias, str group, str method, int? comm_sms, str? act, bool hidden=False)"
+    " -> (Tensor, Tensor)",
+    lambda x, weight, bias, group, method, comm_sms, act, hidden=False: ag_gemm(
         x, weight, group=group, bias=bias, method=method, comm_sms=comm_sms, act=act, return_gathered=True),
-    lambda x, weight, bias, group, method, comm_sms, act: _gathered(x=x, weight=weight, group=group, act=act),
-    Gradient(gradients.keep_ag_gemm_gathered, gradients.ag_gemm_backward))
+    lambda x, weight, bias, group, method, comm_sms, act, hidden=False: _gathered(x=x, weight=weight, group=group, act=act),
+    Gradient(gradients.keep_ag_gemm_gathered, gradients.ag_gemm_gathered_backward))

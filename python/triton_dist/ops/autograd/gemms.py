@@ -31,9 +31,13 @@ def keep_ag_gemm(ctx: Any, inputs: tuple, output: Any, gathered: torch.Tensor | 
 
 
 def keep_ag_gemm_gathered(ctx: Any, inputs: tuple, output: Any) -> None:
-    """Of ag_gemm_gathered, whose second output is the gathered x."""
-    ctx.set_materialize_grads(False)            # zeros of an output that nothing used would be summed over ranks
-    keep_ag_gemm(ctx, inputs, output, output[1])
+    """Of ag_gemm_gathered, whose second output is the gathered x. hidden, the last input: whether its caller has not got that.
+
+    One that callers have, some ranks may use and others not. All sum its gradient over ranks, or they would wait for each other.
+    """
+    hidden = len(inputs) > 7 and inputs[7]                          # torch leaves out what is as by default
+    ctx.set_materialize_grads(not hidden)
+    keep_ag_gemm(ctx, inputs[:7], output, output[1])
 
 
 def ag_gemm_backward(ctx: Any, grad: torch.Tensor | None, grad_gathered: torch.Tensor | None = None) -> tuple:
@@ -59,6 +63,11 @@ def ag_gemm_backward(ctx: Any, grad: torch.Tensor | None, grad_gathered: torch.T
         direct = ops.reduce_scatter(grad_gathered.contiguous(), group=ctx.group)
         grad_x = direct if grad_x is None else grad_x + direct
     return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+def ag_gemm_gathered_backward(ctx: Any, grad: torch.Tensor | None, grad_gathered: torch.Tensor | None) -> tuple:
+    """As ag_gemm_backward."""
+    return *ag_gemm_backward(ctx, grad, grad_gathered), None
 
 
 def _again(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wants_gathered: bool) -> tuple:
