@@ -142,7 +142,8 @@ class ColumnLinear(_ColumnParallel):
         norm: an RMS norm that is applied to x before the product, or None.
         For few rows, where no gradient is wanted, both are joined with the product: see triton_dist.ops.rmsnorm_gemm.
         """
-        acts.check(act, self.weight.shape[0])
+        if act is not None:
+            acts.check(act, self.weight.shape[0])
         if (act is not None or norm is not None) and self.joins(x, act, norm):
             weight, eps, weight_bias = (None, None, 0.0) if norm is None else of_norm(norm)
             y = rmsnorm_gemm(_rows.matrix(x), self.weight, weight, bias=self.bias, eps=eps, act=act, norm_weight_bias=weight_bias)

@@ -24,8 +24,8 @@ def of_norm(norm: nn.Module, weight_bias: float | None = None) -> tuple[torch.Te
     weight_bias: None for that of a norm of this package, and 0 for others. Raises InvalidArgument for a module that is none, and
     where weight_bias is not given, for one whose forward shows that it does not multiply by its weight.
     """
-    if isinstance(norm, _Norm) and norm.bias is None and norm.weight.ndim == 1:
-        return norm.weight, norm.eps, norm.weight_bias if weight_bias is None else weight_bias
+    if isinstance(norm, _Norm) and norm.bias is None and (weight := norm.weight).ndim == 1:
+        return weight, norm.eps, norm.weight_bias if weight_bias is None else weight_bias
     traced = torch.compiler.is_compiling()
     eps = _known.get(norm) if not traced and isinstance(norm, nn.Module) else None
     if eps is None:
