@@ -271,6 +271,27 @@ def test_ranks_may_use_other_outputs_than_their_peers():
     assert all(grad.any() for grad in run_ranks(ranks, 2))
 
 
+class NoGradient(torch.autograd.Function):
+    """Has a gradient on rank 1 only."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad if state().world.rank else None
+
+
+@pytest.mark.parametrize("save_gathered", [False, True])
+def test_a_rank_may_be_asked_for_no_gradient(save_gathered):
+    def ranks():
+        x, w = leaves(drawn(ROWS, K, seed=state().world.rank), drawn(N, K, seed=5))
+        NoGradient.apply(ops.ag_gemm(x, w, save_gathered=save_gathered)).sum().backward()
+        return x.grad
+    assert all(grad.any() for grad in run_ranks(ranks, 2))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_of_both_kinds(reentrant):
     def block(x, w, down):

@@ -178,6 +178,8 @@ def _once(name: str, backward: Callable) -> Callable:
             raise InvalidArgument(f"{name}: has no second derivative, and its gradient was asked for with create_graph=True; "
                                   "leave that out")
         found = next((g for g in grads if g is not None), None)
+        if found is None and hasattr(ctx, "zeros"):     # peers may be asked for more, and then wait for this rank
+            found, *_ = grads = ctx.zeros(), *grads[1:]
         if found is None:                       # nothing is asked for; else gradients of unused outputs are None or zeros
             return (None,) * len(ctx.needs_input_grad)
         with torch.autocast(found.device.type, enabled=False):

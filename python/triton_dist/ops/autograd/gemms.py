@@ -5,6 +5,7 @@
 Weights are [N, K], and the backward pass multiplies by their transpose. It is passed as a view, which a core reads as it is; the
 portable kernels copy it at each call.
 """
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ def keep_ag_gemm_gathered(ctx: Any, inputs: tuple, output: Any) -> None:
     """
     hidden = len(inputs) > 7 and inputs[7]                          # torch leaves out what is as by default
     ctx.set_materialize_grads(not hidden)
+    if hidden:
+        ctx.zeros = partial(torch.zeros, output[0].shape, dtype=output[0].dtype, device=output[0].device)
     keep_ag_gemm(ctx, inputs[:7], output, output[1])
 
 
