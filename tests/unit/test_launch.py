@@ -81,7 +81,12 @@ def test_device_files_are_those_of_the_container(monkeypatch, tmp_path):
     (tmp_path / "dev/dxg").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert launch.devices(tmp_path) == ("nvidia", 0)
-    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm"):
+    (tmp_path / "dev/dxg").rename(tmp_path / "dev/nvidiactl")
+    listed = tmp_path / "nvidia-smi"
+    listed.write_text("#!/bin/sh\nprintf 'GPU %d: NVIDIA H200\\n' 0 1 2\n")
+    listed.chmod(0o755)
+    assert launch.devices(tmp_path) == ("nvidia", 3)
+    for name in ("nvidia0", "nvidia3", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
     assert launch.devices(tmp_path) == ("nvidia", 2)
 

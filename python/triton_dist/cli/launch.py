@@ -155,7 +155,7 @@ def devices(root: Path) -> tuple[str, int]:
     nvidia = [path for path in (root / "dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     if nvidia:
         return "nvidia", len(nvidia)
-    if (root / "dev/dxg").exists():             # WSL: no /dev/nvidiaN
+    if any((root / "dev" / name).exists() for name in ("dxg", "nvidiactl")):        # WSL, and sandboxes that number no files
         try:
             listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
         except OSError:                         # a GPU of another vendor
