@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""What torch operations compute from memory that nobody has written.
+"""What torch operations compute from unwritten memory.
 
 `torch.where(came, rows, 0)` reads all of `rows`, and makes no use of those that have not come. So an operation that reads
 unwritten numbers is run on copies too, several times, with other numbers in their places. What differs between the results

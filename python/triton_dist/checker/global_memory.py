@@ -84,7 +84,7 @@ class CheckedMemory(Memory):
         self.waits.rewritten(addresses)
 
     def keep_unwritten(self, tensor: torch.Tensor, mask: torch.Tensor, source: Found) -> None:
-        """A torch operation has made elements of a tensor (bool, of its shape) from what nobody has written."""
+        """The elements of a tensor in `mask` (bool, of its shape) depend on unwritten memory: torch has computed them from it."""
         segment, base = self.at(tensor.data_ptr()), tensor.untyped_storage().data_ptr()
         if segment is not None:
             shadow, base = segment.__dict__.get("shadow") or self._shadow(segment), segment.base
@@ -126,7 +126,8 @@ class CheckedMemory(Memory):
                     stack: tuple) -> Optional[tuple]:
         """A torch operation of the acting host on a tensor that kernels know: it follows the current stream.
 
-        Returns (elements read that nobody has written, bool of that shape, and a report's statements and text), or None.
+        Returns (which of the elements that it reads are unwritten, bool of that shape; statements and text of a report), or None
+        where all are written.
         """
         detector = self.detector
         thread, shadow = detector.thread(), segment.__dict__.get("shadow") or self._shadow(segment)
@@ -152,7 +153,7 @@ class CheckedMemory(Memory):
 
     def _touch(self, thread: Thread, event: Event, segment: Segment, shadow: Shadow, address: Any, block: np.ndarray,
                index: Any, told: Optional[list] = None) -> None:
-        """told: takes reports of reads that nobody has written, of an operation whose results may not depend on them."""
+        """told: a list that gets the report of a read of unwritten memory, which is a fault only if its value is used."""
         states = self.detector.states
 
         def after(state: int) -> int:

@@ -71,7 +71,7 @@ class HostOperations(TorchDispatchMode):
         return out
 
     def _access(self, tensor: torch.Tensor, write: bool) -> Optional[Found]:
-        """Of a load, the elements that nobody has written."""
+        """Notes an access. Returns the unwritten elements that it reads, or None."""
         memory = self.memory
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.numel():
             return None

@@ -99,7 +99,6 @@ class Shadow:
         at = offsets // g
         return at if size == g else (at[:, None] + np.arange(size // g)).reshape(-1)
 
-
     def unwritten(self, offset: int, shape: tuple, steps: tuple, size: int) -> np.ndarray:
         """Which elements of a strided block nobody has written: bool [*shape]."""
         at = np.full(shape, offset, np.int64)

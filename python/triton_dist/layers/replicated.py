@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from triton_dist.ops import all_reduce
-from triton_dist.runtime.errors import InvalidArgument
+from triton_dist.ops.registry import no_second_derivative
 from triton_dist.runtime.groups import name_of
 
 
@@ -36,8 +36,7 @@ class _Summed(torch.autograd.Function):
 def refuse_second(name: str) -> None:
     """Raises InvalidArgument where the gradient of `name` is to be differentiated, as ops do: it would lack terms."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise InvalidArgument(f"{name}: has no second derivative, and its gradient was asked for with create_graph=True; "
-                              "leave that out")
+        raise no_second_derivative(name)
 
 
 def replicated(x: torch.Tensor, group: Any = None) -> torch.Tensor:

@@ -171,12 +171,17 @@ def world_of(group: str) -> int:
     return resolve(group).size
 
 
+def no_second_derivative(name: str) -> InvalidArgument:
+    """The error of a backward pass that is to be differentiated itself."""
+    return InvalidArgument(f"{name}: has no second derivative, and its gradient was asked for with create_graph=True; "
+                           "leave that out")
+
+
 def _once(name: str, backward: Callable) -> Callable:
     """`backward`, which refuses to be differentiated itself and does not see autocast."""
     def once(ctx: Any, *grads: Any) -> tuple:
         if torch.is_grad_enabled():
-            raise InvalidArgument(f"{name}: has no second derivative, and its gradient was asked for with create_graph=True; "
-                                  "leave that out")
+            raise no_second_derivative(name)
         found = next((g for g in grads if g is not None), None)
         if found is None and hasattr(ctx, "zeros"):     # peers may be asked for more, and then wait for this rank
             found, *_ = grads = ctx.zeros(), *grads[1:]
