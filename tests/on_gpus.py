@@ -87,6 +87,11 @@ class Ranks:
         if wrong:
             raise AssertionError(f"failed on other ranks: {wrong}")
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Says at once why a test failed: what pytest prints at its end is lost where a run is cut off."""
+        if report.failed:
+            print(f"\n{report.longreprtext[-_TOLD_BYTES:]}", flush=True)
+
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> Generator[None, object, object]:
         self.ran = False
@@ -144,7 +149,7 @@ def main() -> int:
         with tempfile.TemporaryFile() as told:
             if ranks.world.rank:
                 os.dup2(told.fileno(), sys.stdout.fileno())  # one rank tells of all
-            code = pytest.main(["-vv", "--tb=short", *options], plugins=[ranks])
+            code = pytest.main(["-vv", "--tb=short", "--show-capture=no", *options], plugins=[ranks])
             if ranks.world.rank and code:
                 told.seek(max(0, told.seek(0, os.SEEK_END) - _TOLD_BYTES))
                 print(f"rank {ranks.world.rank}:\n{told.read().decode(errors='replace')}", file=sys.stderr, flush=True)

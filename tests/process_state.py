@@ -18,7 +18,9 @@ from torch.utils._config_module import _UNSET_SENTINEL, ConfigModule
 
 from triton_dist.compat import torch as private
 
-SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KINETO_", "TRITON_PTXAS_PATH")   # variables, at a first use
+# Variables that libraries set at a first use. Inductor sets those of Triton in a process with GPUs.
+SET_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KINETO_",
+                    *(("TRITON_PTXAS_PATH", "TRITON_CACHE_DIR") if torch.cuda.is_available() else ()))
 
 
 def process_state() -> dict[str, Any]:
