@@ -115,7 +115,7 @@ static void kept_launches(void) {
 
 int main(void) {
     pthread_t threads[THREADS];
-    unsigned char context[552] = {1};
+    unsigned char context[560] = {1};
     const uint32_t grid[3] = {1, 1, 1}, none[3] = {0, 1, 1};
     for (intptr_t i = 0; i < THREADS; i++)
         if (pthread_create(&threads[i], NULL, work, (void *)i))

@@ -168,7 +168,7 @@ static void worlds(void) {
     memcpy(first, of[0], sizeof first);
     for (int i = 0; i < 2; i++) {
         uint64_t base = 0;
-        memcpy(&base, of[i] + 40 + 8 * (ranks - 1), sizeof base);
+        memcpy(&base, of[i] + 48 + 8 * (ranks - 1), sizeof base);
         EXPECT(base == (uint64_t)(uintptr_t)made[i]->bases[ranks - 1]);
     }
     memset(process, 7, sizeof process);

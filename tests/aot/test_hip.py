@@ -80,7 +80,7 @@ lib.launch("who_am_i", 0, [0x100, 0x200], grid=(1,))
     )
     first, second = done.out.splitlines()
     assert first.startswith("(2, 'NOT_BUILT") and second.startswith("(7, 'NO_WORLD")
-    assert len(launches) == 3 and done.named("hipMemcpyHtoDAsync 552")
+    assert len(launches) == 3 and done.named("hipMemcpyHtoDAsync 560")
 
 
 def test_descriptors_are_taken_apart(hip):

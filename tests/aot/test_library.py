@@ -165,7 +165,7 @@ print(code(lib.set_world, bytes(8)))
         library,
     )
     assert "(7, 'NO_WORLD" in done.out and "(4, 'VERSION" in done.out
-    assert len(done.named("cuMemcpyHtoDAsync 552")) == 2 and len(done.named(LAUNCH)) == 1
+    assert len(done.named("cuMemcpyHtoDAsync 560")) == 2 and len(done.named(LAUNCH)) == 1
     other = mock.python(
         """
 from triton_dist.runtime.context import Context

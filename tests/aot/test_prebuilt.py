@@ -182,7 +182,7 @@ def test_without_a_library_one_line_is_logged_and_kernels_are_compiled(tmp_path,
             missing.prepare(again(ours.gemm_rs), (1,), (), {}, ()) is None
             and missing.prepare(again(ours.gemm_rs), (1,), (), {}, ()) is None
         )
-        missing.set_context(bytes(552))
+        missing.set_context(bytes(560))
         Prebuilt(str(tmp_path / "none"), tells=False)
     (line,) = caplog.messages
     assert "compiled as they are used" in line and "gen_aot_code.sh" in line
@@ -200,7 +200,7 @@ def test_with_bounded_waits_no_kernel_comes_from_the_library_and_one_line_says_w
     with caplog.at_level(logging.WARNING):
         found = Prebuilt(str(library), tells=True, bounded=True)
         assert found.prepare(again(ours.gemm_rs), (1,), (), {}, ()) is None
-        found.set_context(bytes(552))
+        found.set_context(bytes(560))
     (line,) = caplog.messages
     assert "TRITON_DIST_WAIT_TIMEOUT is set" in line
 

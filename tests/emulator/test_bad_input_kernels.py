@@ -10,6 +10,7 @@ from triton.compiler.errors import CompilationError
 
 import triton_dist
 import triton_dist.language as dl
+from triton_dist.language.extra import language_extra
 from triton_dist.runtime.errors import DeviceFault, InvalidArgument
 from triton_dist.runtime.groups import resolve
 from triton_dist.runtime.jit import gluon_jit, jit
@@ -145,6 +146,63 @@ def team(ptr):
     tl.store(ptr, dl.team_size(3))
 
 
+@jit
+def notify_block(ptr):
+    dl.notify(ptr, tl.arange(0, 2), 1)
+
+
+@jit
+def notify_each(ptr, signal):
+    k = tl.arange(0, 2)
+    dl.notify_each(dl.symm_at(ptr, k), signal, k < 2)
+
+
+@jit
+def wide_constant_in_a_packet(ptr):
+    dl.ll_store(ptr + tl.arange(0, 4), 1099511627776, 1)
+
+
+@jit
+def wide_flag_of_a_packet(ptr, flag):
+    dl.ll_load(ptr + tl.arange(0, 4), flag)
+
+
+@jit
+def self_flagged(ptr, DTYPE: tl.constexpr, FILL: tl.constexpr):
+    k = tl.arange(0, 4)
+    words = tl.full((4, 4), 3, DTYPE)
+    dl.sf_store(ptr + 4 * k, dl.sf_filled(words) if FILL else words, k < 4)
+
+
+@jit
+def prefetch(ptr):
+    dl.prefetch(tl.arange(0, 4))
+
+
+@jit
+def record(ptr, EVENT: tl.constexpr):
+    dl.trace_start(EVENT, 0)
+
+
+@jit
+def print_the_second(ptr):
+    dl.print_if(True, "x", None, 5)
+
+
+@jit
+def by_threads(ptr, value, HOW: tl.constexpr):
+    if HOW == "st":
+        language_extra.st(ptr, tl.arange(0, 4))
+    elif HOW == "add":
+        language_extra.atomic_add(ptr, value)
+    elif HOW == "cas":
+        language_extra.atomic_cas(ptr, 0, tl.arange(0, 4))
+    elif HOW == "shuffle":
+        language_extra.shuffle_up(-1, value, 1)
+    else:
+        language_extra.atomic_add_per_warp(ptr, 1)
+
+
 @triton.jit
 def plain(ptr):
     dl.wait(ptr, 1, "sys", "acquire", 1)
@@ -217,6 +275,22 @@ DEVICE = [
     ("ll_store_pair: floats", on(pairs, longs, floats, True), "data", "got fp32", ".to(tl.int64, bitcast=True)"),
     ("ll_load_pair: 32-bit packets", on(pairs, flags, flags, False), "ll_load_pair", "got pointer<int32>", "64-bit integers"),
     ("ll_load: 32-bit packets", on(packets, flags, flags, False), "ll_load", "got pointer<int32>", "64-bit integers"),
+    ("notify rank: a block", on(notify_block, flags), "rank", "block of shape [2]", "scalar"),
+    ("notify_each flags: 64 bits", on(notify_each, longs, 1), "notify_each", "got pointer<int64>", "32-bit integers"),
+    ("notify_each signal: a fraction", on(notify_each, flags, 1.5), "signal", "got fp32", "convert it"),
+    ("ll_store: a constant of 41 bits", on(wide_constant_in_a_packet, longs), "data", "1099511627776", "32-bit data"),
+    ("ll_load flag: 41 bits", on(wide_flag_of_a_packet, longs, 2**40), "flag is int64", "32-bit flag", "convert it"),
+    ("sf_store: 64-bit words", on(self_flagged, flags, tl.int64, False), "sf_store", "got int64", "must be int32"),
+    ("sf_store: 16-bit words", on(self_flagged, flags, tl.int16, False), "sf_store", "got int16", "must be int32"),
+    ("sf_filled: floats", on(self_flagged, flags, tl.float32, True), "sf_filled", "got fp32", "bitcast=True"),
+    ("prefetch: numbers", on(prefetch, flags), "prefetch", "got int32", "expected a pointer"),
+    ("trace_start: an unknown event", on(record, flags, "sum"), "event", "got 'sum'", "'mma'"),
+    ("print_if: a value left out", on(print_the_second, flags), "print_if", "left out", "a, then b"),
+    ("st: a block", on(by_threads, flags, 1, "st"), "value", "block of shape [4]", "scalar"),
+    ("atomic_add: 41 bits", on(by_threads, flags, 2**40, "add"), "atomic_add", "int64", "32-bit integer"),
+    ("atomic_cas: a block", on(by_threads, flags, 1, "cas"), "value", "block of shape [4]", "scalar"),
+    ("shuffle_up: 41 bits", on(by_threads, flags, 2**40, "shuffle"), "shuffle_up", "int64", "convert it"),
+    ("atomic_add_per_warp: 64 bits", on(by_threads, longs, 1, "warp"), "atomic_add_per_warp", "got pointer<int64>", "32-bit"),
     ("team: a number", on(team, flags), "team_size", "got", "expected a pointer"),
 ]
 DEVICE = [(*row, CompilationError) for row in DEVICE]

@@ -49,6 +49,17 @@ def test_context_and_record_have_the_layout_that_the_host_writes(vendor):
     assert context.unpack_records(raw) == [context.WaitRecord(3, 7, 4, 0xABC, 9, 8, (1, 2, 3), 31, 5)]
 
 
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_rank_minus_one_has_no_base(vendor):
+    """With the barrier pad before the bases, symm_at(ptr, -1) was an address in this rank's own heap."""
+    text = render(vendor)
+    fields = re.search(r"^%tdist\.context = type \{ (.*), \[", text, re.M)[1].split(", ")
+    assert {int(n) for n in re.findall(r"@tdist_ctx, i32 0, i32 (\d+), i32 %(?:me|rank)\b", text)} == {len(fields)}
+    begin = struct.calcsize("<" + "".join({"i32": "i", "i64": "q"}[field] for field in fields))
+    raw = context.Context(1, 2, 11, 12, 13, [14, 15]).pack(16)
+    assert struct.unpack_from("<3q", raw, begin - 8) == (0, 14, 15)
+
+
 def test_world_barrier_pad_has_room_for_every_rank():
     assert sync._PAD_RANKS.value == context.MAX_WORLD and 4 * sync._PAD_FLAGS.value == heap._PAD_FLAGS
     assert 4 * (sync._PAD_FLAGS.value + sync._PAD_RANKS.value) <= heap.RESERVED

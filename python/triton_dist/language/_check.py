@@ -43,23 +43,47 @@ def scalar(function: str, name: str, value) -> None:
 
 
 @constexpr_function
-def word(function: str, name: str, value, bits: int) -> None:
-    """Refuses a value that does not fit a flag of `bits` bits."""
-    scalar(function, name, value)
+def fits(function: str, name: str, value, bits: int, what: str = "flag") -> None:
+    """Refuses a value, or a block of values, that does not fit a `what` of `bits` bits."""
     dtype = getattr(value, "dtype", None)
     if isinstance(value, float) or dtype is not None and not dtype.is_int():
         raise TypeError(f"{function}: {name} must be an integer, got {dtype or value}; convert it with .to(tl.int{bits})")
     if dtype is None and isinstance(value, int) and not -2**(bits - 1) <= value < 2**bits:
-        raise ValueError(f"{function}: {name} {value}, an int64, does not fit the {bits}-bit flag")
+        raise ValueError(f"{function}: {name} {value}, an int64, does not fit the {bits}-bit {what}")
     if dtype is not None and dtype.primitive_bitwidth > bits:
-        raise TypeError(f"{function}: {name} is {dtype}, which does not fit the {bits}-bit flag; convert it with "
-                        f".to(tl.int{bits}) or use 64-bit flags")
+        wider = " or use 64-bit flags" if what == "flag" else ""
+        raise TypeError(f"{function}: {name} is {dtype}, which does not fit the {bits}-bit {what}; convert it with "
+                        f".to(tl.int{bits}){wider}")
 
 
 @constexpr_function
-def notify_scope(ptr, signal, sig_op, comm_scope):
+def word(function: str, name: str, value, bits: int, what: str = "flag") -> None:
+    """Refuses a value that is no scalar, or does not fit a `what` of `bits` bits."""
+    scalar(function, name, value)
+    fits(function, name, value, bits, what)
+
+
+@constexpr_function
+def whole_words(function: str, words) -> None:
+    """Refuses self-flagged words that are not of 32 bits: narrower or wider ones would be stored with other bits."""
+    dtype = getattr(words, "dtype", None)
+    if dtype is None or not dtype.is_int() or dtype.primitive_bitwidth != 32:
+        raise TypeError(f"{function}: words must be int32, got {dtype or type(words).__name__}; move 32-bit types with "
+                        ".to(tl.int32, bitcast=True), and two 16-bit elements in one word")
+
+
+@constexpr_function
+def notify_each_flags(flags, signal) -> None:
+    """Checks notify_each's arguments."""
+    pointee_bits("notify_each", flags, (32, ))
+    fits("notify_each", "signal", signal, 32, "flags")
+
+
+@constexpr_function
+def notify_scope(ptr, rank, signal, sig_op, comm_scope):
     """Checks notify's arguments; the memory scope of its release."""
     scalar("notify", "ptr", ptr)
+    scalar("notify", "rank", rank)
     word("notify", "signal", signal, pointee_bits("notify", ptr, (32, 64)))
     choice("notify", "sig_op", sig_op, SIGNAL_OPS)
     return _COMM_SCOPES[choice("notify", "comm_scope", comm_scope, tuple(_COMM_SCOPES))]
@@ -99,11 +123,18 @@ def can_hint(value):
 
 
 @constexpr_function
-def element_shift(ptr):
-    """log2 of the bytes of what `ptr` points to."""
+def addresses(function: str, ptr):
+    """The type of a pointer or a tensor of pointers."""
     dtype = getattr(ptr, "dtype", None)
     if dtype is None or not dtype.is_ptr() or dtype.element_ty.is_block():
-        raise TypeError(f"symm_at: expected a pointer or a tensor of pointers, got {dtype or type(ptr).__name__}")
+        raise TypeError(f"{function}: expected a pointer or a tensor of pointers, got {dtype or type(ptr).__name__}")
+    return dtype
+
+
+@constexpr_function
+def element_shift(ptr):
+    """log2 of the bytes of what `ptr` points to."""
+    dtype = addresses("symm_at", ptr)
     return max(1, dtype.element_ty.primitive_bitwidth // 8).bit_length() - 1
 
 

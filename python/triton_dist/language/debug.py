@@ -59,6 +59,14 @@ def _holds(condition):
         return condition != 0
 
 
+@constexpr_function
+def _in_order(function: str, *values) -> None:
+    """Refuses a value after a None: it would not be printed."""
+    given = [value is not None for value in values]
+    if given != sorted(given, reverse=True):
+        raise TypeError(f"{function}: values are a, then b, then c, then d; one of them was left out before another")
+
+
 @helper
 def _print(prefix, a, b, c, d):
     if a is None:
@@ -96,6 +104,7 @@ def print_if(condition, prefix, a=None, b=None, c=None, d=None):
         c: another one.
         d: another one.
     """
+    _in_order("print_if", a, b, c, d)
     if _holds(condition):
         _print(prefix, a, b, c, d)
 
@@ -115,6 +124,7 @@ def breakpoint_if(condition, a=None, b=None, c=None, d=None):
         c: another one.
         d: another one.
     """
+    _in_order("breakpoint_if", a, b, c, d)
     if _holds(condition):
         if a is not None:
             _print(_STOP, a, b, c, d)

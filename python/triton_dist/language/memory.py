@@ -4,7 +4,7 @@
 import triton.language as tl
 
 from triton_dist.language._call import helper, primitive
-from triton_dist.language._check import block_rank, can_hint, choice, element_shift, int_like, kind, pointee_bits
+from triton_dist.language._check import addresses, block_rank, can_hint, choice, element_shift, fits, int_like, kind, pointee_bits
 from triton_dist.language.abi import FENCE_SEMANTICS, SCOPES
 
 
@@ -20,27 +20,27 @@ def _zero_after(token):
 
 @primitive
 def _ll_store(ptr, data, flag, mask):
-    pointee_bits("ll_store", ptr, (64, ))
+    _check_packet("ll_store", ptr, flag)
     _check_data("ll_store", data, 32)
     return "tdist_ll_store", (ptr, data, flag, 1 if mask is None else mask)
 
 
 @primitive
 def _ll_load(ptr, flag, mask):
-    pointee_bits("ll_load", ptr, (64, ))
+    _check_packet("ll_load", ptr, flag)
     return "tdist_ll_load", (ptr, flag, 1 if mask is None else mask)
 
 
 @primitive
 def _ll_store_pair(ptr, data, flag, mask):
-    pointee_bits("ll_store_pair", ptr, (64, ))
+    _check_packet("ll_store_pair", ptr, flag)
     _check_data("ll_store_pair", data, 64)
     return "tdist_ll_store_pair", (ptr, data, flag, 1 if mask is None else mask)
 
 
 @primitive
 def _ll_load_pair(ptr, flag, mask):
-    pointee_bits("ll_load_pair", ptr, (64, ))
+    _check_packet("ll_load_pair", ptr, flag)
     return "tdist_ll_load_pair", (ptr, flag, 1 if mask is None else mask)
 
 
@@ -62,7 +62,13 @@ def fence(semantic="acq_rel", scope="sys"):
 
 @primitive
 def _prefetch(ptr, mask):
+    addresses("prefetch", ptr)
     return "tdist_prefetch", (ptr, 1 if mask is None else mask)
+
+
+def _check_packet(function: str, ptr, flag) -> None:
+    pointee_bits(function, ptr, (64, ))
+    fits(function, "flag", flag, 32, "flag of a packet")
 
 
 def _check_data(function: str, value, bits: int) -> None:
@@ -70,6 +76,7 @@ def _check_data(function: str, value, bits: int) -> None:
     if dtype is not None and not (dtype.is_int() and dtype.primitive_bitwidth <= bits):
         raise TypeError(f"{function}: data must be int{bits}, got {dtype}; move other {bits}-bit types with "
                         f".to(tl.int{bits}, bitcast=True)")
+    fits(function, "data", value, bits, "data")
 
 
 @helper

@@ -16,7 +16,7 @@ from triton.language import core
 
 from triton_dist.compat.triton import unwrap_constexpr
 from triton_dist.language._call import assembly, helper, primitive
-from triton_dist.language._check import pointee_bits
+from triton_dist.language._check import pointee_bits, whole_words
 from triton_dist.language.abi import TAKE, TRY_TAKE
 from triton_dist.language.sync import _true
 
@@ -90,6 +90,7 @@ def sf_filled(words):
     Returns:
         int32 of the same shape, with no word 0.
     """
+    whole_words("sf_filled", words)
     return tl.where(words == 0, _EMPTY_TO, words)
 
 
@@ -119,6 +120,7 @@ def sf_store(ptr, words, mask):
         words: int32 [N, 4], none of them 0: `sf_filled` of the data.
         mask: bool [N]. Elements where it is false are not stored.
     """
+    whole_words("sf_store", words)
     a, b, c, d = split_words(words)
     _sf_store(ptr, a, b, c, d, mask)
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language import core
 
 from triton_dist.language._call import helper, primitive, provides
-from triton_dist.language._check import choice, notify_scope, pointee_bits, scalar, word
+from triton_dist.language._check import choice, notify_each_flags, notify_scope, pointee_bits, scalar, word
 from triton_dist.language.abi import BITS, COMPARISONS, DRAIN, SCOPES, SIGNAL_OPS, WAIT_SEMANTICS
 from triton_dist.language.memory import fence, symm_at
 from triton_dist.language.team import num_ranks, rank as world_rank
@@ -116,13 +116,13 @@ def notify(ptr, rank, signal=1, sig_op: tl.constexpr = _SET, comm_scope: tl.cons
 
     Args:
         ptr: pointer to a 32- or 64-bit flag in this rank's symmetric heap. The same flag of `rank` is written.
-        rank: world rank to signal, int32.
+        rank: world rank to signal, an int32 scalar. `notify_each` signals several.
         signal: integer to store or to add.
         sig_op: "set" or "add".
         comm_scope: "gpu" if the waiter is on this device, else "intra_node" or "inter_node". These two are the same: both
             release to the system.
     """
-    scope: tl.constexpr = notify_scope(ptr, signal, sig_op, comm_scope)
+    scope: tl.constexpr = notify_scope(ptr, rank, signal, sig_op, comm_scope)
     flag = symm_at(ptr, rank)
     if _barrier_is_not_enough():
         _drain()
@@ -156,6 +156,7 @@ def notify_each(flags, signal, mask):
         signal: int32 to store to each flag, a scalar or of the same shape.
         mask: bool of the same shape. Flags where it is false are not written.
     """
+    notify_each_flags(flags, signal)
     values = tl.zeros_like(mask).to(tl.int32) + signal
     if _barrier_is_not_enough():
         _drain()

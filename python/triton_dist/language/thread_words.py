@@ -4,6 +4,7 @@
 import triton.language as tl
 
 from triton_dist.language._call import helper
+from triton_dist.language._check import pointee_bits
 from triton_dist.language.threads import (_ballot, _shuffle, _st_v4, atomic_add, ld, laneid, st, syncthreads, threads_per_warp,
                                           tid)
 
@@ -89,7 +90,7 @@ def st_v2_u32(ptr, a, b):
 @helper
 def pack_b32_v2(low, high):
     """Two 32-bit words as one int64."""
-    return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+    return (tl.cast(high, tl.int64) << 32) | (tl.cast(low, tl.int64) & 0xFFFFFFFF)
 
 
 @helper
@@ -98,7 +99,7 @@ def pack(words, dst_type: tl.constexpr):
     packed = tl.full((), 0, dst_type)
     bits: tl.constexpr = dst_type.primitive_bitwidth // len(words)
     for i in tl.static_range(len(words)):
-        packed = packed | ((words[i].to(dst_type) & ((1 << bits) - 1)) << (i * bits))
+        packed = packed | ((tl.cast(words[i], dst_type) & ((1 << bits) - 1)) << (i * bits))
     return packed
 
 
@@ -146,15 +147,16 @@ def ballot(mask, predicate):
 
 @helper
 def atomic_add_per_warp(ptr, value, scope: tl.constexpr = _GPU, semantic: tl.constexpr = _RELAXED):
-    """The first thread of each warp adds `value` to an int32; the others get its old value by a shuffle.
+    """The first thread of each warp adds `value` to an int32 or uint32; the others get its old value by a shuffle.
 
     Returns:
         The old value that this warp's add has found.
     """
-    old = tl.cast(0, tl.int32)
+    pointee_bits("atomic_add_per_warp", ptr, (32, ))
+    old = tl.cast(0, ptr.dtype.element_ty)
     if laneid() == 0:
         old = atomic_add(ptr, value, scope, semantic)
-    return shuffle(-1, old, 0)
+    return shuffle(-1, old, 0).to(ptr.dtype.element_ty, bitcast=True)
 
 
 @helper

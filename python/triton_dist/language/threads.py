@@ -6,7 +6,7 @@ from triton.language import core
 
 from triton_dist.compat.triton import constexpr_function
 from triton_dist.language._call import helper, primitive, require_runtime
-from triton_dist.language._check import choice
+from triton_dist.language._check import choice, scalar, word
 from triton_dist.language._linked import libraries
 from triton_dist.language.kernels_of_threads import MARK
 from triton_dist.language.sync import _barrier_is_not_enough, _drain
@@ -14,6 +14,7 @@ from triton_dist.language.threads_abi import (FENCE_SEMANTICS, LIBRARY, LOAD_SEM
                                               UPDATE_SEMANTICS, WIDTHS, WORDS)
 
 _SAME_SCOPE = {"workgroup": "cta", "block": "cta", "agent": "gpu", "device": "gpu", "system": "sys"}
+_SHUFFLES = {"idx": "shuffle", **{how: f"shuffle_{how}" for how in ("up", "down", "xor")}}
 _GPU, _RELAXED, _RELEASE, _ACQUIRE, _SC = map(tl.constexpr, ("gpu", "relaxed", "release", "acquire", "sc"))
 
 
@@ -72,29 +73,36 @@ def _ld(ptr, scope, semantic):
 @_thread
 def _st(ptr, value, scope, semantic):
     bits, scope = _element_bits("st", ptr, WIDTHS), _scope("st", scope)
+    scalar("st", "value", value)
     return f"{LIBRARY}_st_b{bits}_{choice('st', 'semantic', semantic, STORE_SEMANTICS)}_{scope}", (ptr, value)
 
 
 @_thread
 def _update(function, op, ptr, value, scope, semantic):
     bits, scope = _element_bits(function, ptr, WORDS), _scope(function, scope)
+    word(function, "value", value, bits, "integer")
     return f"{LIBRARY}_{op}_b{bits}_{choice(function, 'semantic', semantic, UPDATE_SEMANTICS)}_{scope}", (ptr, value)
 
 
 @_thread
 def _cas(ptr, expected, value, scope, semantic):
     bits, scope = _element_bits("atomic_cas", ptr, WORDS), _scope("atomic_cas", scope)
+    word("atomic_cas", "expected", expected, bits, "integer")
+    word("atomic_cas", "value", value, bits, "integer")
     symbol = f"{LIBRARY}_cas_b{bits}_{choice('atomic_cas', 'semantic', semantic, UPDATE_SEMANTICS)}_{scope}"
     return symbol, (ptr, expected, value)
 
 
 @_thread
 def _st_v4(ptr, a, b, c, d):
+    for name, value in zip("abcd", (a, b, c, d), strict=True):
+        word("st_v4_b32", name, value, 32, "word")
     return f"{LIBRARY}_st_v4", (ptr, a, b, c, d)
 
 
 @_thread
 def _shuffle(how, mask, value, other):
+    word(_SHUFFLES[how], "value", value, 32, "register of a shuffle")
     return f"{LIBRARY}_shfl_{how}", (mask, value, other)
 
 
@@ -127,7 +135,7 @@ def laneid():
 
 @_thread
 def smid():
-    """Number of the multiprocessor that the program runs on, int32."""
+    """Number of the multiprocessor that the program runs on, int32; 0 where the device does not tell it."""
     return f"{LIBRARY}_sm", ()
 
 

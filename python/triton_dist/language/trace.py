@@ -14,7 +14,7 @@ from triton_dist.language.trace_abi import CLOCK, EVENT, EVENTS, LIBRARY
 @constexpr_function
 def _number_of(function: str, event) -> int:
     choice(function, "event", event, EVENTS)
-    return [number for number in range(len(EVENTS)) if EVENTS[number] == event][0]
+    return [number for number in range(len(EVENTS)) if EVENTS[number] == event][0]     # Triton refuses EVENTS.index here
 
 
 @core.builtin
@@ -45,8 +45,9 @@ def trace_start(event: tl.constexpr, lap, number=0):
         lap: how many of its kind the program had before, int32: the round of a persistent loop. Each lap is kept once.
         number: an int32 that is shown with it, such as the number of the tile, or of the rank that is waited for; -1: all ranks.
     """
+    kind: tl.constexpr = _number_of("trace_start", event)      # also where nothing is recorded: a wrong name is wrong at once
     if _is_traced():
-        _event(_number_of("trace_start", event), 0, lap, number)
+        _event(kind, 0, lap, number)
 
 
 @helper
@@ -57,5 +58,6 @@ def trace_stop(event: tl.constexpr, lap):
         event: as there.
         lap: as there.
     """
+    kind: tl.constexpr = _number_of("trace_stop", event)
     if _is_traced():
-        _event(_number_of("trace_stop", event), 1, lap, 0)
+        _event(kind, 1, lap, 0)

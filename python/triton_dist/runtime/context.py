@@ -6,16 +6,17 @@ One struct, named `tdist_ctx` in every module of the device runtime, filled by t
 when the world changes. Layout, little endian (the `.ll` files declare the same):
 
     int32 rank, int32 world_size, int32 kernel_id, int32 reserved,
-    int64 wait_timeout_ns, int64 diagnostics_address, int64 barrier_pad_address, int64 base[64]
+    int64 wait_timeout_ns, int64 diagnostics_address, int64 barrier_pad_address, int64 0, int64 base[64]
 
-`base[r]` is the address at which rank r's heap is mapped here; 0 means not reachable by loads and stores.
+`base[r]` is the address at which rank r's heap is mapped here; 0 means not reachable by loads and stores. The 0 before it is what
+a kernel finds for rank -1: the address that `symm_at` makes of it faults. Otherwise it would lie in this rank's own heap.
 """
 import struct
 from dataclasses import dataclass, field
 
 MAX_WORLD = 64
 SYMBOL = "tdist_ctx"
-_FORMAT = f"<4i3q{MAX_WORLD}Q"
+_FORMAT = f"<4i4q{MAX_WORLD}Q"
 SIZE = struct.calcsize(_FORMAT)
 
 # Diagnostics: records a bounded wait writes when it expires (host memory that the device can write).
@@ -41,7 +42,7 @@ class Context:
         """The struct's bytes for one module."""
         bases = list(self.bases) + [0] * (MAX_WORLD - len(self.bases))
         return struct.pack(_FORMAT, self.rank, self.world_size, kernel_id, 0, self.wait_timeout_ns, self.diagnostics,
-                           self.barrier_pad, *bases)
+                           self.barrier_pad, 0, *bases)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@
 #define TDIST_MAX_PARAMS 256
 #define TDIST_MAX_MAPS 16
 #define TDIST_CONTEXT_SYMBOL "tdist_ctx"
-#define TDIST_CONTEXT_BYTES 552
+#define TDIST_CONTEXT_BYTES 560
 
 typedef enum tdist_vendor { TDIST_CUDA = 1, TDIST_HIP = 2 } tdist_vendor;
 

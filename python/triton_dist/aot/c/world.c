@@ -71,7 +71,11 @@ static int meet(tdist_world *world) {
 
 /* What kernels read: the context global, and the team of all ranks. */
 static int tell_kernels(tdist_world *world) {
-    struct { int32_t rank, size, kernel, reserved; int64_t timeout_ns, diagnostics, pad; uint64_t bases[TDIST_MAX_WORLD]; } context;
+    struct {
+        int32_t rank, size, kernel, reserved;
+        int64_t timeout_ns, diagnostics, pad, none;       /* none: the base that rank -1 would have, 0 */
+        uint64_t bases[TDIST_MAX_WORLD];
+    } context;
     int32_t words[TEAM_WORDS] = {world->size, world->rank};
     tdist_cu_address team = 0;
     memset(&context, 0, sizeof context);

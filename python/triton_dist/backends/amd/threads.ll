@@ -63,9 +63,7 @@ define internal i32 @tdist_simt_read_lane(i32 %value, i32 %from) alwaysinline co
 }
 
 define i32 @tdist_simt_shfl_idx(i32 %mask, i32 %value, i32 %other) alwaysinline convergent nounwind {
-  %lane = call i32 @tdist_simt_lane()
-  %from = add i32 %other, 0
-  %seen = call i32 @tdist_simt_read_lane(i32 %value, i32 %from)
+  %seen = call i32 @tdist_simt_read_lane(i32 %value, i32 %other)
   ret i32 %seen
 }
 

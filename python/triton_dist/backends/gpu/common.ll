@@ -5,8 +5,8 @@
 ; with the generated families (wait, ll_load, notify_warp, fence). runtime/context.py documents both structs.
 ; Addresses are int64 and become global pointers (addrspace 1) at the access.
 
-; rank, world size, kernel id, reserved, wait timeout ns, diagnostics address, barrier pad, base of each world rank
-%tdist.context = type { i32, i32, i32, i32, i64, i64, i64, [64 x i64] }
+; rank, world size, kernel id, reserved, wait timeout ns, diagnostics address, barrier pad, 0, base of each world rank
+%tdist.context = type { i32, i32, i32, i32, i64, i64, i64, i64, [64 x i64] }
 @tdist_ctx = addrspace(4) externally_initialized global %tdist.context zeroinitializer, align 16
 
 ; valid, rank, kernel id, n | flag address, wanted, seen | program x, y, z, lane, site; 64 bytes apart
@@ -37,8 +37,8 @@ define i64 @tdist_barrier_pad() alwaysinline nounwind {
 
 define i64 @tdist_symm_delta(i32 %rank) alwaysinline nounwind {
   %me = load i32, ptr addrspace(4) @tdist_ctx, align 16
-  %mine = getelementptr inbounds %tdist.context, ptr addrspace(4) @tdist_ctx, i32 0, i32 7, i32 %me
-  %theirs = getelementptr inbounds %tdist.context, ptr addrspace(4) @tdist_ctx, i32 0, i32 7, i32 %rank
+  %mine = getelementptr inbounds %tdist.context, ptr addrspace(4) @tdist_ctx, i32 0, i32 8, i32 %me
+  %theirs = getelementptr inbounds %tdist.context, ptr addrspace(4) @tdist_ctx, i32 0, i32 8, i32 %rank
   %from = load i64, ptr addrspace(4) %mine, align 8
   %to = load i64, ptr addrspace(4) %theirs, align 8
   %delta = sub i64 %to, %from

@@ -74,14 +74,6 @@ define i32 @tdist_simt_st_v4(i64 %address, i32 %a, i32 %b, i32 %c, i32 %d) alway
 """
 
 
-def _amd_drain() -> str:
-    """The device runtime's function that waits for a wave's accesses, with what it declares: internal, so it may be in both."""
-    text = (_BACKENDS / "amd" / "device.ll").read_text()
-    variable = re.search(r"^@__oclc_ISA_version = .*\n", text, re.M)
-    function = re.search(r"^define internal void @tdist_await_accesses\(\).*?^}\n", text, re.M | re.S)
-    return f"\n{variable[0]}\n{function[0]}"
-
-
 def _drain(found: Target, vendor: str) -> str:
     """What the vendor's releases call, with what it declares. It is internal to the device runtime, so it may be here too."""
     if not found.after_release:
