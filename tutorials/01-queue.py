@@ -35,9 +35,12 @@ from triton_dist.testing import milliseconds, plot
 #
 # Half of the programs produce and half consume. All of them must be resident at a time, since they wait for each other:
 # a grid that is larger than the number of SMs would hang.
+#
+# `drained` is for the end. The consumer may still read the last items when `queue` has ended on the producer's side. The producer
+# waits until all slots are free, and only then gives up the memory.
 
 
-@triton_dist.jit
+@triton_dist.jit(do_not_specialize=["taken"])          # or a number such as 16 would be compiled for itself
 def queue(source, out, slots, full, free, items, taken, SLOTS: tl.constexpr, BLOCK: tl.constexpr, WORKERS: tl.constexpr):
     program, me, world = tl.program_id(0), dl.rank(), dl.num_ranks()
     following, previous = (me + 1) % world, (me + world - 1) % world
@@ -55,6 +58,12 @@ def queue(source, out, slots, full, free, items, taken, SLOTS: tl.constexpr, BLO
             token = dl.wait(full + slot, 1, "sys", "acquire", turn + 1, "ge")
             tl.store(out + item * BLOCK + lanes, tl.load(dl.consume_token(slots, token) + slot * BLOCK + lanes))
             dl.notify(free + slot, previous, turn + 1)
+
+
+@triton_dist.jit(do_not_specialize=["taken"])
+def drained(free, taken, SLOTS: tl.constexpr):
+    """One program: returns when the next rank has taken all items of this one."""
+    dl.wait(free, SLOTS, "sys", "acquire", taken, "ge")
 
 
 # %%
@@ -80,6 +89,10 @@ class Queue:
         self.taken += len(source) // self.n_slots
         return out
 
+    def close(self) -> None:
+        """Call it before the queue is dropped."""
+        drained[(1,)](self.free, self.taken, SLOTS=self.n_slots)
+
 
 # %%
 # A check and a plot
@@ -90,7 +103,7 @@ class Queue:
 # With one slot a producer waits for the consumer after every item: a round trip each. More slots hide it.
 #
 # .. image:: /tutorial_plots/01-queue.png
-#    :alt: what the script has drawn
+#    :alt: milliseconds of a call over the number of slots, of a queue with one worker
 
 
 def main() -> None:
@@ -105,12 +118,14 @@ def main() -> None:
         wanted = torch.randn(items, block, generator=torch.Generator().manual_seed(
             100 * call + (group.rank - 1) % group.size))
         passed += torch.equal(out.cpu(), wanted)
+    pipe.close()
     print(f"rank {group.rank}: {passed} of 3 calls passed {items} items", flush=True)
 
     sizes, times = [1, 2, 4, 8], []
     for n_slots in sizes:
         pipe = Queue(n_slots, block, workers=1)
         times.append(milliseconds(lambda: pipe(source), group, 3 if device.type == "cuda" else 1))
+        pipe.close()
     plot("01-queue", sizes, {"one worker": times}, group, "slots")
     triton_dist.finalize_distributed()
     raise SystemExit(passed != 3)

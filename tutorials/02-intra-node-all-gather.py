@@ -72,7 +72,7 @@ def push(x, gathered, flags, elements, call, BLOCK: tl.constexpr, PARTS: tl.cons
 # since every call waits for all.
 #
 # .. image:: /tutorial_plots/02-intra-node-all-gather.png
-#    :alt: what the script has drawn
+#    :alt: milliseconds of an all-gather over the bytes of a rank, by a kernel and by the copy engine
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def two_levels(gathered, flags, nbytes, call, per_node):
 # ------------------
 #
 # .. image:: /tutorial_plots/03-inter-node-all-gather.png
-#    :alt: what the script has drawn
+#    :alt: milliseconds of an all-gather over the bytes of a rank, flat and in two levels
 
 
 def main() -> None:

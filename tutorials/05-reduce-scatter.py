@@ -54,12 +54,13 @@ def pull(rows, out, ready, done, n, call, BLOCK: tl.constexpr):
 # ----
 #
 # In step s a rank adds its own row for r = me - s - 1 to what the previous rank has sent, and sends the sum on. The sum for r
-# starts at the rank after r and ends at r. A step has an inbox of its own, so that nobody overwrites what is not read yet; the
-# inboxes are double, by the parity of the call.
+# starts at the rank after r and ends at r. A step has an inbox of its own, so that nobody overwrites what is not read yet. The
+# inboxes are double, by the parity of the call. Each has `room` elements, as many as the longest row. So the place of an inbox
+# does not depend on n: otherwise a call with another n could overwrite what a peer still reads of the call before.
 
 
 @triton_dist.jit(do_not_specialize=["call"])
-def ring(rows, out, inbox, arrived, n, call, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+def ring(rows, out, inbox, arrived, n, room, call, BLOCK: tl.constexpr, PARTS: tl.constexpr):
     part, me, world = tl.program_id(0), dl.rank(), dl.num_ranks()
     offsets = part * BLOCK + tl.arange(0, BLOCK)
     half = call % 2 * world
@@ -68,10 +69,10 @@ def ring(rows, out, inbox, arrived, n, call, BLOCK: tl.constexpr, PARTS: tl.cons
         total = tl.load(rows + owner * n + offsets, mask=offsets < n, other=0.0)
         if step > 0:
             token = dl.wait(arrived + step * PARTS + part, 1, "sys", "acquire", call, "ge")
-            total += tl.load(dl.consume_token(inbox, token) + (half + step) * n + offsets, mask=offsets < n, other=0.0)
+            total += tl.load(dl.consume_token(inbox, token) + (half + step) * room + offsets, mask=offsets < n, other=0.0)
         if step < world - 1:
             following = (me + 1) % world
-            tl.store(dl.symm_at(inbox, following) + (half + step + 1) * n + offsets, total, mask=offsets < n)
+            tl.store(dl.symm_at(inbox, following) + (half + step + 1) * room + offsets, total, mask=offsets < n)
             dl.notify(arrived + (step + 1) * PARTS + part, following, call)
         else:
             tl.store(out + offsets, total, mask=offsets < n)
@@ -82,7 +83,7 @@ def ring(rows, out, inbox, arrived, n, call, BLOCK: tl.constexpr, PARTS: tl.cons
 # ------------------
 #
 # .. image:: /tutorial_plots/05-reduce-scatter.png
-#    :alt: what the script has drawn
+#    :alt: milliseconds of a reduce-scatter over the bytes of a row, by pulls, by a ring and by the op
 
 
 def main() -> None:
@@ -107,7 +108,7 @@ def main() -> None:
             rows[:x.numel()].copy_(x.view(-1))
             pull[(parts,)](rows, out, ready, done, n, calls[0], BLOCK=block)
         else:
-            ring[(parts,)](x, out, inbox, arrived, n, calls[0], BLOCK=block, PARTS=most)
+            ring[(parts,)](x, out, inbox, arrived, n, sizes[-1], calls[0], BLOCK=block, PARTS=most)
         return out
 
     one_node = len(group.nodes) == 1

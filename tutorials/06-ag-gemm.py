@@ -91,7 +91,7 @@ def ag_gemm(x, gathered, weight, out, counters, pushed, m, n, k, BLOCK_M: tl.con
 # between two calls keeps a fast rank from pushing into rows that a slow one still reads.
 #
 # .. image:: /tutorial_plots/06-ag-gemm.png
-#    :alt: what the script has drawn
+#    :alt: milliseconds over the rows of a rank, of this kernel and of ops.ag_gemm
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ BLOCKS = ["BLOCK_M=128", "BLOCK_N=128", "BLOCK_K=64", "num_warps=8"]
 SIZES = "i32, i32:16, i32:16, i32:16, %BLOCK_M, %BLOCK_N, %BLOCK_K"
 KERNELS = {
     "06-ag-gemm.py:ag_gemm": f"*bf16:16, *bf16:16, *bf16:16, *bf16:16, *i32:16, {SIZES}",
-    "07-gemm-rs.py:gemm_rs": f"*bf16:16, *bf16:16, *bf16:16, *fp32:16, *i32:16, {SIZES}",
+    "07-gemm-rs.py:gemm_rs": f"*bf16:16, *bf16:16, *bf16:16, *fp32:16, *i32:16, i32, {SIZES}",
 }
 
 
@@ -91,7 +91,7 @@ KINDS = {"matrix": "v_mfma", "loads": r"(global|buffer|flat)_load", "stores": r"
 # ------------------
 #
 # .. image:: /tutorial_plots/08-on-amd.png
-#    :alt: what the script has drawn
+#    :alt: how many matrix, load, store, wait and shared-memory instructions each of the two kernels has
 
 
 def main() -> None:

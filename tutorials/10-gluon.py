@@ -27,24 +27,25 @@ from triton_dist.testing import milliseconds, plot
 # full. It is the same for loads and stores, so nothing is exchanged between threads. `dl.notify_warp` is a barrier of the warp
 # and then a release by its first thread: all that the warp has stored is there before the flag.
 #
-# The halves of the inbox take turns: a peer may be a call ahead, and cannot be two, since every call waits for all.
+# The halves of the inbox take turns: a peer may be a call ahead, and cannot be two, since every call waits for all. A half has
+# `room` elements for each rank, so that its place does not depend on n.
 
 
 @triton_dist.gluon_jit(do_not_specialize=["call"])
-def all_reduce(x, inbox, flags, out, n, call, BLOCK: gl.constexpr):
+def all_reduce(x, inbox, flags, out, n, room, call, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     me, world, part = dl.rank(), dl.num_ranks(), gl.program_id(0)
     offsets = part * BLOCK + gl.arange(0, BLOCK, layout)
-    half = inbox + call % 2 * world * n
+    half = inbox + call % 2 * world * room
     mine = gl.load(x + offsets, mask=offsets < n, other=0.0)
     for hop in range(world):
         peer = (me + hop) % world
-        gl.store(dl.symm_at(half, peer) + me * n + offsets, mine, mask=offsets < n)
+        gl.store(dl.symm_at(half, peer) + me * room + offsets, mine, mask=offsets < n)
         dl.notify_warp(dl.symm_at(flags, peer) + part * world + me, call)
     dl.wait(flags + part * world, world, "sys", "acquire", call, "ge")
     total = gl.zeros([BLOCK], gl.float32, layout)
     for rank in range(world):
-        total += gl.load(half + rank * n + offsets, mask=offsets < n, other=0.0)
+        total += gl.load(half + rank * room + offsets, mask=offsets < n, other=0.0)
     gl.store(out + offsets, total, mask=offsets < n)
 
 
@@ -53,7 +54,7 @@ def all_reduce(x, inbox, flags, out, n, call, BLOCK: gl.constexpr):
 # ------------------
 #
 # .. image:: /tutorial_plots/10-gluon.png
-#    :alt: what the script has drawn
+#    :alt: milliseconds of an all-reduce over its bytes
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
     def reduce(x: torch.Tensor) -> torch.Tensor:
         calls[0] += 1
         out = torch.empty_like(x)
-        all_reduce[(programs,)](x, inbox, flags, out, x.numel(), calls[0], BLOCK=block, num_warps=1)
+        all_reduce[(programs,)](x, inbox, flags, out, x.numel(), sizes[-1], calls[0], BLOCK=block, num_warps=1)
         return out
 
     right, times = 0, []

@@ -29,29 +29,30 @@ N, BLOCK, CALLS = 1000, 256, 5
 # The kernel
 # ----------
 #
-# It computes out [n] = sum over ranks of x [n] in fp32, in the order of ranks. `packets` is symmetric, int64 [2 halves][rank][n].
-# Calls count from 1, since fresh memory is 0. The halves take turns: what a slow rank still reads of call n is not overwritten
-# before call n + 2, and no rank gets there before all have sent n + 1, and so have read n.
+# It computes out [n] = sum over ranks of x [n] in fp32, by rank. `packets` is int64 [2][rank][room], where `room` is
+# the largest n of any call. So the two halves have the same places in all calls. Calls count from 1, since fresh memory
+# is 0. The halves take turns: what a slow rank still reads in call c is overwritten in call c + 2 at the earliest. No rank gets
+# there before all ranks have sent call c + 1, and a rank that has sent it has read call c.
 #
 # With `launch_pdl` a kernel may start early. It waits by `gdc_wait` for the one before it, before it touches anything. This needs
 # an NVIDIA GPU from sm_90 on; elsewhere the option and both calls do nothing.
 
 
 @triton_dist.jit(do_not_specialize=["call"])          # or a number such as 16 would be compiled for itself
-def all_reduce(x, packets, out, call, n, BLOCK: tl.constexpr):
+def all_reduce(x, packets, out, call, n, room, BLOCK: tl.constexpr):
     dl.gdc_wait()
     dl.gdc_launch_dependents()
     me, world = dl.rank(), dl.num_ranks()
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < n
-    half = packets + (call & 1) * world * n
+    half = packets + (call & 1) * world * room
     mine = tl.load(x + offsets, mask=inside, other=0.0).to(tl.int32, bitcast=True)
     for hop in range(world):
         peer = (me + hop) % world
-        dl.ll_store(dl.symm_at(half, peer) + me * n + offsets, mine, call, mask=inside)
+        dl.ll_store(dl.symm_at(half, peer) + me * room + offsets, mine, call, mask=inside)
     total = tl.zeros((BLOCK,), tl.float32)
     for source in range(world):
-        total += dl.ll_load(half + source * n + offsets, call, mask=inside).to(tl.float32, bitcast=True)
+        total += dl.ll_load(half + source * room + offsets, call, mask=inside).to(tl.float32, bitcast=True)
     tl.store(out + offsets, total, mask=inside)
 
 
@@ -60,7 +61,7 @@ def all_reduce(x, packets, out, call, n, BLOCK: tl.constexpr):
 # ------------------
 #
 # .. image:: /tutorial_plots/12-packets.png
-#    :alt: what the script has drawn
+#    :alt: milliseconds of an all-reduce over its bytes, of these packets and of ops.all_reduce
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ def main() -> None:
     inputs = [torch.arange(N, dtype=torch.float32, device=device) + 100 * call + rank for call in range(1, CALLS + 1)]
     sums = [torch.empty(N, device=device) for _ in inputs]
     for call, (x, total) in enumerate(zip(inputs, sums), 1):
-        all_reduce[(-(-N // BLOCK),)](x, packets, total, call, N, BLOCK=BLOCK, launch_pdl=True)
+        all_reduce[(-(-N // BLOCK),)](x, packets, total, call, N, N, BLOCK=BLOCK, launch_pdl=True)
     triton_dist.synchronize()
     right = sum(torch.equal(total, world * (x - rank) + world * (world - 1) / 2) for x, total in zip(inputs, sums))
     print(f"rank {rank}: {right} of {CALLS} sums are right", flush=True)
@@ -83,7 +84,7 @@ def main() -> None:
         def packed(x=x, out=out, n=n) -> None:
             nonlocal call
             call += 1
-            all_reduce[(-(-n // BLOCK),)](x, packets, out, call, n, BLOCK=BLOCK, launch_pdl=True)
+            all_reduce[(-(-n // BLOCK),)](x, packets, out, call, n, N, BLOCK=BLOCK, launch_pdl=True)
 
         times["packets"].append(milliseconds(packed, group, 20 if device.type == "cuda" else 1))
         times["ops.all_reduce"].append(milliseconds(lambda x=x: ops.all_reduce(x), group, 20 if device.type == "cuda" else 1))

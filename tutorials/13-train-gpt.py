@@ -72,7 +72,7 @@ class GPT(nn.Module):
 # Each rank makes whole layers from the same seed, and `from_full` takes its shard of them. From there on it is training as usual.
 #
 # .. image:: /tutorial_plots/13-train-gpt.png
-#    :alt: what the script has drawn
+#    :alt: the loss over ten steps
 
 
 def main() -> None:

@@ -53,8 +53,8 @@ def tutorial(file: str, name: str, types: dict, constants: dict, target: str, **
         spec.loader.exec_module(module)
     kernel = getattr(module, name)
     signature = {arg: "constexpr" if arg in constants else types.get(arg, "i32") for arg in kernel.arg_names}
-    return compile_kernel(kernel, signature, constants, target,
-                          divisible=[arg for arg, ty in signature.items() if ty != "constexpr" and arg != "call"], **options)
+    divisible = [arg for arg, ty in signature.items() if ty != "constexpr" and arg not in ("call", "taken")]
+    return compile_kernel(kernel, signature, constants, target, divisible=divisible, **options)
 
 
 def tutorial_over_nodes(name: str, target: str):
@@ -136,6 +136,7 @@ KERNELS = {
     "tutorial 1": functools.partial(tutorial, "01-queue", "queue",
                                     dict(source="*fp32", out="*fp32", slots="*fp32", full="*i32", free="*i32"),
                                     dict(SLOTS=4, BLOCK=1024, WORKERS=4)),
+    "tutorial 1, drained": functools.partial(tutorial, "01-queue", "drained", dict(free="*i32"), dict(SLOTS=4)),
     "tutorial 2, await_all": functools.partial(tutorial, "02-intra-node-all-gather", "await_all", dict(flags="*i32"), {}),
     "tutorial 2, push": functools.partial(tutorial, "02-intra-node-all-gather", "push",
                                           dict(x="*fp32", gathered="*fp32", flags="*i32"), dict(BLOCK=1024, PARTS=4)),

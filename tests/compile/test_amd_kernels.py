@@ -27,8 +27,8 @@ OF_OPS = [name for name in KERNELS if not name.startswith("tutorial")]
 ONES = list({(KERNELS[name].func, KERNELS[name].args[:1]): name for name in reversed(OF_OPS)}.values())
 # A word a thread, one word, or data that a library moves.
 SMALL = [
-    "ag_gemm in graphs, enter", "ag_gemm's gather alone, wait", "ep_place", "tutorial 0", "tutorial 2, await_all",
-    "tutorial 3, flat", "tutorial 3, two_levels", "tutorial 9", "tutorial 11"
+    "ag_gemm in graphs, enter", "ag_gemm's gather alone, wait", "ep_place", "tutorial 0", "tutorial 1, drained",
+    "tutorial 2, await_all", "tutorial 3, flat", "tutorial 3, two_levels", "tutorial 9", "tutorial 11"
 ]
 WIDE = r"(global|buffer)_(load|store)_(lds_)?dwordx4"
 

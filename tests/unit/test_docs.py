@@ -82,6 +82,23 @@ def test_links_between_files_lead_somewhere():
         assert (ROOT / path).exists(), path
 
 
+def test_a_blank_line_ends_each_table():
+    """Without it Markdown takes the next line for a row."""
+    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")]:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+        assert not re.findall(r"^\|.*\n(?![|#\n]).+", text, re.M), f"{page.name}: a line joins the table above it"
+
+
+def test_every_picture_says_what_it_shows():
+    pages = {page.name: page.read_text() for page in [*DOCS.glob("*.md"), *(ROOT / "tutorials").glob("*.py")]}
+    for name, text in pages.items():
+        said = re.findall(r"\{image\}.*\n(.*)|\.\. image:: .*\n#? *(.*)|!\[(.*?)\]\(", text)
+        words = [next(filter(None, found), "").removeprefix(":alt:").strip() for found in said]
+        assert all(len(word) > 10 for word in words) and len(set(words)) == len(words), name
+    alike = [word for text in pages.values() for word in re.findall(r":alt: (.*)", text)]
+    assert len(alike) > 15 and len(set(alike)) == len(alike), "two pictures of different things with the same words"
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
