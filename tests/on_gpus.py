@@ -32,7 +32,8 @@ from triton_dist.runtime.groups import resolve  # noqa: E402
 
 TESTS = Path(__file__).parent
 FILES = [f"emulator/test_{name}.py" for name in (
-    "deep_ep", "deep_ep_elastic", "experts_split", "all_to_all_vdev_2d", "engines", "compiled_in_graphs")]
+    "deep_ep", "deep_ep_elastic", "experts_split", "all_to_all_vdev_2d", "engines", "compiled_in_graphs", "autograd",
+    "layer_limits")]
 # One sets a variable that is read when a world begins, and the other makes the emulator's launches fail.
 NOT_HERE = ("tests/emulator/test_all_to_all_vdev_2d.py::test_explain_and_debug_mode",
             "tests/emulator/test_experts_split.py::"

@@ -5,7 +5,7 @@ import triton.language as tl
 from triton.experimental.gluon import language as gl
 
 import triton_dist.language as dl
-from triton_dist.language.selfflag import _sf_await, _sf_store, _sf_take_pair
+from triton_dist.language.selfflag import _sf_give_up, _sf_store, _sf_take_pair
 from triton_dist.runtime.jit import gluon_jit, jit
 
 
@@ -51,7 +51,7 @@ def self_flagged_rows(flags32, flags64, packets, out, n, value, BLOCK: tl.conste
     offsets = tl.arange(0, BLOCK)
     words = flags32 + 4 * offsets
     _sf_store(words, offsets, offsets, offsets, offsets, offsets < n)
-    _sf_await(words, offsets < n)
+    _sf_give_up(words, offsets < n)
     tl.store(out + offsets, _sf_take_pair(words, offsets < n).to(tl.int32))
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import triton_dist
 from triton_dist import ops
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.ops.autograd import norm
@@ -360,7 +361,7 @@ def test_gradients_follow_autocast():
     def ranks():
         r = state().world.rank
         x, w = leaves(drawn(ROWS, 16, seed=r), drawn(N, 16, seed=r + 5))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(triton_dist.device().type, dtype=torch.bfloat16):
             y = ops.ag_gemm(x, w)
             assert y.dtype is torch.bfloat16
             y.float().sum().backward()

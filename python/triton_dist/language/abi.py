@@ -63,8 +63,8 @@ _row("tdist_ll_load_pair", ("int64", "int32", "int32"), "int64", False,
      "(address, flag, pred): polls two adjacent packets, 16 bytes at a time, until both flags match; the data")
 _row("tdist_sf_store", ("int64", "int32", "int32", "int32", "int32", "int32"), "int32", False,
      "(address, four words, pred): one 16-byte relaxed system-scope store of self-flagged words")
-_row("tdist_sf_await", ("int64", "int32"), "int32", False,
-     "(address, pred): where waits are bounded, polls 16 bytes until no 32-bit word is 0; else nothing")
+_row("tdist_sf_give_up", ("int64", "int32"), "int32", False,
+     "(address, pred): where waits are bounded, says that the slot has not filled in time, and traps; else nothing")
 _row("tdist_sf_take_pair", ("int64", "int32"), "int64", False,
      "(address, pred): polls two 32-bit words, relaxed system scope, until neither is 0; empties them; the words")
 _row(DRAIN, (), "int32", False,

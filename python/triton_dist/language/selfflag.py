@@ -32,7 +32,7 @@ def _takes_whole_slots(_semantic=None):
 
 @core.builtin
 def _takes_in_time(_semantic=None):
-    """Whether waits are bounded, and so the backend's assembly may give up as well."""
+    """Whether waits are bounded, and so the backend's assembly stops at the time limit."""
     return core.constexpr(assembly(_semantic, TRY_TAKE) is not None)
 
 
@@ -51,9 +51,9 @@ def _sf_store(ptr, a, b, c, d, mask):
 
 
 @primitive
-def _sf_await(ptr, mask):
+def _sf_give_up(ptr, mask):
     pointee_bits("sf_take", ptr, (32, ))
-    return "tdist_sf_await", (ptr, mask)
+    return "tdist_sf_give_up", (ptr, mask)
 
 
 @primitive
@@ -147,10 +147,7 @@ def sf_take(ptr, mask):
     while once != 0:
         if _takes_in_time():
             a, b, c, d = _sf_take(ptr.to(tl.int64), mask.to(tl.int32), _TRY_TAKE)
-            late = mask & (a == 0)
-            _sf_await(ptr, late)
-            e, f, g, h = _sf_take(ptr.to(tl.int64), late.to(tl.int32))
-            a, b, c, d = a | e, b | f, c | g, d | h
+            _sf_give_up(ptr, mask & (a == 0))
         elif _takes_whole_slots():
             a, b, c, d = _sf_take(ptr.to(tl.int64), mask.to(tl.int32))
         else:

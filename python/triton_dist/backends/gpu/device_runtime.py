@@ -171,27 +171,22 @@ done:
 }}
 """
 
-_SF_AWAIT = """
-define i32 @tdist_sf_await(i64 %address, i32 %pred) alwaysinline convergent nounwind {{
+# A slot of self-flagged words that has not filled in time.
+_SF_GIVE_UP = """
+define i32 @tdist_sf_give_up(i64 %address, i32 %pred) alwaysinline convergent nounwind {
 entry:
   %on = icmp ne i32 %pred, 0
-  br i1 %on, label %poll, label %done
-poll:
-  %value = add i32 0, 1
-  %flag = inttoptr i64 %address to ptr addrspace(1)
-  br label %spin
-spin:
-{counted}  %words = load volatile <4 x i32>, ptr addrspace(1) %flag, align 16
-  %seen = call i32 @llvm.vector.reduce.umin.v4i32(<4 x i32> %words)
-  %ok = icmp ne i32 %seen, 0
-  br i1 %ok, label %done, label %{miss}
-{bound}done:
+  br i1 %on, label %late, label %done
+late:
+  %site = call i32 @tdist_site()
+  call void @tdist_give_up(i32 1, i64 %address, i64 1, i64 0, i32 %site)
+  br label %late
+done:
   ret i32 0
-}}
-declare i32 @llvm.vector.reduce.umin.v4i32(<4 x i32>)
+}
 """
-_SF_NO_AWAIT = """
-define i32 @tdist_sf_await(i64 %address, i32 %pred) alwaysinline nounwind {
+_SF_IN_TIME = """
+define i32 @tdist_sf_give_up(i64 %address, i32 %pred) alwaysinline nounwind {
   ret i32 0
 }
 """
@@ -290,7 +285,7 @@ def _bound(target: Target, bounded: bool, bits: int, n: str) -> dict:
 def _families(target: Target, bounded: bool) -> str:
     signal = _SIGNAL if target.signals_itself else ""
     parts = [text.format(**_bound(target, bounded, 32, "1")) for text in (_LL_LOAD, _LL_LOAD_PAIR, _SF_TAKE_PAIR)]
-    parts.append(_SF_AWAIT.format(**_bound(target, True, 32, "1")) if bounded else _SF_NO_AWAIT)
+    parts.append(_SF_GIVE_UP if bounded else _SF_IN_TIME)
     for scope_name, scope in (("gpu", target.device_scope), ("sys", "")):
         for semantic in abi.FENCE_SEMANTICS:
             parts.append(_FENCE.format(symbol=f"tdist_fence_{semantic}_{scope_name}", scope=scope, semantic=semantic,

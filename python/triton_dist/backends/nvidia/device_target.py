@@ -6,9 +6,7 @@ from triton_dist.backends.nvidia import nvshmem_functions
 from triton_dist.language.abi import BF16_WORD, E4M3_WORD, FP16_WORD, TAKE, TRY_TAKE
 from triton_dist.language._linked import Statement
 
-_POLLS = 4096           # some milliseconds: what comes later is waited for by a function that looks at the clock
-
-# $0 to $3: the words; $4: address; $5: whether this element is taken. By _TRY_WORDS, words that have not come are 0.
+# $0 to $3: the words; $4: address; $5: whether this element is taken.
 # All lanes of a warp poll until the last one's words have come. If they left the loop one by one, they would run what follows
 # apart, up to where the assembler makes them meet.
 _TAKE_WORDS = """{
@@ -27,19 +25,51 @@ _TAKE_WORDS = """{
         mov.b32 t, 0;
         @p st.global.v4.b32 [$4], {t, t, t, t};
         }"""
-_TRY_WORDS = _TAKE_WORDS.replace(".reg .b32 t, u;", f".reg .b32 t, u, polls;\n        mov.b32 polls, {_POLLS};").replace("""
-        @q bra.uni POLL;
-""", """
-        @!q bra.uni HERE;
-        sub.u32 polls, polls, 1;
-        setp.ne.b32 q, polls, 0;
-        @q bra.uni POLL;
-        setp.eq.and.b32 q, t, 0, p;
-        @!q bra HERE;
+# The same until the context's time limit. Words that have not come by then are 0. The clock is read every 4096 polls, which take
+# some milliseconds. All lanes branch together. The limit's address depends on the clock, by a bit that is always 0: else the
+# assembler reads the limit ahead of the loop, even ahead of what is sent.
+_TRY_WORDS = """{
+        .reg .pred p, q, r;
+        .reg .b32 t, u, polls;
+        .reg .b64 began, now, at, limit;
         mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
-        bra DONE;
-        HERE:
-""").replace("{t, t, t, t};\n", "{t, t, t, t};\n        DONE:\n")
+        mov.b32 polls, 4096;
+        mov.b64 began, 0;
+        setp.ne.b32 p, $5, 0;
+        POLL:
+        @p ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];
+        min.u32 t, $0, $1;
+        min.u32 u, $2, $3;
+        min.u32 t, t, u;
+        setp.eq.and.b32 q, t, 0, p;
+        vote.sync.any.pred r, q, -1;
+        @!r bra.uni DONE;
+        sub.u32 polls, polls, 1;
+        setp.ne.b32 r, polls, 0;
+        @r bra.uni POLL;
+        mov.b32 polls, 4096;
+        mov.u64 now, %globaltimer;
+        setp.eq.b64 r, began, 0;
+        selp.b64 began, now, began, r;
+        sub.u64 now, now, began;
+        shr.u64 limit, now, 63;
+        mov.u64 at, tdist_ctx;
+        add.u64 at, at, limit;
+        ld.const.u64 limit, [at+16];
+        sub.u64 limit, limit, 1;
+        setp.gt.u64 r, now, limit;
+        vote.sync.any.pred r, r, -1;
+        @!r bra.uni POLL;
+        @q mov.b32 $0, 0;
+        @q mov.b32 $1, 0;
+        @q mov.b32 $2, 0;
+        @q mov.b32 $3, 0;
+        DONE:
+        not.pred q, q;
+        and.pred p, p, q;
+        mov.b32 t, 0;
+        @p st.global.v4.b32 [$4], {t, t, t, t};
+        }"""
 _WORDS = "=&r,=&r,=&r,=&r,l,r"
 
 # The second operand of a conversion gives the lower half. From sm_89 on.

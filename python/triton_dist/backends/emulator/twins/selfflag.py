@@ -73,4 +73,4 @@ def not_bounded(address: Any, pred: Any) -> Any:
     return filled(_NOTHING, shape) if shape else _NOTHING
 
 
-primitives.SYMBOLS.update({"tdist_sf_store": store, "tdist_sf_take_pair": take_pair, "tdist_sf_await": not_bounded})
+primitives.SYMBOLS.update({"tdist_sf_store": store, "tdist_sf_take_pair": take_pair, "tdist_sf_give_up": not_bounded})
