@@ -186,3 +186,25 @@ def test_a_cooperative_launch_must_fit():
         launch(dist_described, (1, 3), (out, 6), dict(BLOCK=16))
         return out.tolist()
     assert run_ranks(script, 1, num_sms=2, heap=False) == [[6] * 16]
+
+
+@triton.jit
+def _types(x_ptr):
+    x, s = tl.load(x_ptr + tl.arange(0, 8)), tl.load(x_ptr)
+    tl.static_print("type", (x + 3).dtype, (7 - s).dtype, (x * 2.5).dtype, (x / 3).dtype, (x < 0.1).dtype, (-s).dtype)
+    tl.static_print("type", tl.maximum(x, 0).dtype, tl.minimum(s, 0.5).dtype, tl.maximum(x, s).dtype, max(x, 1).dtype)
+    tl.static_print("type", tl.where(x < s, x, 1).dtype, tl.where(x < s, 0.5, x).dtype, tl.fma(x, 2.0, 1.0).dtype)
+    tl.static_print("type", tl.clamp(x, 0.0, 1.0).dtype, tl.clamp(s, s, 1.0).dtype, (x.logical_and(s) if False else x).dtype)
+    tl.static_print("type", tl.sum(x, 0).dtype, tl.max(x, 0).dtype, tl.cumsum(x, 0).dtype, tl.sort(x).dtype)
+    if x.dtype.is_floating():
+        tl.static_print("type", (x % 3).dtype, (x / s).dtype, tl.sum(x, 0, dtype=tl.float64).dtype, tl.fma(x, s, x).dtype)
+    else:
+        tl.static_print("type", (x // 3).dtype, (100 >> x).dtype, (x & 1).dtype, (x < 100).dtype, tl.cdiv(x, 4).dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.uint32, torch.float16, torch.bfloat16, torch.float32])
+def test_types_are_those_of_the_front_end(dtype, monkeypatch, capsys):
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")            # what is in the cache has been traced before
+    _types[(1, )](torch.ones(8).to(dtype))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("type")]
+    assert len(lines) == 12 and lines[:6] == lines[6:]

@@ -181,6 +181,8 @@ def _member(name: str) -> Any:
     from triton.language import math, standard
     if not hasattr(core.tensor, name):
         return None
+    if f"core.tensor.{name}" in TWINS:
+        return TWINS[f"core.tensor.{name}"]
     for module in (core, standard, math):
         if hasattr(module, name):
             return convert(getattr(module, name))

@@ -97,6 +97,10 @@ def either(x: Any, y: Any) -> Any:
     return logical("or", x, y)
 
 
+for _name in ("and", "or"):
+    twin(f"core.tensor.logical_{_name}")(lambda x, other, name=_name: logical(name, x, value(other)))
+
+
 def negation(x: Any) -> Any:
     """`not x`."""
     if not isinstance(x, RUNTIME):
@@ -155,16 +159,16 @@ def tuple_of(items: Any = (), _: Any = None) -> Tup:
     return Tup(items)
 
 
-def check(test: Any, message: Any = "", mask: Any = None) -> None:
+def check(cond: Any, msg: Any = "", mask: Any = None) -> None:
     """`assert` and tl.device_assert."""
     if mask is not None:
-        test = test | ~value(mask)
-    if isinstance(test, Lanes):
-        test = test.block
-    if isinstance(test, Tensor):
-        test = bool(test.d.all())
-    if not test:
-        raise fault(f"device assertion failed: {message}")
+        cond = cond | ~value(mask)
+    if isinstance(cond, Lanes):
+        cond = cond.block
+    if isinstance(cond, Tensor):
+        cond = bool(cond.d.all())
+    if not cond:
+        raise fault(f"device assertion failed: {msg}")
 
 
 twin("core.device_assert")(check)
@@ -203,12 +207,12 @@ def static(fn: Any) -> Any:
 def extreme(name: str) -> Any:
     pick = getattr(builtins, name)
 
-    def call(*args: Any, **_: Any) -> Any:
+    def call(*args: Any, propagate_nan: Any = None) -> Any:
         if not any(isinstance(x, RUNTIME) for x in args):
             return pick(*args)
         found = args[0]
         for x in args[1:]:
-            found = TWINS[f"core.{name}imum"](found, x)
+            found = TWINS[f"core.{name}imum"](found, x, propagate_nan)
         return found
     return call
 
@@ -227,7 +231,7 @@ def device_print(prefix: Any, *args: Any, hex: bool = False) -> None:
 
 
 @twin("core.static_assert")
-def static_assert(test: Any, message: str = "", **_: Any) -> None:
+def static_assert(test: Any, message: str = "") -> None:
     if not isinstance(test, bool):
         raise invalid(f"static_assert of {test!r}: it must be known at compile time")
     if not test:

@@ -16,7 +16,8 @@ from triton_dist.backends.emulator.rebuild import primitives, threads
 from triton_dist.backends.emulator.values.casts import cast, cast_tensor
 from triton_dist.backends.emulator.values.elementwise import apply
 from triton_dist.backends.emulator.values.promotion import F32, F64, I1, I32, NEWER, canonical, info, promote
-from triton_dist.backends.emulator.values.scalars import FloatScalar, IntScalar, Pointer, Scalar, constant, convert
+from triton_dist.backends.emulator.values.scalars import (FloatScalar, IntScalar, Pointer, Scalar, constant, convert, placed,
+                                                          refuse_float8)
 from triton_dist.backends.emulator.values.tensors import (Tensor, as_tensor, broadcast_shape, filled, is_const, item,
                                                           operand, scalar_type)
 
@@ -111,13 +112,21 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     return Tensor(d if d.dtype is known.torch else d.to(known.torch), ty, shape)
 
 
+@twin("core._promote_bfloat16_to_float32")
+def promote_bfloat16(t: Any) -> Any:
+    return cast(t, F32) if t.ty.name == "bf16" else t
+
+
 def _extreme(name: str) -> None:
     less = name == "minimum"
     plain, nan_free = ("lt", torch.fmin) if less else ("gt", torch.fmax)
     all_nan = torch.minimum if less else torch.maximum
 
     def pick(x: Any, y: Any, propagate_nan: Any = None) -> Any:
+        if not NEWER:
+            x, y = promote_bfloat16(placed(x)), promote_bfloat16(placed(y))
         ty, shape = unify(x, y)
+        refuse_float8(name, ty)
         known = info(ty)
         strict = getattr(propagate_nan, "name", "NONE") == "ALL"
         if not shape:
@@ -141,10 +150,11 @@ _extreme("maximum")
 
 @twin("core.clamp")
 def clamp(x: Any, min: Any, max: Any, propagate_nan: Any = None) -> Any:
-    if info(scalar_type(x)).kind != "float" and not NEWER:
-        raise invalid(f"clamp of {scalar_type(x)}: only floats")
     low, high = TWINS["core.maximum"], TWINS["core.minimum"]
-    return high(low(x, min, propagate_nan), max, propagate_nan)
+    found = high(low(x, min, propagate_nan), max, propagate_nan)
+    if info(found.ty).kind != "float" and not NEWER:
+        raise invalid(f"clamp of {found.ty}: only floats")
+    return found
 
 
 def _arithmetic(name: str, fn: Any) -> None:
@@ -194,8 +204,8 @@ def dot(input: Tensor, other: Tensor, acc: Any = None, input_precision: Any = No
 
 
 # -- hints and barriers ------------------------------------------------------------------------------------------------
-def _same(x: Any, *_: Any, **__: Any) -> Any:
-    return x if isinstance(x, (Tensor, Scalar)) or not isinstance(x, (int, float)) else constant(x)
+def _same(input: Any, values: Any = None) -> Any:
+    return input if isinstance(input, (Tensor, Scalar)) or not isinstance(input, (int, float)) else constant(input)
 
 
 for _name in ("max_contiguous", "max_constancy"):
@@ -203,18 +213,18 @@ for _name in ("max_contiguous", "max_constancy"):
 
 
 @twin("core.multiple_of")
-def multiple_of(x: Any, values: Any) -> Any:
+def multiple_of(input: Any, values: Any) -> Any:
     """Checks what the compiler will rely on, where it is cheap: scalars and formulas."""
     values = values if isinstance(values, (tuple, list)) else (values, )
     n = int(values[0])
-    if isinstance(x, (IntScalar, Pointer)) and x.v % n:
-        raise invalid(f"multiple_of({x!r}, {n}): the value is not a multiple")
-    return _same(x)
+    if isinstance(input, (IntScalar, Pointer)) and input.v % n:
+        raise invalid(f"multiple_of({input!r}, {n}): the value is not a multiple")
+    return _same(input)
 
 
 @twin("core.assume")
-def assume(condition: Any) -> None:
-    if isinstance(condition, (Scalar, bool)) and not condition:
+def assume(cond: Any) -> None:
+    if isinstance(cond, (Scalar, bool)) and not cond:
         raise invalid("tl.assume of a condition that does not hold")
 
 

@@ -8,7 +8,7 @@ import torch
 from triton_dist.backends.emulator.engine.registry import Tup, invalid, twin
 from triton_dist.backends.emulator.values.casts import cast
 from triton_dist.backends.emulator.values.promotion import NEWER, Info, info, promote, torch_dtype, wrap
-from triton_dist.backends.emulator.values.scalars import IntScalar, Scalar, constant, scalar
+from triton_dist.backends.emulator.values.scalars import IntScalar, Scalar, constant, placed, refuse_float8, scalar
 from triton_dist.backends.emulator.values.tensors import Tensor, as_tensor, broadcast_shape, is_const, scalar_type
 
 _FLOATS = ("fp32", "fp64")
@@ -82,6 +82,7 @@ def together(values: tuple, fn: Callable, kinds: Any = None, what: str = "",
         const = const and is_const(v)
     if kinds and ty.name not in kinds:
         raise invalid(f"{what} of {ty}: expected {' or '.join(kinds)}")
+    refuse_float8(what or "mathematics", ty)
     shape = Tup()
     for v in values:
         if isinstance(v, Tensor):
@@ -112,15 +113,15 @@ def _fused(parts: list, known: Info) -> torch.Tensor:
 
 @twin("math.fma", "libdevice.fma")
 def fma(x: Any, y: Any, z: Any) -> Any:
-    return together((x, y, z), _fused)
+    return together((placed(x), placed(y), placed(z)), _fused)
 
 
 @twin("math.fdiv")
-def fdiv(x: Any, y: Any, ieee_rounding: bool = False) -> Any:
-    x, y = runtime(x), runtime(y)
-    if info(x.ty).kind != "float" or info(y.ty).kind != "float":
-        raise invalid(f"fdiv of {x.ty} and {y.ty}: both must be floats")
-    return together((x, y), lambda p, _: p[0] / p[1], division=NEWER)
+def fdiv(x: Any, y: Any, ieee_rounding: bool = False, approx: bool = False) -> Any:
+    found = together((placed(x), placed(y)), lambda p, _: p[0] / p[1], division=NEWER)
+    if info(found.ty).kind != "float":
+        raise invalid(f"fdiv that gives {found.ty}: it must be a float")
+    return found
 
 
 @twin("math.div_rn")
@@ -130,26 +131,21 @@ def div_rn(x: Any, y: Any) -> Any:
 
 def _high(parts: list, known: Info) -> torch.Tensor:
     if known.bits == 32:
-        wide = [p.to(torch.int64) if known.signed else p.to(torch.int64) & 0xFFFFFFFF for p in parts]
-        if known.signed:
-            return (wide[0] * wide[1] >> 32).to(torch.int32)
-        (a, b), low = wide, 0xFFFF               # the product of two uint32 does not fit int64: by halves
+        a, b = (p.to(torch.int64) & 0xFFFFFFFF for p in parts)
+        low = 0xFFFF                             # the product of two uint32 does not fit int64: by halves
         mid = (a & low) * (b >> 16) + ((a & low) * (b & low) >> 16)
         other = (a >> 16) * (b & low) + (mid & low)
         return ((a >> 16) * (b >> 16) + (mid >> 16) + (other >> 16)).to(torch.int32)
     pairs = zip(*(p.reshape(-1).tolist() for p in parts))
-    if known.signed:
-        high = [a * b >> 64 for a, b in pairs]
-    else:
-        high = [((a & known.mask) * (b & known.mask)) >> 64 for a, b in pairs]
-        high = [h - (1 << 64) if h >> 63 else h for h in high]
+    high = [((a & known.mask) * (b & known.mask)) >> 64 for a, b in pairs]
+    high = [h - (1 << 64) if h >> 63 else h for h in high]
     return torch.tensor(high, dtype=torch.int64).reshape(parts[0].shape)
 
 
 @twin("math.umulhi")
 def umulhi(x: Any, y: Any) -> Any:
-    """The high half of the product; a constexpr takes the type of the other operand."""
-    return together((x, y), _high, ("int32", "int64", "uint32", "uint64"), "umulhi")
+    """The high half of the product of the bits as unsigned numbers, whatever the type."""
+    return together((placed(x), placed(y)), _high, ("int32", "int64", "uint32", "uint64"), "umulhi")
 
 
 @twin("libdevice.isnan", "libdevice.isnanf")

@@ -16,7 +16,7 @@ from triton_dist.backends.emulator.memory.segments import bits, picked
 from triton_dist.backends.emulator.rebuild import threads
 from triton_dist.backends.emulator.values import elementwise
 from triton_dist.backends.emulator.values.casts import cast
-from triton_dist.backends.emulator.values.promotion import I1, Info, info, wrap
+from triton_dist.backends.emulator.values.promotion import I1, Info, canonical, info, pointer_to, wrap
 from triton_dist.backends.emulator.values.scalars import IntScalar, Pointer, Scalar, scalar
 from triton_dist.backends.emulator.values.tensors import Tensor, as_tensor, broadcast_shape, carried, expand_box, filled
 
@@ -285,6 +285,10 @@ def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Optional[str] = None, scop
     known = element_info(pointer)
     if known.bits not in (16, 32, 64):
         raise invalid(f"atomic_cas of {known.ty}: only 16, 32 and 64 bits")
+    if known.kind == "float":                # words are compared: -0.0 is not 0.0, and a NaN is itself
+        word = canonical(getattr(core, f"int{known.bits}"))
+        cmp, val = (cast(cast(v, known.ty), word, bitcast=True) for v in (cmp, val))
+        return cast(atomic_cas(cast(pointer, pointer_to(word)), cmp, val, sem, scope), known.ty, bitcast=True)
     sem, scope = _check(sem, scope)
     scheduler.active().point()
     cmp, val = cast(cmp, known.ty), cast(val, known.ty)

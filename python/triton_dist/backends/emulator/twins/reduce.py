@@ -8,7 +8,6 @@ rounding at each, as on the GPU. Well-known combine functions take one torch cal
 from typing import Any, Callable, Optional
 
 import torch
-from triton.language import core
 
 from triton_dist.backends.emulator.engine.registry import Tup, invalid, twin, unsupported
 from triton_dist.backends.emulator.rebuild import rebuild
@@ -83,11 +82,6 @@ def reduce_with_indices(input: Tensor, axis: Any, combine_fn: Any, keep_dims: bo
     n = input.shape[k]
     places = torch.arange(n, dtype=torch.int32).view([n if j == k else 1 for j in range(len(input.shape))])
     return reduce((input, Tensor(places.expand(input.shape), I32)), k, combine_fn, keep_dims)
-
-
-@twin("core._promote_bfloat16_to_float32")
-def promote_bfloat16(x: Any) -> Any:
-    return cast(x, core.float32) if x.ty.name == "bf16" else x
 
 
 @twin("core.associative_scan")

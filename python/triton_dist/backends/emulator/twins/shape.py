@@ -29,7 +29,8 @@ def wrap_axis(axis: int, rank: int) -> int:
 
 
 @twin("core.expand_dims")
-def expand_dims(x: Any, axis: Any) -> Tensor:
+def expand_dims(input: Any, axis: Any) -> Tensor:
+    x = input
     axes = axis if isinstance(axis, (tuple, list)) else (axis, )
     if not isinstance(x, Tensor):
         return filled(x if isinstance(x, Scalar) else constant(x), (1, ) * len(axes))
@@ -60,7 +61,8 @@ def index(x: Any, key: Any) -> Any:
 
 
 @twin("core.broadcast_to")
-def broadcast_to(x: Any, *shape: Any) -> Tensor:
+def broadcast_to(input: Any, *shape: Any) -> Tensor:
+    x = input
     shape = block_shape(flat(shape))
     if not isinstance(x, Tensor):
         return as_tensor(x, shape)
@@ -76,13 +78,14 @@ def broadcast_to(x: Any, *shape: Any) -> Tensor:
 
 
 @twin("core.broadcast")
-def broadcast(x: Any, y: Any) -> tuple:
-    shape = broadcast_shape(x.shape, y.shape)
-    return Tup((as_tensor(x, shape), as_tensor(y, shape))) if shape else Tup((x, y))
+def broadcast(input: Any, other: Any) -> tuple:
+    shape = broadcast_shape(input.shape, other.shape)
+    return Tup((as_tensor(input, shape), as_tensor(other, shape))) if shape else Tup((input, other))
 
 
 @twin("core.reshape", "core.view")
-def reshape(x: Any, *shape: Any, can_reorder: bool = False) -> Any:
+def reshape(input: Any, *shape: Any, can_reorder: bool = False) -> Any:
+    x = input
     shape = block_shape(flat(shape))
     if not isinstance(x, Tensor):
         return filled(x if isinstance(x, Scalar) else constant(x), shape) if shape else x
@@ -95,14 +98,15 @@ def reshape(x: Any, *shape: Any, can_reorder: bool = False) -> Any:
 
 
 @twin("core.item", "core.unsplat")
-def to_scalar(x: Any) -> Any:
-    if isinstance(x, Tensor) and x.numel != 1:
-        raise invalid(f"item of a tensor of shape {tuple(x.shape)}")
-    return item(x) if isinstance(x, Tensor) else x
+def to_scalar(input: Any) -> Any:
+    if isinstance(input, Tensor) and input.numel != 1:
+        raise invalid(f"item of a tensor of shape {tuple(input.shape)}")
+    return item(input) if isinstance(input, Tensor) else input
 
 
 @twin("core.permute")
-def permute(x: Tensor, *dims: Any) -> Tensor:
+def permute(input: Tensor, *dims: Any) -> Tensor:
+    x = input
     dims = tuple(int(k) for k in flat(dims))
     if sorted(dims) != list(range(len(x.shape))):
         raise invalid(f"permute{dims} of a tensor of rank {len(x.shape)}")
@@ -113,32 +117,32 @@ def permute(x: Tensor, *dims: Any) -> Tensor:
 
 
 @twin("core.trans")
-def trans(x: Tensor, *dims: Any) -> Tensor:
-    rank = len(x.shape)
+def trans(input: Tensor, *dims: Any) -> Tensor:
+    rank = len(input.shape)
     if rank < 2 and not dims:
         raise invalid(f"trans of a tensor of rank {rank}")
-    return permute(x, *(flat(dims) if dims else (*range(rank - 2), rank - 1, rank - 2)))
+    return permute(input, *(flat(dims) if dims else (*range(rank - 2), rank - 1, rank - 2)))
 
 
 @twin("core.cat")
-def cat(x: Tensor, y: Tensor, can_reorder: bool = False, dim: int = 0) -> Tensor:
-    return Tensor(torch.cat((x.d, cast_tensor(y, x.ty).d), dim), x.ty)
+def cat(input: Tensor, other: Tensor, can_reorder: bool = False, dim: int = 0) -> Tensor:
+    return Tensor(torch.cat((input.d, cast_tensor(other, input.ty).d), dim), input.ty)
 
 
 @twin("core.join")
-def join(x: Any, y: Any) -> Tensor:
-    ty, shape = scalar_type(x), unify(x, y)[1]
-    y = cast(y, ty)
+def join(a: Any, b: Any) -> Tensor:
+    ty, shape = scalar_type(a), unify(a, b)[1]
+    b = cast(b, ty)
     if not shape:
-        return Tensor(torch.stack((filled(x, (1, )).d, filled(y, (1, )).d), 1).reshape(2), ty)
-    return Tensor(torch.stack((as_tensor(x, shape).d, as_tensor(y, shape).d), -1), ty)
+        return Tensor(torch.stack((filled(a, (1, )).d, filled(b, (1, )).d), 1).reshape(2), ty)
+    return Tensor(torch.stack((as_tensor(a, shape).d, as_tensor(b, shape).d), -1), ty)
 
 
 @twin("core.split")
-def split(x: Tensor) -> Tup:
-    if x.shape[-1] != 2:
-        raise invalid(f"split of shape {tuple(x.shape)}: the last dimension must be 2")
-    parts = [Tensor(x.d[..., k], x.ty) for k in (0, 1)]
+def split(a: Tensor) -> Tup:
+    if a.shape[-1] != 2:
+        raise invalid(f"split of shape {tuple(a.shape)}: the last dimension must be 2")
+    parts = [Tensor(a.d[..., k], a.ty) for k in (0, 1)]
     return Tup(item(p) if not p.shape else p for p in parts)
 
 
@@ -151,12 +155,12 @@ def gather(src: Tensor, index: Tensor, axis: int) -> Tensor:
 
 
 @twin("core.histogram")
-def histogram(x: Tensor, num_bins: int, mask: Any = None) -> Tensor:
-    known = info(x.ty)
-    values = x.d.reshape(-1)
+def histogram(input: Tensor, num_bins: int, mask: Any = None) -> Tensor:
+    known = info(input.ty)
+    values = input.d.reshape(-1)
     if mask is not None:
-        values = values[as_tensor(cast(mask, I1), x.shape).d.reshape(-1)]
-    if not known.signed:
+        values = values[as_tensor(cast(mask, I1), input.shape).d.reshape(-1)]
+    if known.kind == "int" and not known.signed:
         values = torch.from_numpy(unsigned_view(values, known.bits).astype("i8"))
     kept = values[(values >= 0) & (values < num_bins)].to(torch.int64)
     return Tensor(torch.bincount(kept, minlength=int(num_bins)).to(torch.int32), I32)

@@ -8,7 +8,7 @@ import torch
 
 from triton_dist.backends.emulator.engine.registry import invalid, twin
 from triton_dist.backends.emulator.values.elementwise import unsigned_view
-from triton_dist.backends.emulator.values.promotion import I64, Info, canonical, info, rounded, torch_dtype, wrap
+from triton_dist.backends.emulator.values.promotion import I64, Info, canonical, info, rounded, to_float8, torch_dtype, wrap
 from triton_dist.backends.emulator.values.scalars import FloatScalar, IntScalar, Pointer, Scalar, constant
 from triton_dist.backends.emulator.values.tensors import Tensor, filled, item, line
 
@@ -87,30 +87,31 @@ def cast_tensor(x: Tensor, ty: Any) -> Tensor:
         d = torch.from_numpy(unsigned_view(x.d, 64).astype("f8" if target.bits == 64 else "f4")) if source.bits == 64 \
             else _unsigned_wide(x)
         return Tensor(d.to(kind), ty, x.shape)
-    if target.size == 1 and source.bits == 64:
-        return Tensor(x.d.float().to(kind), ty, x.shape)
+    if target.size == 1:
+        return Tensor(to_float8(x.d, kind), ty, x.shape)
     return Tensor(x.d.to(kind), ty, x.shape)
 
 
 def _toward_zero(x: Tensor, ty: Any) -> Tensor:
     """Floating point down-conversion that never grows the magnitude."""
     kind = torch_dtype(ty)
-    near = x.d.to(kind)
+    near = to_float8(x.d, kind) if kind.itemsize == 1 else x.d.to(kind)
     bits = {2: torch.int16, 1: torch.int8, 4: torch.int32}[info(ty).size]
     grown = near.double().abs() > x.d.double().abs()
     return Tensor(torch.where(grown, near.view(bits) - 1, near.view(bits)).view(kind), ty, x.shape)
 
 
 @twin("core.cast")
-def cast(x: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: bool = False) -> Any:
+def cast(input: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: bool = False) -> Any:
+    x = input
     if not isinstance(x, (Tensor, Scalar)):
         x = constant(x)
-    if x.ty is dtype and fp_downcast_rounding is None:
+    if x.ty is dtype:
         return x
     ty = canonical(dtype)
     if bitcast and not (info(x.ty).pointer or info(ty).pointer):
         return _bitcast(x, ty)
-    if fp_downcast_rounding is not None:
+    if fp_downcast_rounding is not None and x.ty is not ty:
         source, target = info(x.ty), info(ty)
         if source.kind != "float" or target.kind != "float" or target.bits >= source.bits:
             raise invalid(f"fp_downcast_rounding is only for narrower floats, here {x.ty} to {ty}")

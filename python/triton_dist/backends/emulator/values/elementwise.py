@@ -17,7 +17,7 @@ from triton_dist.backends.emulator.values.promotion import Info, info
 _UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _PLAIN: dict = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_, "or": operator.or_,
                 "xor": operator.xor, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
-                "gt": operator.gt, "ge": operator.ge, "truediv": operator.truediv}
+                "gt": operator.gt, "ge": operator.ge, "truediv": lambda x, y: torch.div(_tensor_of(x, y), y)}
 _SIGN_FREE = {"add", "sub", "mul", "and", "or", "xor", "eq", "ne"}
 
 
@@ -76,7 +76,7 @@ def _shift(name: str, x: Any, y: Any, known: Info, left_signed: bool) -> torch.T
 
 def plain(name: str, known: Info) -> Optional[Callable]:
     """The operator of torch that does what `apply` does; None where there is none."""
-    if known.kind == "float" and known.size > 1 or known.kind == "int" and (known.signed or name in _SIGN_FREE):
+    if known.kind == "float" or known.kind == "int" and (known.signed or name in _SIGN_FREE):
         return _PLAIN.get(name)
     return None
 
@@ -84,17 +84,13 @@ def plain(name: str, known: Info) -> Optional[Callable]:
 def apply(name: str, x: Any, y: Any, known: Info, left: Any) -> torch.Tensor:
     """x op y in the type `known`; one at least is a torch tensor of its carrier, the other may be a carried number.
 
-    `left` is the type that the left operand had before promotion: it decides whether >> is arithmetic.
+    `left` is the type of the operand that decides whether >> is arithmetic, before promotion: the left one unless it is a number.
     """
     if known.kind == "bool":
         return _boolean(name, x, y)
     if known.kind == "float":
         if name == "mod":
             return torch.fmod(x, y) if isinstance(x, torch.Tensor) else torch.fmod(_tensor_of(x, y), y)
-        if known.size == 1:                  # torch computes nothing in fp8
-            x, y = (v.float() if isinstance(v, torch.Tensor) else v for v in (x, y))
-            r = _PLAIN[name](x, y)
-            return r if r.dtype == torch.bool else r.to(known.torch)
         return _PLAIN[name](x, y)
     if name in ("lshift", "rshift"):
         return _shift(name, x, y, known, info(left).signed)
@@ -110,8 +106,7 @@ def apply(name: str, x: Any, y: Any, known: Info, left: Any) -> torch.Tensor:
 
 def _boolean(name: str, x: Any, y: Any) -> torch.Tensor:
     """int1 arithmetic is modulo two, compares unsigned."""
-    some = x if isinstance(x, torch.Tensor) else y
-    x, y = (v if isinstance(v, torch.Tensor) else torch.full((), bool(v)) for v in (x, y))
+    x, y = torch.broadcast_tensors(*(v if isinstance(v, torch.Tensor) else torch.full((), bool(v)) for v in (x, y)))
     if name in ("add", "sub", "xor", "ne"):
         return x ^ y
     if name in ("mul", "and"):
@@ -119,5 +114,5 @@ def _boolean(name: str, x: Any, y: Any) -> torch.Tensor:
     if name == "or":
         return x | y
     if name in ("floordiv", "lshift", "rshift", "mod"):
-        return {"floordiv": x, "mod": torch.zeros_like(some)}.get(name, x & ~y)
+        return {"floordiv": x, "mod": torch.zeros_like(x)}.get(name, x & ~y)
     return _PLAIN[name](x.to(torch.int8), y.to(torch.int8))

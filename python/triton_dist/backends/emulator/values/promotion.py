@@ -193,4 +193,13 @@ _rounders = {"fp16": _round_half, "bf16": _round_bfloat, "fp32": _round_single, 
 def rounded(x: float, ty: Any) -> float:
     """x as the nearest number of a floating type (ties to even), as a Python float."""
     rounder = _rounders.get(ty.name)
-    return rounder(x) if rounder else torch.tensor(x, dtype=torch_dtype(ty)).double().item()
+    return rounder(x) if rounder else to_float8(torch.tensor(x), torch_dtype(ty)).double().item()
+
+
+_SATURATING = {kind: torch.finfo(kind).max for kind in (torch.float8_e4m3fn, torch.float8_e5m2)}
+
+
+def to_float8(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """x in an fp8 type. As by NVIDIA's instructions, what is too large becomes the largest number, not NaN or infinity."""
+    x, most = x.float(), _SATURATING.get(kind)
+    return (x if most is None else x.clamp(-most, most)).to(kind)

@@ -70,6 +70,7 @@ class FloatScalar(Scalar):
     __slots__ = ()
 
     def __neg__(self) -> "FloatScalar":
+        refuse_float8("-", self.ty)
         return FloatScalar(-self.v if NEWER else 0.0 - self.v, self.ty)
 
     def __invert__(self) -> None:
@@ -172,12 +173,24 @@ def convert(x: Any, ty: Any, const: bool) -> Any:
     return wrap(x.v, known) if known.integer else rounded(float(x.v), ty)
 
 
+def placed(x: Any) -> Any:
+    """An operand where Triton before 3.9 makes a number a value of its own type first: in comparisons, minimum, clamp, fma."""
+    return x if NEWER or isinstance(x, Scalar) or x.__class__ not in (int, float, bool) else constant(x)
+
+
+def refuse_float8(name: str, ty: Any) -> None:
+    """GPUs convert fp8 and multiply matrices of it; no other operation on it compiles."""
+    if info(ty).kind == "float" and info(ty).size == 1:
+        raise invalid(f"{name} of {ty}: GPUs do not compute in fp8; cast it with .to(tl.float32) first")
+
+
 def operation_type(name: str, a: Any, a_const: bool, b: Any, b_const: bool) -> Any:
     """The type in which two operands of types a and b are combined."""
     key = name, id(a), a_const, id(b), b_const
     found = _operations.get(key)
     if found is None:
         ty = promote(a, a_const, b, b_const, name in DIVISION)
+        refuse_float8(name, ty)
         if (name in BITWISE or name == "floordiv") and not info(ty).integer:
             raise invalid(f"{a} {name} {b}: both must be integers")
         found = _operations[key] = F32 if name == "truediv" and info(ty).integer else ty
@@ -186,6 +199,8 @@ def operation_type(name: str, a: Any, a_const: bool, b: Any, b_const: bool) -> A
 
 def combine(name: str, a: Any, b: Any) -> Scalar:
     """`a op b`, where one at least is an IntScalar or a FloatScalar and the other may be a Python number."""
+    if name in COMPARE:
+        a, b = placed(a), placed(b)
     a_const, b_const = not isinstance(a, Scalar), not isinstance(b, Scalar)
     a_ty, b_ty = constant_type(a) if a_const else a.ty, constant_type(b) if b_const else b.ty
     if info(a_ty).pointer or info(b_ty).pointer:

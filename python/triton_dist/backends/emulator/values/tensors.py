@@ -19,8 +19,7 @@ from triton_dist.backends.emulator.engine.registry import Tup, invalid
 from triton_dist.backends.emulator.values import elementwise
 from triton_dist.backends.emulator.values.promotion import I1, I64, INFO, NEWER, Info, constant_type, info, torch_dtype
 from triton_dist.backends.emulator.values.scalars import (COMPARE, NAMES, IntScalar, Pointer, Scalar, constant,
-                                                          convert, operation_type, scalar, signed_offset)
-
+                                                          convert, operation_type, placed, scalar, signed_offset)
 
 _ALL = slice(None)
 
@@ -58,7 +57,7 @@ class Tensor:
         raise invalid(f"a tensor of shape {tuple(self.shape)} used as an integer")
 
     def __neg__(self) -> "Tensor":
-        if NEWER and info(self.ty).kind == "float":
+        if NEWER and info(self.ty).kind == "float" and info(self.ty).size > 1:
             return Tensor(-self.d, self.ty, self.shape)
         return binary("sub", scalar(0, self.ty), self)
 
@@ -284,6 +283,8 @@ _plans: dict = {}        # (operation, id of a type, whether it is of a Python n
 
 def binary(name: str, a: Any, b: Any) -> Tensor:
     """`a op b`, where one at least is a Tensor."""
+    if name in COMPARE:
+        a, b = placed(a), placed(b)
     a_const = type(a) is not Tensor and not isinstance(a, Scalar)
     b_const = type(b) is not Tensor and not isinstance(b, Scalar)
     a_ty, b_ty = constant_type(a) if a_const else a.ty, constant_type(b) if b_const else b.ty
@@ -306,7 +307,7 @@ def binary(name: str, a: Any, b: Any) -> Tensor:
     else:
         shape = a.shape if type(a) is Tensor else b.shape
     x, y = operand(a, plan.ty), operand(b, plan.ty)
-    d = plan.direct(x, y) if plan.direct else elementwise.apply(name, x, y, plan.known, a_ty)
+    d = plan.direct(x, y) if plan.direct else elementwise.apply(name, x, y, plan.known, b_ty if a_const else a_ty)
     return Tensor(d, plan.result, shape)
 
 
@@ -337,8 +338,9 @@ def _offset(name: str, a: Any, b: Any, a_ty: Any, b_ty: Any) -> Tensor:
         a, b, a_ty, b_ty = b, a, b_ty, a_ty
     if name not in ("add", "sub") or not INFO[id(b_ty)].integer:
         raise invalid(f"{a_ty} {name} {b_ty}: a pointer takes + and - with an integer")
-    size = INFO[id(a_ty)].stride
-    step = size if name == "add" else -size
+    step = INFO[id(a_ty)].stride
+    if name == "sub":                        # negated in its own type first, so an unsigned offset wraps
+        b = -b
     y = signed_offset(b) if type(b) is IntScalar else _integer_value(b)
     if isinstance(y, int) and isinstance(a, Tensor) and a.line is not None:
         return Tensor(None, a_ty, a.shape, (a.line[0] + step * y, a.line[1]))
@@ -350,12 +352,10 @@ def _offset(name: str, a: Any, b: Any, a_ty: Any, b_ty: Any) -> Tensor:
             shape = broadcast_shape(a.shape, y.shape)
             return Tensor(None, a_ty, shape, (a.line[0] + base, _sum(_pad(a.line[1], shape), _pad(steps, shape))))
     if isinstance(b, Tensor):
-        offset = registry.TWINS["cast_tensor"](b, I64).d * size
+        offset = registry.TWINS["cast_tensor"](b, I64).d * step
     else:
-        offset = int(y) * size
-    address = a.d if isinstance(a, Tensor) else a.v
-    d = address + offset if name == "add" else address - offset
-    return Tensor(d, a_ty)
+        offset = int(y) * step
+    return Tensor((a.d if isinstance(a, Tensor) else a.v) + offset, a_ty)
 
 
 def _methods(name: str) -> tuple:
