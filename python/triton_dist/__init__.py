@@ -9,6 +9,9 @@
 
 `triton-dist doctor` says what works on this machine.
 """
+import importlib as _importlib
+from types import ModuleType as _ModuleType
+
 from triton_dist.runtime.versions import check as _check_versions
 
 _check_versions()              # first: under a Triton that is too old the rest would fail with an error that says nothing
@@ -43,3 +46,13 @@ for _function in (create_symm_tensor, finalize_distributed, free_symm_tensor, in
     _entry(_function)
 
 _offer_driver()
+
+_ON_DEMAND = frozenset({"aot", "checker", "doctor", "dropin", "integrations", "kernels", "language", "layers", "nv_utils", "ops",
+                        "profiler_utils", "testing", "tools", "trace", "tune", "utils"})
+
+
+def __getattr__(name: str) -> _ModuleType:
+    """Imports a module of the package at its first use, as in `triton_dist.ops.all_reduce`."""
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _importlib.import_module(f"{__name__}.{name}")
