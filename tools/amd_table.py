@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Writes the table of docs/amd.md: registers, LDS and spills of every kernel on AMD GPUs.
+"""Writes the table of docs/amd_registers.md: registers, LDS and spills of every kernel on AMD GPUs.
 
     source scripts/setenv.sh && "$PYTHON" tools/amd_table.py .venv-triton-3.9.0
 
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "amd.md"
+PAGE = ROOT / "docs" / "amd_registers.md"
 HEADS = ("kernel", "target", "VGPR", "SGPR", "LDS bytes", "VGPR spills", "scratch bytes")
 
 

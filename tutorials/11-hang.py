@@ -58,7 +58,7 @@ def ring(inbox, flag, out, call, FIX: tl.constexpr):
 # If `seen` were 0, "never written", the notify would be missing, or would have gone to another rank.
 #
 # On a GPU nothing watches a spinning kernel unless `TRITON_DIST_WAIT_TIMEOUT` is set, here to 5 seconds. The emulator also sees
-# by itself when no rank can move any more. The page "Why your kernel hangs" (docs/troubleshooting.md) has the usual causes.
+# by itself when no rank can move any more. The page "Troubleshooting" (docs/troubleshooting.md) has the usual causes.
 
 
 def main() -> None:

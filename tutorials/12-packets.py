@@ -29,8 +29,8 @@ N, BLOCK, CALLS = 1000, 256, 5
 # The kernel
 # ----------
 #
-# It computes out [n] = sum over ranks of x [n] in fp32, by rank. `packets` is int64 [2][rank][room], where `room` is
-# the largest n of any call. So the two halves have the same places in all calls. Calls count from 1, since fresh memory
+# It computes out [n] = sum over ranks of x [n] in fp32, in rank order. `packets` is int64 [2][rank][room], where
+# `room` is the largest n of any call. So the two halves have the same places in all calls. Calls count from 1, since fresh memory
 # is 0. The halves take turns: what a slow rank still reads in call c is overwritten in call c + 2 at the earliest. No rank gets
 # there before all ranks have sent call c + 1, and a rank that has sent it has read call c.
 #
