@@ -89,6 +89,14 @@ def test_a_blank_line_ends_each_table():
         assert not re.findall(r"^\|.*\n(?![|#\n]).+", text, re.M), f"{page.name}: a line joins the table above it"
 
 
+def test_pages_of_figures_have_the_notes_of_today():
+    """Notes that have changed are in the pages only after these are written again."""
+    pages = (DOCS / "performance.md").read_text() + (DOCS / "performance_rows.md").read_text() + (DOCS / "bars.md").read_text()
+    for notes in sorted((ROOT / "benchmarks" / "results").glob("notes*.md")):
+        missing = [line for line in notes.read_text().splitlines() if line.strip() and line not in pages]
+        assert not missing, f"{notes.name}: write the pages again: python -m tools.perf docs: {missing[0][:80]}"
+
+
 def test_every_picture_says_what_it_shows():
     pages = {page.name: page.read_text() for page in [*DOCS.glob("*.md"), *(ROOT / "tutorials").glob("*.py")]}
     for name, text in pages.items():
