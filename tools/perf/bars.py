@@ -21,7 +21,7 @@ from triton_dist.bench.stats import Estimate, geomean_of
 LEAST_ROUNDS = 7
 MET, UNCLEAR, SHORT, MISSING = "met", "unclear", "SHORT", "not measured"
 BARS = (*by_shape.BARS, *by_size.BARS, *by_call.BARS)
-HOSTS = (("H100/H200", 4), ("H100/H200", 2))        # devices of the same SMs and links, GPUs
+HOSTS = (("H100/H200", 8), ("H100/H200", 4), ("H100/H200", 2))        # devices of the same SMs and links, GPUs
 DTYPE = "bfloat16"
 
 
@@ -38,11 +38,12 @@ class Finding:
     missing: list = field(default_factory=list)     # names of problems
 
 
-def judge(folder: Path) -> list[Finding]:
-    """Every bar on each of its hosts, from the newest rows under `folder`. FileNotFoundError where there are no results."""
+def judge(folder: Path, everywhere: bool = False) -> list[Finding]:
+    """Every bar on each of its hosts, or everywhere, from the newest rows in `folder`. FileNotFoundError if it has none."""
     rows = {op: sorted((row for rows, _ in results.newest(folder, op).values() for row in rows), key=lambda row: row["date"])
             for op in dict.fromkeys(bar.op for bar in BARS)}
-    return [_judge(bar, device, world, rows[bar.op]) for device, world in HOSTS for bar in BARS if world in bar.worlds]
+    return [_judge(bar, device, world, rows[bar.op]) for device, world in HOSTS for bar in BARS
+            if everywhere or world in bar.worlds]
 
 
 def status(findings: list) -> int:

@@ -58,8 +58,8 @@ class SizeBar(PeerBar):
 
 
 BARS = (
-    SizeBar("all_reduce", "1K:8K", "us", "each", 4.0, worlds=(4,)),
-    SizeBar("all_reduce", "1K:64K", "us", "each", 5.0, worlds=(4,)),
+    SizeBar("all_reduce", "1K:8K", "us", "each", 2.6, worlds=(4,)),
+    SizeBar("all_reduce", "1K:64K", "us", "each", 3.5, worlds=(4,)),
     SizeBar("all_reduce", "1K:64K", "us", "each", 3.0, worlds=(2,)),
     SizeBar("all_reduce", "1K:64K", "vs best_peer", "each", 2.0),
     SizeBar("all_reduce", "128K:1M", "vs best_peer", "each", 1.3),
