@@ -49,6 +49,10 @@ def test_docs_are_read_without_warnings(tmp_path):
     code = re.findall(r'<literal_block [^>]*language="python".*?</literal_block>', reference, re.S)
     assert any("triton_dist.language" in block for block in code), "the code of a docstring is no paragraph"
     assert sum("ag_gemm" in block for block in code) >= 2
+    types = re.findall(r"<field_name>Return type</field_name>(.*?)</field>", reference, re.S)
+    types = [re.sub("<.*?>", "", text) for text in types]
+    sentences = [text.strip() for text in types if re.search(r"[.;] ", text)]
+    assert len(types) > 100 and not sentences, f"words before a colon in Returns are taken for a type: {sentences}"
     for script in sorted((ROOT / "tutorials").glob("*.py")):
         page = (tmp_path / "tutorials" / f"{script.stem}.xml").read_text()
         assert re.search(rf'<literal_block [^>]*language="bash"[^>]*>[^<]*{script.name}', page), "the command is on its page"

@@ -47,9 +47,9 @@ def flashinfer_allreduce_residual_rmsnorm(input_tensor: torch.Tensor, residual: 
         use_attn_tp_group: whether the ranks are those of attention, or those of experts.
 
     Returns:
-        (norm, total); (None, None) where SGLang's own way is to be taken: on one rank, for tensors that are not contiguous, and
-        for sizes at which an all-reduce and a norm of their own are faster. All ranks decide alike. A graph of torch.compile
-        always holds the call.
+        (norm, total), or (None, None) if SGLang is to use its own kernels. This is so on one rank, for tensors that are not
+        contiguous, and for sizes at which an all-reduce and a norm of their own are faster. All ranks decide alike. A graph
+        of torch.compile always holds the call.
     """
     method = "auto" if use_oneshot is None else "one_shot" if use_oneshot else "two_shot"
     if torch.compiler.is_compiling():           # a graph holds the call; it may not depend on sizes

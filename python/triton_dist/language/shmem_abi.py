@@ -125,44 +125,45 @@ def _family(stem: str, params: str, doc: str, *, c_result: str = "", scopes: tup
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
-_simple("set_rocshmem_ctx", "ctx", "all", "Sets the library's context, which the runtime does itself; does nothing.")
+_simple("set_rocshmem_ctx", "ctx", "all", "Does nothing: the runtime sets the library's context itself.")
 _simple("my_pe", "", "all", "World rank of this PE, int32.", "int32", pure=True)
 _simple("n_pes", "", "all", "Number of PEs of the world, int32.", "int32", pure=True)
-_simple("team_my_pe", "team", "all", "Index of this PE in `team`, int32; -1 where it is no member.", "int32", pure=True)
+_simple("team_my_pe", "team", "all", "Index of this PE in `team`, int32. -1 if it is not a member.", "int32", pure=True)
 _simple("team_n_pes", "team", "all", "Number of PEs of `team`, int32.", "int32", pure=True)
 _simple("team_translate_pe", "src_team pe_in_src_team dest_team", "all",
-        "Index in `dest_team` of the PE that is number `pe_in_src_team` of `src_team`, int32; -1 where it is no member.",
+        "Index in `dest_team` of the PE that is number `pe_in_src_team` of `src_team`, int32. -1 if it is not a member.",
         "int32", pure=True)
 _simple("remote_ptr", "local_ptr pe", "all",
-        "The address of `local_ptr`, into this rank's symmetric heap, on PE `pe`, for loads and stores; null where they "
-        "cannot reach it. Of local_ptr's type; say tl.multiple_of(..., 16) of it where wide accesses matter.", "pointer",
+        "The address of the same symmetric object on PE `pe`, for loads and stores. It is null if they cannot reach that PE. "
+        "It has the type of `local_ptr`. For wide accesses add tl.multiple_of(..., 16).", "pointer",
         pure=True)
 _simple("remote_mc_ptr", "team ptr", "all",
-        "The multicast address of `ptr` over `team`; null where the machine has no multicast, as the emulator.", "pointer",
+        "The multicast address of `ptr` over `team`. It is null if the machine has no multicast, as in the emulator.", "pointer",
         pure=True)
 
 # -- order and barriers ------------------------------------------------------------------------------------------------
-_BARRIER = "Completes this PE's puts, as quiet, and returns once every PE of {} has called it. One program a rank at a time."
-_SYNC = "Returns once every PE of {} has called it; completes no puts. One program a rank at a time."
+_BARRIER = ("Completes this PE's puts, as quiet does, and returns when every PE of {} has called it. "
+            "One program of a rank calls it at a time.")
+_SYNC = "Returns when every PE of {} has called it. It completes no puts. One program of a rank calls it at a time."
 _family("barrier_all", "", _BARRIER.format("the world"), aliases=True)
-_simple("barrier_all_vec", "", "block", "barrier_all of an NPU's vector cores; here barrier_all_block.")
+_simple("barrier_all_vec", "", "block", "The same as barrier_all_block. (On an NPU it is a barrier of vector cores.)")
 _family("barrier", "team", _BARRIER.format("`team`"), c_result="int32")
 _family("sync_all", "", _SYNC.format("the world"))
 _family("team_sync", "team", _SYNC.format("`team`"), scopes=("_warp", "_block"), c_result="int32")
 _simple("quiet", "", "thread",
-        "Returns once all puts, gets and signals that this program has issued are complete at their targets.")
-_function("quiet_pe", "pe", f"{LIBRARY}_quiet", "quiet; completes what was sent to every PE, hence also to `pe`.", call=(),
+        "Returns when all puts, gets and signals that this program has issued are complete at their targets.")
+_function("quiet_pe", "pe", f"{LIBRARY}_quiet", "The same as quiet: completes what was sent to all PEs, `pe` too.", call=(),
           defaults=(0,))
 _simple("fence", "", "thread",
         "Puts and signals that this program issues later arrive at each PE after those it has issued so far.")
 
 # -- puts and gets -----------------------------------------------------------------------------------------------------
-_GET = ("Copies `bytes` bytes from `source` on PE `pe`, a local symmetric address, to `dest`; ", "dest is there on return.",
-        "dest is there after quiet.")
-_PUT = ("Copies `bytes` bytes from `source` to `dest` on PE `pe`, a local symmetric address; ",
-        "source may be reused on return, dest is complete after quiet or a later signal.",
-        "source must stay as it is, and dest is incomplete, until quiet or a barrier.")
-_SIGNAL = " Then `sig_addr` on that PE, a 64-bit flag, is set to `signal` or has it added, once all data are there."
+_GET = ("Copies `bytes` bytes from `source` on PE `pe` to `dest`. `source` is this rank's own address of the symmetric object. ",
+        "`dest` is complete when the call returns.", "`dest` is complete after quiet.")
+_PUT = ("Copies `bytes` bytes from `source` to `dest` on PE `pe`. `dest` is this rank's own address of the symmetric object. ",
+        "`source` may change when the call returns. `dest` is complete after quiet or a later signal.",
+        "`source` must not change before quiet or a barrier, after which `dest` is complete.")
+_SIGNAL = " When all data are there, the 64-bit flag `sig_addr` on that PE is set to `signal`, or `signal` is added to it."
 _family("getmem", "dest source bytes pe", _GET[0] + _GET[1], aliases=True)
 _family("getmem_nbi", "dest source bytes pe", _GET[0] + _GET[2], aliases=True)
 _family("putmem", "dest source bytes pe", _PUT[0] + _PUT[1], aliases=True)
@@ -170,12 +171,12 @@ _family("putmem_nbi", "dest source bytes pe", _PUT[0] + _PUT[2], aliases=True, d
 _family("putmem_signal", "dest source bytes sig_addr signal sig_op pe", _PUT[0] + _PUT[1] + _SIGNAL, aliases=True)
 _family("putmem_signal_nbi", "dest source bytes sig_addr signal sig_op pe", _PUT[0] + _PUT[2] + _SIGNAL, aliases=True,
         defaults={"_block": (0,)})
-_RMA = " Over the network even where loads and stores could reach."
+_RMA = " The data crosses the network even if loads and stores could reach that PE."
 for _stem, _form in (("putmem_rma", _PUT[1]), ("putmem_rma_nbi", _PUT[2])):
     _family(_stem, "dest source bytes pe", _PUT[0] + _form + _RMA)
 for _stem, _form in (("putmem_signal_rma", _PUT[1]), ("putmem_signal_rma_nbi", _PUT[2])):
     _family(_stem, "dest source bytes sig_addr signal sig_op pe", _PUT[0] + _form + _SIGNAL + _RMA)
-_INT_P = "Stores the int32 `value` to `dest` on PE `pe`; complete after quiet."
+_INT_P = "Stores the int32 `value` to `dest` on PE `pe`. It is complete after quiet."
 _function("int_p", "dest value pe qp_id", _row("int_p", "dest value pe", "thread", _INT_P), _INT_P,
           call=("dest", "value", "pe"), defaults=(0,), typed=4)
 _ULONG = _PUT[0].replace("`bytes` bytes", "`nelems` 64-bit integers") + _PUT[1] + _SIGNAL
@@ -184,33 +185,34 @@ _row("ulong_put_signal", "dest source nelems sig_addr signal sig_op pe", "thread
 
 # -- signals -----------------------------------------------------------------------------------------------------------
 _simple("signal_op", "sig_addr signal sig_op pe", "thread",
-        "Sets the 64-bit flag `sig_addr` on PE `pe` to `signal`, or adds it. Orders nothing: put_signal, or fence before it.")
+        "Sets the 64-bit flag `sig_addr` on PE `pe` to `signal`, or adds `signal`. It orders no data: use putmem_signal, "
+        "or call fence before.")
 _simple("signal_wait_until", "sig_addr cmp_ cmp_val", "all",
-        "Spins until the local 64-bit flag `sig_addr` compares to `cmp_val` as `cmp_` (NVSHMEM_CMP_EQ ... GE) says, unsigned; "
-        "acquires what came before the signal. Returns the value seen, int64, which consume_token takes.", "int64")
+        "Waits until this rank's 64-bit flag `sig_addr` compares to `cmp_val` as `cmp_` (NVSHMEM_CMP_EQ ... GE) says, unsigned. "
+        "Later loads see what came before the signal. Returns the value of the flag, int64, which consume_token takes.", "int64")
 _function("uint64_wait_until_equals", "addr val", f"{LIBRARY}_signal_wait_until",
-          "signal_wait_until with NVSHMEM_CMP_EQ.", call=("addr", 0, "val"))
+          "The same as signal_wait_until with NVSHMEM_CMP_EQ.", call=("addr", 0, "val"))
 
 # -- collectives -------------------------------------------------------------------------------------------------------
 _family("broadcastmem", "team dest source nelems pe_root",
-        "Copies `nelems` bytes from `source` on member `pe_root` of `team` to `dest` on every member. All members call it; "
-        "dest is there on return. No member may still use dest when the root calls.",
+        "Copies `nelems` bytes from `source` on member `pe_root` of `team` to `dest` on every member. All members call it. "
+        "`dest` is complete on return. No member may still use dest when the root calls.",
         c_result="int32", typed="broadcast")
 _family("fcollectmem", "team dest source nelems",
         "Copies `nelems` bytes from `source` on every member of `team` to `dest` on all of them, in order of index. All "
-        "members call it; dest is there on return. No member may still use dest when the first one calls.",
+        "members call it. `dest` is complete on return. No member may still use dest when the first one calls.",
         c_result="int32", typed="fcollect")
 
 _family("alltoallmem", "team dest source nelems",
         "Copies `nelems` bytes from `source` on every member of `team` to each member: the j-th `nelems` bytes of member i "
-        "become the i-th of `dest` on member j. All members call it; dest is there on return.",
+        "become the i-th of `dest` on member j. All members call it. `dest` is complete on return.",
         c_result="int32", typed="alltoall")
 REDUCTIONS = ("sum", "prod", "min", "max")
 REDUCED = ("int32", "int64", "fp32", "fp64", "fp16", "bf16")        # types of elements; a row has a type's place in it
 for _op in REDUCTIONS:
     for _suffix in SCOPES:
         _doc = (f"The {_op} over all members of `team` of each of `nelems` elements of `source`, to `dest` on every member. "
-                "All members call it; dest is there on return, and may be source.")
+                "All members call it. `dest` is complete on return, and may be `source`.")
         _symbol = _row(f"{_op}_reduce", "team dest source nelems type", SCOPES[_suffix], _doc, "int32", scope=_suffix)
         _function(f"{_op}_reduce{_suffix}", "team dest source nelems", _symbol, _doc,
                   ("team", "dest", "source", "nelems", "typecode"), typed=-1)
@@ -231,8 +233,8 @@ def _by_width(name: str, params: str, caller: str, doc: str, result: bool = Fals
     FUNCTIONS[name] = Function(name, names, symbols[-1][1], names, doc, widths=tuple(symbols), typed=-1 if counted else 0)
 
 
-_ATOMIC = " Atomic among SHMEM's atomics on the same word; complete after quiet."
-_FETCH = " Gives the word that was there before. Each thread that calls it acts, and gets its own."
+_ATOMIC = " It is atomic among SHMEM's atomics on the same word, and complete after quiet."
+_FETCH = " Returns the word before the change. Each thread that calls it makes its own change, and gets its own word."
 _by_width("atomic_set", "dest word pe", "thread", "Stores `word` to `dest` on PE `pe`." + _ATOMIC)
 _by_width("atomic_add", "dest word pe", "thread", "Adds `word` to `dest` on PE `pe`." + _ATOMIC)
 _by_width("atomic_inc", "dest pe", "thread", "Adds 1 to `dest` on PE `pe`." + _ATOMIC)
@@ -245,14 +247,14 @@ _by_width("atomic_fetch_add", "dest word pe", "each", "Adds `word` to `dest` on 
 _by_width("atomic_swap", "dest word pe", "each", "Stores `word` to `dest` on PE `pe`." + _FETCH, True)
 _by_width("atomic_compare_swap", "dest cond word pe", "each",
           "Stores `word` to `dest` on PE `pe` where it holds `cond`." + _FETCH, True)
-_by_width("p", "dest word pe", "thread", "Stores `word` to `dest` on PE `pe`; complete after quiet.")
+_by_width("p", "dest word pe", "thread", "Stores `word` to `dest` on PE `pe`. It is complete after quiet.")
 _by_width("g", "source pe", "all", "The element at `source` on PE `pe`.", True)
-_STRIDED = "Copies `nelems` elements, `sst` apart at `source`, {} `dst` apart, {}; {}"
+_STRIDED = "Copies `nelems` elements, `sst` apart at `source`, {} `dst` apart, {}. {}"
 _by_width("iput", "dest source dst sst nelems pe", "thread", _STRIDED.format("to `dest`", "on PE `pe`", _PUT[1]),
           widths=(8, 16, 32, 64), counted=True)
 _by_width("iget", "dest source dst sst nelems pe", "thread", _STRIDED.format("on PE `pe`, to `dest`", "here", _GET[1]),
           widths=(8, 16, 32, 64), counted=True)
-_UNTIL = "`ivar`, local, compares to `word` as `cmp_` says, signed; acquires what came before it."
-_by_width("wait_until", "ivar cmp_ word", "all", f"Spins until the integer {_UNTIL} Gives the value seen.", True)
-_by_width("test", "ivar cmp_ word", "all", f"1 if the integer {_UNTIL} Else 0.", True)
-_simple("signal_fetch", "sig_addr", "all", "The local 64-bit flag `sig_addr`, int64.", "int64")
+_UNTIL = "`ivar` of this rank compares to `word` as `cmp_` says, signed. Later loads see what came before its value."
+_by_width("wait_until", "ivar cmp_ word", "all", f"Waits until the integer {_UNTIL} Returns the value.", True)
+_by_width("test", "ivar cmp_ word", "all", f"Returns 1 if the integer {_UNTIL} Otherwise returns 0.", True)
+_simple("signal_fetch", "sig_addr", "all", "Returns this rank's 64-bit flag `sig_addr`, int64.", "int64")

@@ -100,7 +100,7 @@ class Capabilities(ABC):
             op: the name under which the core was registered, such as "ag_gemm".
 
         Returns:
-            An object of `cores/`, or None: then the op runs its portable kernel.
+            An object of `cores/`, or None if the op is to run its portable kernel.
         """
         return None
 

@@ -4,7 +4,7 @@
 
 
 class TritonDistError(RuntimeError):
-    """Base of all errors below."""
+    """Base class of all errors of triton_dist."""
 
 
 class InvalidArgument(TritonDistError, ValueError):

@@ -42,8 +42,9 @@ def dispatch_grouped_gemm(x: torch.Tensor,
             the two ops in turn. With TRITON_DIST_AUTOTUNE=1 the ways are measured instead.
 
     Returns:
-        (h, came). h: a row for each choice, in the order (expert, source rank, token, choice); rows after the last one are not
-        written. came: the result of a dispatch with layout "expert", with h as its x; for grouped_gemm_combine or ep_combine.
+        (h, came). `h` has a row for each choice, in the order (expert, source rank, token, choice). Rows after the last one
+        are not written. `came` is the result of a dispatch with layout "expert", with h as its x. Pass it to
+        grouped_gemm_combine or ep_combine.
         Gradients flow through x, topk_weights and weight. Calls with gradients run the two ops in turn.
         In graphs: run the same call once before capture. Raises InvalidArgument before anything is sent.
 

@@ -73,13 +73,14 @@ def ep_dispatch_send(x: torch.Tensor,
     Two calls may be under way on a group, dispatches and combines counted together, which is what two micro-batches need. Another
     send first completes the older one. Its result stays valid. Ranks must send in the same order; they may receive in any order.
 
-    Do not write to the arguments before `recv()` has been called: rows of this rank's own experts are copied there.
+    Do not write to the arguments before `recv()` has been called: rows of this rank's own experts are copied there. With
+    method="unfused" this half does the whole call.
 
     Args:
         stream: of triton_dist.new_stream(): the send runs on it, after all that is on the current stream now. None: the current
             stream.
         x, topk_ids, topk_weights, num_experts, scales, layout, align, capacity, max_tokens, quant, group, out, method: as in
-            ep_dispatch. "unfused" does the whole call in this half.
+            ep_dispatch.
 
     Returns:
         An EPSent, whose recv() gives an EPDispatched. No gradients. The symmetric heap has two more workspaces for split calls,
@@ -118,16 +119,16 @@ def ep_combine_send(y: torch.Tensor,
                     stream: Stream | None = None) -> EPSent:
     """The first half of ep_combine: sums each row's own experts and sends the sums. See ep_dispatch_send.
 
-    The second half adds the sums of all ranks, with bias and residual.
+    The second half adds the sums of all ranks, with bias and residual. The handle may be that of ep_dispatch or of
+    ep_dispatch_send.
 
     Args:
         stream: as in ep_dispatch_send.
-        y, handle, topk_weights, positions, bias, residual, out, method: as in ep_combine. The handle may be of a dispatch in two
-            halves or in one.
+        y, handle, topk_weights, positions, bias, residual, out, method: as in ep_combine.
 
     Returns:
-        An EPSent, whose recv() gives out [T, H]. No gradients. In graphs: as ep_dispatch_send. Raises InvalidArgument before
-        anything is sent.
+        An EPSent, whose recv() gives out [T, H]. There are no gradients. For graphs see ep_dispatch_send. Raises
+        InvalidArgument before anything is sent.
 
     Example:
         sent = ep_combine_send(y_a, came.handle)
