@@ -110,6 +110,45 @@ def heap_of(sizes):
     return call
 
 
+def free_on(rank_that_errs, tensor, wrong):
+    """One rank frees `wrong`; the others free the tensor. Afterwards all of them do."""
+    try:
+        free_symm_tensor(wrong if rank() == rank_that_errs else tensor)
+    except InvalidArgument:
+        free_symm_tensor(tensor)            # nothing was freed before
+        raise
+
+
+def free_a_view():
+    tensor = create()()
+    free_on(1, tensor, tensor[:2])
+
+
+def free_an_old_one():
+    old, tensor = create()(), create()()
+    free_symm_tensor(old)
+    free_on(1, tensor, old)
+
+
+ON_RANK_1 = {  # name -> call, words on rank 1, words on the others
+    "dtype": (create((4,), lambda: "int32" if rank() == 1 else I32), "dtype: expected a torch.dtype",
+              "rank 1 cannot allocate its part: dtype: expected a torch.dtype"),
+    "shape": (create(lambda: (-4,) if rank() == 1 else (4,)), "shape: expected sizes of at least 0",
+              "rank 1 cannot allocate its part: shape: expected sizes of at least 0"),
+    "a view is freed": (free_a_view, "or a view into it", "rank 1 cannot free it: tensor: expected the tensor that"),
+    "freed twice": (free_an_old_one, "freed twice", "rank 1 cannot free it: .*freed twice"),
+}
+
+
+@pytest.mark.parametrize("call, there, elsewhere", ON_RANK_1.values(), ids=ON_RANK_1)
+def test_what_one_rank_refuses_all_ranks_refuse(call, there, elsewhere):
+    def script():
+        with pytest.raises(InvalidArgument, match=there if rank() == 1 else elsewhere):
+            call()
+        usable()
+    run_ranks(script, 3)
+
+
 JOINING = [
     ("heap size: a word", heap_of(["lots"]), "TRITON_DIST_HEAP_SIZE", "'lots'", "such as 512M or 4G"),
     ("heap size: zero", heap_of(["0"]), "TRITON_DIST_HEAP_SIZE", "'0'", "such as 512M or 4G"),

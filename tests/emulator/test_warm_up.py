@@ -279,7 +279,7 @@ def test_ranks_that_differ_at_the_first_call_of_a_family_are_told():
     run_ranks(script, 2)
 
 
-@pytest.mark.parametrize("rows", [range(0), [4, 4], [4, 2], range(8, 1, -1)])
+@pytest.mark.parametrize("rows", [range(0), [4, 4], [4, 2], range(8, 1, -1), 5, [1.5, 2], [-1, 2]])
 def test_numbers_that_do_not_increase_are_refused(rows):
     with pytest.raises(InvalidArgument, match="rows: expected numbers in increasing order"):
         triton_dist.warm_up(lambda rows: None, rows)

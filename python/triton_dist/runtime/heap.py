@@ -19,6 +19,7 @@ from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
 from triton_dist.runtime.state import state
 
+_REFUSES = "refuses: "          # before the words of a member that cannot take part in an allocation
 ALIGNMENT = 256
 RESERVED = 4096          # bytes at the start of the arena: the world-barrier pad, then pads of emulated SHMEM teams
 _PAD_FLAGS = 64          # byte of the pad at which its flags begin, one 4-byte word for each world rank
@@ -56,6 +57,10 @@ class SymmetricHeap:
         """
         need = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         asked_for, free_lists = self.collect(group, what or f"{nbytes} bytes")
+        for rank, asked in zip(group.world_ranks, asked_for):
+            if asked.startswith(_REFUSES):
+                raise CollectiveMismatch(f"{name}: rank {rank} cannot allocate its part: {asked.removeprefix(_REFUSES)}; pass the "
+                                         "same shape and dtype on all")
         if any(other != asked_for[0] for other in asked_for):
             asked = dict(zip(group.world_ranks, asked_for))
             raise CollectiveMismatch(f"{name}: ranks ask for different tensors: {asked} by rank; pass the same shape and dtype "
@@ -102,12 +107,16 @@ class SymmetricHeap:
 
     def release(self, allocation: Allocation, group: groups.Group | None = None) -> None:
         """Collective: returns the range once all members have stopped using it. `group`: another group of the same ranks."""
-        if self._live.get(allocation.offset) is not allocation:
-            raise InvalidArgument(f"{allocation.name}: freed twice, or of a heap that has gone; free what "
-                                  "create_symm_tensor returned once")
+        self.expect_live(allocation)
         backend().synchronize()
         (group or allocation.group).barrier()
         self._give_back(allocation)
+
+    def expect_live(self, allocation: Allocation) -> None:
+        """Raises InvalidArgument for what is not allocated here any more."""
+        if self._live.get(allocation.offset) is not allocation:
+            raise InvalidArgument(f"{allocation.name}: freed twice, or of a heap that has gone; free what "
+                                  "create_symm_tensor returned once")
 
     def _give_back(self, allocation: Allocation) -> None:
         del self._live[allocation.offset]
@@ -162,6 +171,11 @@ class SymmetricHeap:
             return (offset - _PAD_FLAGS) // 4
         found = self._at(offset)
         return found.writer(offset - found.offset) if found and found.writer else None
+
+    def at(self, address: int) -> Allocation | None:
+        """The allocation at an address in any rank's heap as mapped here; None where there is none."""
+        offsets = [address - base for base in self.arena.bases if base and 0 <= address - base < self.arena.nbytes]
+        return self._at(offsets[0]) if offsets else None
 
     def _at(self, offset: int) -> Allocation | None:
         return next((a for a in self._live.values() if a.offset <= offset < a.offset + a.nbytes), None)
@@ -219,6 +233,21 @@ def elsewhere(nodes: Sequence[int], rank: int, peer: int) -> str:
             "nodes; send by libshmem_device (putmem_signal_nbi_block, signal_op, getmem), or let an op or a collective do it")
 
 
+def _checked(shape: Any, dtype: Any, name: Any) -> tuple:
+    """The shape as a tuple. Raises InvalidArgument."""
+    try:
+        shape = (shape,) if isinstance(shape, int) else tuple(operator.index(s) for s in shape)
+    except TypeError as error:
+        raise InvalidArgument(f"shape: expected whole numbers, found {shape!r}") from error
+    if any(s < 0 for s in shape):
+        raise InvalidArgument(f"shape: expected sizes of at least 0, found {shape}")
+    if not isinstance(dtype, torch.dtype) or str(dtype).startswith(("torch.q", "torch.bits")):
+        raise InvalidArgument(f"dtype: expected a torch.dtype of numbers, not quantised, found {dtype!r}")
+    if not isinstance(name, str):
+        raise InvalidArgument(f"name: expected a string, found {name!r}")
+    return shape
+
+
 def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = None, *, name: str = "") -> torch.Tensor:
     """Allocates a zeroed tensor at the same heap offset on every member of `group`. Collective over `group`.
 
@@ -234,30 +263,26 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
 
     Raises:
         InvalidArgument: bad arguments, or inside graph capture.
+        CollectiveMismatch: members ask for different tensors, or one of them has bad arguments; on every member.
         OutOfHeap: no common range is free; on every member.
 
     Example:
         flag = triton_dist.create_symm_tensor((1,), torch.int32, name="flag")
     """
-    try:
-        shape = (shape,) if isinstance(shape, int) else tuple(operator.index(s) for s in shape)
-    except TypeError as error:
-        raise InvalidArgument(f"shape: expected whole numbers, found {shape!r}") from error
-    if any(s < 0 for s in shape):
-        raise InvalidArgument(f"shape: expected sizes of at least 0, found {shape}")
-    if not isinstance(dtype, torch.dtype) or str(dtype).startswith(("torch.q", "torch.bits")):
-        raise InvalidArgument(f"dtype: expected a torch.dtype of numbers, not quantised, found {dtype!r}")
-    if not isinstance(name, str):
-        raise InvalidArgument(f"name: expected a string, found {name!r}")
     members = groups.resolve(group)
     ambient.refuse("create_symm_tensor")
     if backend().is_capturing():            # which would end by the host's wait below, when the heap has already changed
         raise InvalidArgument("create_symm_tensor was called inside graph capture; call it before")
-    allocation = heap().allocate(math.prod(shape) * dtype.itemsize, members,
-                                 name or f"symmetric {str(dtype).removeprefix('torch.')}{list(shape)}",
-                                 f"{str(dtype).removeprefix('torch.')}{list(shape)}")
+    home = heap()
+    try:
+        shape = _checked(shape, dtype, name)
+    except InvalidArgument as error:
+        home.collect(members, f"{_REFUSES}{error}")         # the others wait for this rank's words
+        raise
+    what = f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+    allocation = home.allocate(math.prod(shape) * dtype.itemsize, members, name or f"symmetric {what}", what)
     with ambient.clean():
-        tensor = heap().own(allocation, shape, dtype)
+        tensor = home.own(allocation, shape, dtype)
         tensor.zero_()
     tensor.tdist_allocation = allocation            # what tells it from later tensors at its place, and from views
     backend().synchronize()
@@ -266,11 +291,28 @@ def create_symm_tensor(shape: Sequence[int], dtype: torch.dtype, group: Any = No
 
 
 def free_symm_tensor(tensor: torch.Tensor) -> None:
-    """Collective over the tensor's group: frees it. No kernel may touch it afterwards, on any rank."""
-    allocation = getattr(tensor, "tdist_allocation", None)
-    if allocation is None:
-        raise NotSymmetric("tensor: expected the tensor that create_symm_tensor returned, found another one or a view into it")
-    heap().release(allocation)
+    """Collective over the tensor's group: frees it. No kernel may touch it afterwards, on any rank.
+
+    Raises NotSymmetric for another tensor and InvalidArgument for one that has been freed. If one member passes a view into the
+    tensor, or frees it twice, every member raises an error, and nothing is freed.
+    """
+    home, allocation, error = heap(), getattr(tensor, "tdist_allocation", None), None
+    try:
+        if allocation is None:
+            allocation = home.at(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else None
+            raise NotSymmetric("tensor: expected the tensor that create_symm_tensor returned, found another one or a view into it")
+        home.expect_live(allocation)
+    except InvalidArgument as wrong:
+        if allocation is None or not allocation.group.usable_in(groups.resolve()):
+            raise                       # nothing tells which ranks might wait
+        error = wrong
+    told = allocation.group.all_gather_object(str(error or ""))
+    if error is not None:
+        raise error
+    for rank, words in zip(allocation.group.world_ranks, told):
+        if words:
+            raise CollectiveMismatch(f"{allocation.name}: rank {rank} cannot free it: {words}; nothing was freed")
+    home.release(allocation)
 
 
 def peer_tensor(tensor: torch.Tensor, rank: int) -> torch.Tensor:

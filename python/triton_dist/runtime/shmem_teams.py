@@ -21,7 +21,7 @@ def shmem_team(ranks: Sequence[int]) -> int | None:
     """
     world = resolve()
     members: tuple = tuple(ranks) if isinstance(ranks, (list, tuple, range)) else ()
-    require_agreement(world, "ranks of a SHMEM team", repr(ranks))
+    require_agreement(world, "ranks of a SHMEM team", repr(members) if members else f"a {type(ranks).__name__}")
     if not _even(members) or not 0 <= members[0] <= members[-1] < world.size:
         raise InvalidArgument(f"ranks: expected some of 0 to {world.size - 1}, rising by equal steps, found {ranks!r}")
     pad = create_symm_tensor((SHMEM_PAD_BYTES,), torch.uint8, name=f"SHMEM pad of ranks {list(members)}")

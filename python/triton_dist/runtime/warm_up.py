@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Making ready for numbers of rows that have not come yet."""
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import torch
 
@@ -34,14 +35,17 @@ def warm_up(call: Callable[[int], Any], rows: Sequence[int]) -> list[int]:
         The numbers that `call` was run with, in that order.
 
     Raises:
-        InvalidArgument: `rows` is empty or does not increase.
+        InvalidArgument: `call` is no function, or `rows` are no whole numbers that increase.
 
     Example:
         x = torch.zeros(8192, 4096, dtype=torch.bfloat16, device="cuda")
         triton_dist.warm_up(lambda rows: ag_gemm(x[:rows], weight), range(1, 8193))
     """
-    if not len(rows) or any(a >= b for a, b in zip(rows, rows[1:])):
-        raise InvalidArgument(f"rows: expected numbers in increasing order, at least one, found {rows!r}")
+    if not callable(call):
+        raise InvalidArgument(f"call: expected a function of a number of rows, found {call!r}")
+    if (not isinstance(rows, Sequence) or not len(rows) or not all(isinstance(number, int) for number in rows) or rows[0] < 0
+            or any(a >= b for a, b in zip(rows, rows[1:]))):
+        raise InvalidArgument(f"rows: expected numbers in increasing order, whole and at least 0, one or more, found {rows!r}")
     ways: dict[int, list] = {}
 
     def way(number: int) -> list:
