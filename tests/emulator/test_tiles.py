@@ -71,6 +71,8 @@ def test_the_command_draws_and_prints(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, said", [(["--grid", "0", "4"], "expected positive sizes"),
+                                         (["--op", "ag_gemm", "--ranks", "65"], "--ranks: expected at most 64, found 65"),
+                                         (["--out", "/proc/nowhere/t.svg"], "cannot be written"),
                                          (["--grid", "400", "400"], "160000 tiles are too many")])
 def test_what_cannot_be_drawn_is_told(words, said, capsys):
     assert command.main(words) == 2 and said in capsys.readouterr().err

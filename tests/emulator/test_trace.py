@@ -17,7 +17,7 @@ from triton_dist.runtime.spans import Span
 from triton_dist.trace import command, perfetto, picture
 from triton_dist.trace.calls import Call
 from triton_dist.trace.clocks import Offset, of_trips, offsets, on_clock_of_rank_0
-from triton_dist.trace.merged import common, merged, overlap, summary, union
+from triton_dist.trace.merged import Trace, common, merged, overlap, summary, union
 from triton_dist.trace.rank import record
 
 SCRIPT = """import torch
@@ -171,6 +171,9 @@ def test_a_function_of_a_script_is_traced(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("words, said", [
+    (["ag_gemm", "--shape", "64", "-4", "64"], "--shape: expected sizes of at least 1, found 64 -4 64"),
+    (["script.py:mine", "--method", "ws"], "--method is of an op"),
+    (["script.py:mine", "--shape", "8", "8", "8"], "--shape is of an op"),
     (["attention"], "or path.py:function, found 'attention'"),
     (["nowhere.py:f"], "there is no file nowhere.py"), (["ag_gemm", "--shape", "33", "64", "64"], "as multiples of 2 ranks"),
     (["ag_gemm", "--method", "magic", "--shape", "64", "64", "64"], "method: expected one of"),
@@ -179,6 +182,26 @@ def test_a_function_of_a_script_is_traced(tmp_path, capsys, monkeypatch):
 def test_what_cannot_be_traced_is_told(words, said, tmp_path, capsys):
     assert command.main([*words, "--out", str(tmp_path / "t")]) == 2
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_files_that_cannot_be_written_are_told_before_anything_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "_emulated", lambda *_: pytest.fail("it ran"))
+    (tmp_path / "file").touch()
+    (tmp_path / "t.svg").mkdir()
+    for out, why in ((tmp_path / "file" / "t", "Not a directory|File exists"), (tmp_path / "t", "it is a folder")):
+        assert command.main(["ag_gemm", "--shape", "64", "64", "64", "--out", str(out)]) == 2
+        assert re.search(f"--out {out}.* cannot be written: ({why}); name another file", capsys.readouterr().err)
+
+
+def test_spans_that_overlap_have_rows_of_their_own():
+    """Perfetto draws a span inside the one of its row that has begun before, and drops what ends later than that."""
+    spans = (Span(0, "a", 3, "mma", 0, 1, 0, 10), Span(0, "b", 3, "mma", 0, 1, 5, 20), Span(0, "a", 3, "mma", 1, 1, 10, 12),
+             Span(0, "b", 3, "add", 0, 1, 20, 30))
+    found = perfetto.events(Trace("", "turns", spans))
+    rows = {(e["cat"], e["args"]["lap"], e["name"][:3]): e["tid"] for e in found if e["ph"] == "X"}
+    assert rows["a", 0, "mma"] == rows["a", 1, "mma"] and len(set(rows.values())) == 3
+    named = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name"}
+    assert sorted(named.values()) == ["program   3 add", "program   3 mma", "program   3 mma"]
 
 
 # -- clocks ------------------------------------------------------------------------------------------------------------

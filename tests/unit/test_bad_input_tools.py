@@ -5,7 +5,11 @@ import pytest
 
 from triton_dist.bench import command as bench
 from triton_dist.bench import shapes
+from triton_dist.checker import command as check
 from triton_dist.cli import launch
+from triton_dist.runtime import triton_driver
+from triton_dist.runtime.backend import detect
+from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.tune import command as tune
 
 SCRIPT = "test_gemm_rs.py"
@@ -50,6 +54,7 @@ BENCH = [  # name, command line, words of the message
     ("iters: superscript", ["ag_gemm", "--iters", "²"], ["--iters", "'²'", "a whole number"]),
     ("ranks: negative", ["ag_gemm", "--nproc_per_node", "-1"], ["--nproc_per_node", "expected"]),
     ("unknown option", ["ag_gemm", "--warmup", "3"], ["--warmup", "unrecognized"]),
+    ("out: no folder", ["ag_gemm", "--out", __file__], ["--out", __file__, "cannot be written", "another folder"]),
     ("late: no time", ["ag_gemm", "--late", "1"], ["--late", "'1'", "RANK:MS"]),
     ("late: superscript", ["ag_gemm", "--late", "²:1"], ["--late", "'²:1'", "RANK:MS"]),
     ("late: negative", ["ag_gemm", "--late", "1:-2"], ["--late", "'-2'", "above 0"]),
@@ -63,11 +68,23 @@ TUNE = [  # name, command line, words of the message
     ("unknown op", ["all_gather"], ["all_gather", "gemm_rs"]),
     ("shapes", ["ag_gemm", "--shapes", "9B"], ["--shapes 9B", "expected 8B"]),
     ("dtype", ["ag_gemm", "--dtype", "bfloat16", "int8"], ["--dtype", "int8", "float16"]),
+    ("out: a folder", ["ag_gemm", "--out", "/"], ["--out /", "it is a folder", "another file"]),
+    ("out: in no folder", ["ag_gemm", "--out", f"{__file__}/t.json"], ["cannot be written", "another file"]),
+    ("out: no table", ["ag_gemm", "--out", __file__], [__file__, "is no table of measured times", "another file"]),
     ("seconds", ["ag_gemm", "--seconds", "soon"], ["--seconds", "'soon'", "a whole number"]),
     ("ranks", ["ag_gemm", "--nproc_per_node", "0"], ["--nproc_per_node", "'0'", "at least 1"]),
 ]
+CHECK = [  # name, command line, words of the message
+    ("ranks: none", ["-n", "0", __file__], ["ranks", "at least 1", "found 20, 0, 8"]),
+    ("ranks: too many", ["-n", "65", __file__], ["--nproc_per_node", "at most 64", "65"]),
+    ("SMs: none", ["--num-sms", "0", __file__], ["SMs", "at least 1", "found 20, 4, 0"]),
+    ("trace: a folder", ["--trace", "/", __file__], ["--trace /", "it is a folder"]),
+    ("plot: in no folder", ["--plot", f"{__file__}/p.png", __file__], ["--plot", "cannot be written"]),
+    ("no script", ["nosuch.py"], ["no script", "'nosuch.py'"]),
+]
 TOOLS = {f"{tool}: {row[0]}": (main, *row[1:])
-         for tool, main, rows in (("bench", bench.main, BENCH), ("tune", tune.main, TUNE)) for row in rows}
+         for tool, main, rows in (("check", check.main, CHECK), ("bench", bench.main, BENCH), ("tune", tune.main, TUNE))
+         for row in rows}
 
 
 @pytest.mark.parametrize("argv, environ, names, found, todo", [row[1:] for row in LAUNCHER], ids=[row[0] for row in LAUNCHER])
@@ -83,10 +100,29 @@ def test_launcher(argv, environ, names, found, todo):
 def test_tools(main, argv, says, capsys, monkeypatch):
     monkeypatch.setattr(launch, "start_tool", lambda *_: pytest.fail("ranks were started"))
     monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("NPROC_PER_NODE", raising=False)
+    monkeypatch.setenv("TRITON_DIST_BACKEND", "emulator")       # the checker sets it
     with pytest.raises(SystemExit) as caught:
         main(argv)
     printed = capsys.readouterr().err
     assert caught.value.code == 2 and all(part in printed for part in says), printed
+
+
+def test_ranks_of_the_environment_are_checked(capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_BACKEND", "emulator")
+    monkeypatch.setenv("NPROC_PER_NODE", "all")
+    with pytest.raises(SystemExit) as caught:
+        check.main([__file__])
+    assert caught.value.code == 2 and "NPROC_PER_NODE='all': expected a whole number" in capsys.readouterr().err
+
+
+def test_a_word_that_names_no_backend_does_not_keep_the_doctor_from_starting(monkeypatch):
+    monkeypatch.setenv("TRITON_DIST_BACKEND", "cuda")
+    monkeypatch.setattr(triton_driver, "device_nodes", lambda: False)
+    monkeypatch.setattr(triton_driver, "has_driver", lambda: False)
+    triton_driver.offer()                               # as at import
+    with pytest.raises(InvalidArgument, match="TRITON_DIST_BACKEND='cuda': expected one of"):
+        detect()
 
 
 def test_bench_shapes_must_divide():

@@ -182,6 +182,7 @@ def test_versions_outside_the_range(monkeypatch, name, found, status):
     ("TRITON_DIST_EMULATOR_SEED", ["-3", "7"], ["1.5"]),
     ("TRITON_DIST_EMULATOR_SMS", ["1"], ["0"]),
     ("CUDA_DEVICE_MAX_CONNECTIONS", ["1", "32"], ["many"]),
+    ("TRITON_DIST_CACHE_DIR", ["~nobody/x"], [f"{__file__}/x"]),
     ("TRITON_DIST_PYTHON", [sys.executable], ["nosuchpython"]),
 ])
 def test_values_that_make_no_sense_are_flagged(name, good, bad):

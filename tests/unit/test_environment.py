@@ -20,7 +20,7 @@ def test_processes_that_each_became_a_world_are_told_by_the_first(environ, said)
 def test_numbers_and_defaults(monkeypatch):
     monkeypatch.delenv("TRITON_DIST_WAIT_TIMEOUT", raising=False)
     assert wait_timeout() == 0
-    for text, seconds in (("", 0), (" 2 ", 2), ("0.25", 0.25), ("0", 0)):
+    for text, seconds in (("", 0), (" 2 ", 2), ("0.25", 0.25), ("0", 0), ("1e300", 1e9)):
         monkeypatch.setenv("TRITON_DIST_WAIT_TIMEOUT", text)
         assert wait_timeout() == seconds
     monkeypatch.setenv("TRITON_DIST_EMULATOR_SEED", "-3")

@@ -155,5 +155,6 @@ def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path):
     assert note.startswith("--check stands after ring.py, so it goes to the script") and "before the script" in note
     assert "--nproc_per_node" in launch.misplaced(launch.parse([str(script), "--nproc-per-node=2"], {}))
     assert launch.misplaced(launch.parse(["--check", str(script), "--rounds", "3"], {})) is None
+    assert "options of the checker" in launch.astray(script, ["--plot=x.png"], {"plot"}, "the checker")
     script.write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\nparser.add_argument('--check')")
     assert launch.misplaced(launch.parse([str(script), "--check"], {})) is None

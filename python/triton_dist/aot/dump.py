@@ -16,7 +16,7 @@ from triton_dist.aot.build import compile_variant
 from triton_dist.aot.kernels import load
 from triton_dist.aot.spaces import Variant, aot_compile_spaces, spaces_of, variants_of
 from triton_dist.aot.targets import Target, parse_targets
-from triton_dist.cli.status import status_of
+from triton_dist.cli.status import check_folder, status_of
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError
 
 OURS = ("triton_dist.aot.ours", "triton_dist.aot.samples")
@@ -101,6 +101,8 @@ def ours() -> dict[str, Any]:
 def _dump(args: argparse.Namespace) -> int:
     if args.kernel is None:
         raise InvalidArgument("expected a kernel, or --list")
+    if args.out is not None:
+        check_folder(args.out)
     kernel, targets = _kernel(args.kernel), parse_targets(args.target)
     if args.out is None and (len(targets) > 1 or args.stage == "all" or "," in args.stage):
         raise InvalidArgument("several stages or targets need --out FOLDER; or name one of each: --stage ttgir --target sm_90")

@@ -16,6 +16,7 @@ import triton
 import triton_dist
 from triton_dist.aot import emit
 from triton_dist.aot.build import Built
+from triton_dist.cli.status import check_folder as check_writable
 from triton_dist.runtime.errors import InvalidArgument, TritonDistError
 
 RUNTIME = Path(__file__).parent / "c"
@@ -36,6 +37,7 @@ MANIFEST = "manifest.json"
 
 def check_folder(folder: Path) -> None:
     """Raises InvalidArgument where `folder` holds something that `write` has not written: it is left alone."""
+    check_writable(folder)
     if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
         raise InvalidArgument(
             f"{folder}: expected a folder that is empty, or written by this tool before; name another with --out"

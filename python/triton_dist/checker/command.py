@@ -16,7 +16,10 @@ from triton_dist.checker.faults import Faults
 from triton_dist.checker.schedules import EXHAUSTIVE, parse, schedules
 from triton_dist.checker.script import check_script
 from triton_dist.checker.traced import TracedDetector
-from triton_dist.cli.launch import UsageError, find_script
+from triton_dist.cli.launch import UsageError, astray, find_script
+from triton_dist.cli.status import check_file
+from triton_dist.runtime.context import MAX_WORLD
+from triton_dist.runtime.environment import number
 from triton_dist.runtime.errors import InvalidArgument
 
 _RANKS = 4
@@ -58,11 +61,19 @@ def _progress(length: int) -> Iterator[Callable[[], None]]:
 
 def _writable(trace: Path | None, plot: Path | None) -> None:
     """Refuses, before anything runs, files that could not be written after it."""
-    for path in (trace, plot):
-        if path is not None and (not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise UsageError(f"{path}: {path.parent} is no folder that can be written to")
+    for option, path in (("--trace", trace), ("--plot", plot)):
+        if path is not None:
+            check_file(path, option)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'triton_dist[plot]'")
+
+
+def _ranks(asked: int | None) -> int:
+    """How many ranks to emulate: as asked for, else as the environment says."""
+    ranks = int(number("NPROC_PER_NODE", _RANKS, 1, int)) if asked is None else asked
+    if ranks > MAX_WORLD:
+        raise InvalidArgument(f"--nproc_per_node: expected at most {MAX_WORLD} ranks, found {ranks}")
+    return ranks
 
 
 def main(words: list) -> int:
@@ -75,13 +86,16 @@ def main(words: list) -> int:
         if path is None:
             raise UsageError(f"no script {options.script!r}")
         chosen = [parse(options.replay)] if options.replay else schedules(
-            options.schedules, options.seed, options.nproc_per_node or int(os.environ.get("NPROC_PER_NODE") or _RANKS),
-            options.num_sms or default_sms(), options.modes)
+            options.schedules, options.seed, _ranks(options.nproc_per_node),
+            default_sms() if options.num_sms is None else options.num_sms, options.modes)
         _writable(options.trace, options.plot)
         if options.chiplets and (options.trace or options.plot):
             raise UsageError("--chiplets draws nothing; leave out --trace and --plot")
     except (UsageError, InvalidArgument) as error:
         parser.error(str(error))
+    note = astray(path, options.args, set(vars(options)) | {"mode"}, "the checker")
+    if note is not None:
+        print(f"triton-dist check: {note}", file=sys.stderr)
     with _progress(1 if options.replay else options.schedules) as advance:
         drawn: list = []
 
@@ -90,6 +104,8 @@ def main(words: list) -> int:
             return drawn[0]
         report = check_script(path, options.args, chosen, options.keep_going, sys.stdout if options.output else None, advance,
                               traced if options.trace or options.plot else ChipletDetector if options.chiplets else None)
+    for path in filter(None, (options.trace, options.plot)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     if options.trace:
         drawn[0].timeline.write(options.trace)
     if options.plot:

@@ -91,12 +91,17 @@ def parse(argv: list, environ: dict) -> Command:
 
 def misplaced(command: Command) -> str | None:
     """What to say where an option of the launcher stands after a script that does not mention it."""
-    words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in command.script_args if word.startswith("--")}
-    text = command.script.read_text(errors="replace")          # it may say that it is of another encoding
-    for name in sorted(words & {*_OWN, "check", "published"}):
+    return astray(command.script, command.script_args, {*_OWN, "check", "published"}, "the launcher")
+
+
+def astray(script: Path, args: list, names: set, tool: str) -> str | None:
+    """What to say where one of a tool's options, `names`, stands after a script that does not mention it."""
+    words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in args if word.startswith("--")}
+    text = script.read_text(errors="replace")          # it may say that it is of another encoding
+    for name in sorted(words & names):
         if name not in text:
-            return (f"--{name} stands after {command.script.name}, so it goes to the script, which does not mention it; "
-                    "options of the launcher come before the script")
+            return (f"--{name} stands after {script.name}, so it goes to the script, which does not mention it; "
+                    f"options of {tool} come before the script")
     return None
 
 

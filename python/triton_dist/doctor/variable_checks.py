@@ -41,7 +41,7 @@ def mode(text: str) -> str:
 
 def folder(text: str) -> str:
     """Of a path that is a folder, or can become one."""
-    place = Path(text).expanduser()
+    place = Path(text)
     while not place.exists():
         place = place.parent
     return "" if place.is_dir() else f"{place} is not a folder"

@@ -70,7 +70,7 @@ def nodes(world_size: int) -> int:
 
 def wait_timeout() -> float:
     """TRITON_DIST_WAIT_TIMEOUT: seconds after which a device wait gives up; 0 when waits are unbounded."""
-    return number("TRITON_DIST_WAIT_TIMEOUT", 0.0, least=0)
+    return min(number("TRITON_DIST_WAIT_TIMEOUT", 0.0, least=0), 1e9)      # 30 years: in nanoseconds it fits the context
 
 
 def debug() -> bool:

@@ -59,8 +59,8 @@ class SymmetricHeap:
         asked_for, free_lists = self.collect(group, what or f"{nbytes} bytes")
         for rank, asked in zip(group.world_ranks, asked_for):
             if asked.startswith(_REFUSES):
-                raise CollectiveMismatch(f"{name}: rank {rank} cannot allocate its part: {asked.removeprefix(_REFUSES)}; pass the "
-                                         "same shape and dtype on all")
+                raise CollectiveMismatch(f"{name}: rank {rank} cannot allocate its part: {asked.removeprefix(_REFUSES)}; "
+                                         "pass the same shape and dtype on all")
         if any(other != asked_for[0] for other in asked_for):
             asked = dict(zip(group.world_ranks, asked_for))
             raise CollectiveMismatch(f"{name}: ranks ask for different tensors: {asked} by rank; pass the same shape and dtype "
@@ -300,7 +300,8 @@ def free_symm_tensor(tensor: torch.Tensor) -> None:
     try:
         if allocation is None:
             allocation = home.at(tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else None
-            raise NotSymmetric("tensor: expected the tensor that create_symm_tensor returned, found another one or a view into it")
+            raise NotSymmetric("tensor: expected the tensor that create_symm_tensor returned, found another one or a view into "
+                               "it")
         home.expect_live(allocation)
     except InvalidArgument as wrong:
         if allocation is None or not allocation.group.usable_in(groups.resolve()):

@@ -7,6 +7,7 @@ from triton import runtime
 
 from triton_dist.compat.triton import has_driver
 from triton_dist.runtime.backend import backend, detect, device_nodes
+from triton_dist.runtime.errors import InvalidArgument
 
 
 class _OnFirstUse:
@@ -21,6 +22,15 @@ class _OnFirstUse:
 
 
 def offer() -> None:
-    """Called at import: costs nothing, and changes nothing where there is a GPU or a driver has been chosen already."""
-    if not device_nodes() and not has_driver() and detect() == "emulator":
+    """Called at import: costs nothing, and changes nothing where there is a GPU or a driver has been chosen already.
+
+    A TRITON_DIST_BACKEND that names no backend is refused when one is first used. At import the doctor could not say so.
+    """
+    if device_nodes() or has_driver():
+        return
+    try:
+        emulated = detect() == "emulator"
+    except InvalidArgument:
+        return
+    if emulated:
         runtime.driver.set_active(_OnFirstUse())       # pyright: ignore[reportArgumentType]

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: MIT
 """`triton-dist tiles`: draws the order in which programs take tiles, and says what the first wave reads."""
 import argparse
-import sys
 from pathlib import Path
 from typing import Sequence
 
+from triton_dist.cli.status import check_file, status_of
+from triton_dist.runtime.context import MAX_WORLD
+from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.tiles.order import OPS, Tile, first_wave, order
 
 _MOST = 1 << 14
@@ -14,16 +16,22 @@ _MOST = 1 << 14
 def main(words: Sequence[str]) -> int:
     """Entry point: 0; 2 for words that make no sense."""
     args = _parser().parse_args(words)
-    tiles_m, tiles_n = args.grid
-    world = args.ranks if args.op != "gemm" else 1
-    count, wrong = tiles_m * tiles_n * world, ""
-    if min(tiles_m, tiles_n, args.group_m, args.programs, world) < 1:
-        wrong = f"expected positive sizes, found {' '.join(words)}"
-    elif count > _MOST:
-        wrong = f"{count} tiles are too many to draw; at most {_MOST}"
-    if wrong:
-        print(f"triton-dist tiles: {wrong}", file=sys.stderr)
-        return 2
+    return status_of("tiles", lambda: _drawn(args))
+
+
+def _drawn(args: argparse.Namespace) -> int:
+    (tiles_m, tiles_n), world = args.grid, args.ranks if args.op != "gemm" else 1
+    for name, size in (("--grid", tiles_m), ("--grid", tiles_n), ("--group_m", args.group_m), ("--programs", args.programs),
+                       ("--ranks", world)):
+        if size < 1:
+            raise InvalidArgument(f"{name}: expected positive sizes, found {size}")
+    if world > MAX_WORLD:
+        raise InvalidArgument(f"--ranks: expected at most {MAX_WORLD}, found {world}")
+    count = tiles_m * tiles_n * world
+    if count > _MOST:
+        raise InvalidArgument(f"{count} tiles are too many to draw; at most {_MOST}")
+    if args.out is not None:
+        check_file(args.out)
     ranks = order(tiles_m, tiles_n, args.group_m, args.op, world)
     title = f"{args.op}, {tiles_m} x {tiles_n} tiles{' a rank' if world > 1 else ''}, groups of {args.group_m} rows"
     print(f"{title}\n{_said(ranks[0], tiles_m, tiles_n, args, world)}")

@@ -8,11 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Sequence
 
-from triton_dist.cli.status import status_of
+from triton_dist.cli.status import check_file, status_of
 from triton_dist.ops.ep_dispatch.op import LAYOUTS
 from triton_dist.runtime.backend import detect
 from triton_dist.runtime.errors import InvalidArgument
 from triton_dist.trace.calls import TRACED, Call
+from triton_dist.trace.files import files
 
 _SIZES = {"emulator": (512, 512, 512), "": (8192, 8192, 8192)}       # M, N, K where none is given
 
@@ -20,18 +21,26 @@ _SIZES = {"emulator": (512, 512, 512), "": (8192, 8192, 8192)}       # M, N, K w
 def main(words: Sequence[str]) -> int:
     """Entry point: 0, 1 where the call fails, 2 for words that make no sense."""
     args = _parser().parse_args(words)
-    emulated = detect() == "emulator"
-    m, n, k = args.shape or _SIZES["emulator" if emulated else ""]
+    return status_of("trace", lambda: _traced(args))
+
+
+def _traced(args: argparse.Namespace) -> int:
     options = {name: value for name, value in (("method", args.method), ("comm_sms", args.comm_sms), ("layout", args.layout))
                if value is not None}
+    if args.what not in TRACED:
+        if ":" not in args.what:
+            raise InvalidArgument(f"expected one of {', '.join(TRACED)}, or path.py:function, found {args.what!r}")
+        if options or args.shape:
+            raise InvalidArgument(f"--{next(iter(options), 'shape')} is of an op; {args.what} is called without arguments")
+    if args.shape and min(args.shape) < 1:
+        raise InvalidArgument(f"--shape: expected sizes of at least 1, found {' '.join(map(str, args.shape))}")
+    emulated = detect() == "emulator"
+    m, n, k = args.shape or _SIZES["emulator" if emulated else ""]
     call = Call(args.what, m, n, k, options)
     out = args.out or f"trace_{Path(args.what).stem if args.what not in TRACED else args.what}"
-
-    def traced() -> int:
-        if args.what not in TRACED and ":" not in args.what:
-            raise InvalidArgument(f"expected one of {', '.join(TRACED)}, or path.py:function, found {args.what!r}")
-        return _emulated(call, args.nproc_per_node, args.seed, out) if emulated else _on_gpus(call, args.nproc_per_node, out)
-    return status_of("trace", traced)
+    for path in files(out):
+        check_file(path)
+    return _emulated(call, args.nproc_per_node, args.seed, out) if emulated else _on_gpus(call, args.nproc_per_node, out)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,13 +17,19 @@ def events(trace: Trace) -> list[dict]:
     """The trace's events. A turn of the emulator is shown as a microsecond."""
     scale = 1e-3 if trace.unit == "ns" else 1.0
     found: list = [dict(ph="M", pid=rank, name="process_name", args=dict(name=f"rank {rank}")) for rank in trace.ranks]
-    rows: dict = {}
+    rows: dict = {}                     # (rank, program, event) -> [number of the row, when its last span ends], for each row
+    last = 0
     for span in trace.spans:
-        row = rows.setdefault((span.rank, span.program, span.event), len(rows) + 1)
-        found.append(dict(ph="X", pid=span.rank, tid=row, name=_name(span),
+        row = next((row for row in rows.setdefault((span.rank, span.program, span.event), []) if row[1] <= span.start), None)
+        if row is None:                 # kernels that overlap, or copies: a row shows no spans that overlap
+            last += 1
+            row = [last, 0]
+            rows[span.rank, span.program, span.event].append(row)
+        row[1] = span.stop
+        found.append(dict(ph="X", pid=span.rank, tid=row[0], name=_name(span),
                           cat=span.kernel, ts=round(span.start * scale, 3), dur=round((span.stop - span.start) * scale, 3),
                           args=dict(kernel=span.kernel, program=span.program, lap=span.lap)))
-    for (rank, program, event), row in rows.items():
+    for (rank, program, event), row in [(key, row) for key, numbered in rows.items() for row, _ in numbered]:
         name = f"program {program:3} {event}" if program >= 0 else "copies"
         order = (program + 1) * len(EVENTS) + EVENTS.index(event)
         found += [dict(ph="M", pid=rank, tid=row, name="thread_name", args=dict(name=name)),

@@ -18,7 +18,9 @@ from typing import Any, Callable
 from triton_dist.bench.command import DTYPES, positive
 from triton_dist.bench.any_op import arguments, loaded
 from triton_dist.bench.shapes import Shape, parse
+from triton_dist.cli.status import check_file
 from triton_dist.ops import OPS, Op
+from triton_dist.ops.tuning.table import read
 from triton_dist.runtime.environment import SHARED, share_gpus
 
 
@@ -45,6 +47,12 @@ def main(argv: list) -> int:
             parse(args.shapes, op.name, world=1, emulated=True)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
+    if args.out is not None:
+        try:
+            check_file(args.out)
+            read(args.out)
+        except (ValueError, OSError) as error:
+            parser().error(f"{error}; name another file with --out" if args.out.is_file() else str(error))
     if share_gpus():
         parser().error(SHARED)
     if "RANK" not in os.environ:

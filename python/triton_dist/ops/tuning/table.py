@@ -115,15 +115,13 @@ def find(entries: dict, shape: Shape) -> Entry | None:
 def read(path: Path) -> list[Entry]:
     """The entries of a file; none where there is no file. Raises ValueError for what is no table, OSError where it must not."""
     try:
-        text = path.read_text()
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    try:
-        content = json.loads(text)
+        content = json.loads(path.read_text())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"expected a table of format {FORMAT}")
         return [_entry(record) for record in content["entries"]]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (RecursionError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is no table of measured times: {type(error).__name__}: {error}") from None
 
 
