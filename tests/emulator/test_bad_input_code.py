@@ -148,13 +148,6 @@ def gluon_breaks(out, n):
 
 
 @jit
-def scaled_dot(out, n):
-    a = tl.zeros((32, 32), tl.uint8)
-    scale = tl.zeros((32, 1), tl.uint8)
-    tl.store(out, tl.sum(tl.sum(tl.dot_scaled(a, scale, "e4m3", a, scale, "e4m3"), 0), 0))
-
-
-@jit
 def vendors_function(out, n):
     tl.store(out, libdevice.cyl_bessel_i0(1.0))
 
@@ -188,8 +181,7 @@ REFUSED = [  # kernel, the name or line in question, what was found, what is sai
 ROWS = [(kernel.__name__, lambda kernel=kernel: kernel[(1,)](torch.zeros(64), 5), names, found, says, CompilationError)
         for kernel, names, found, says in REFUSED]
 LACKING = [(kernel.__name__, lambda kernel=kernel: kernel[(1,)](torch.zeros(64), 5), name, found, says, UnsupportedFeature)
-           for kernel, name, found, says in ((scaled_dot, "dot_scaled", "the emulator has no twin", "code.py:"),
-                                             (vendors_function, "cyl_bessel_i0", "the emulator has no twin", "code.py:"),
+           for kernel, name, found, says in ((vendors_function, "cyl_bessel_i0", "the emulator has no twin", "code.py:"),
                                              (assembly, "inline assembly", "mov.u32", "make it a triton_dist primitive"),
                                              (nested, "inner", "nested function", "Triton has none"))]
 

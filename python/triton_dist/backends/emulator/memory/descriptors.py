@@ -38,9 +38,16 @@ class Box:
             address += lo * step
         return address, shape, tuple(inside)
 
+    def _pointers(self, address: int, shape: Any) -> Tensor:
+        return Tensor(None, pointer_to(self.ty), Tup(shape), (address, tuple(self.steps)))
+
     def read(self, offsets: Any, checked: Any, fill: Any) -> Tensor:
         scheduler.active().point()
         address, shape, inside = self.window(offsets, checked)
+        if min(self.steps) < 0 and 0 not in shape:
+            out = torch.full(self.block_shape, fill, dtype=self.known.torch)
+            out[inside] = TWINS["core.load"](self._pointers(address, shape)).d
+            return Tensor(out, self.ty, self.block_shape)
         if tuple(shape) == tuple(self.block_shape):
             return Tensor(memory.active().load_tile(address, shape, self.steps, self.known), self.ty, self.block_shape)
         out = torch.full(self.block_shape, fill, dtype=self.known.torch)
@@ -55,7 +62,9 @@ class Box:
         if not isinstance(value, Tensor) or value.shape != self.block_shape:
             raise invalid(f"store of {value!r} into a block of {self.block_shape}")
         address, shape, inside = self.window(offsets, checked)
-        if 0 not in shape:
+        if min(self.steps) < 0 and 0 not in shape:
+            TWINS["core.store"](self._pointers(address, shape), Tensor(cast(value, self.ty).d[inside], self.ty))
+        elif 0 not in shape:
             memory.active().store_tile(address, shape, self.steps, self.known, cast(value, self.ty).d[inside])
 
 
@@ -123,9 +132,8 @@ class Descriptor(Box):
     def _update(self, name: str, offsets: Any, value: Any) -> None:
         address, shape, inside = self.window(self._offsets(offsets), self._all)
         if 0 not in shape:
-            pointers = Tensor(None, pointer_to(self.ty), Tup(shape), (address, tuple(self.steps)))
             part = Tensor(as_tensor(cast(value, self.ty), self.block_shape).d[inside], self.ty)
-            TWINS[f"core.atomic_{name}"](pointers, part, sem="relaxed", scope="gpu")
+            TWINS[f"core.atomic_{name}"](self._pointers(address, shape), part, sem="relaxed", scope="gpu")
 
 
 def _reducer(name: str) -> Callable:

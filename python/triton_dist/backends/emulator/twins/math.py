@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""Twins of element-wise mathematics: tl.math, and the libdevice functions that kernels use."""
+"""Twins of element-wise mathematics: tl.math."""
 from typing import Any, Callable
 
 import torch
@@ -25,7 +25,7 @@ def pointwise(x: Any, fn: Callable) -> Any:
     return scalar(fn(torch.tensor(x.v, dtype=torch_dtype(x.ty))).item(), x.ty)
 
 
-def _unary(name: str, fn: Callable, *keys: str, kinds: tuple = _FLOATS) -> None:
+def unary(name: str, fn: Callable, *keys: str, kinds: tuple = _FLOATS) -> None:
     def op(x: Any) -> Any:
         x = runtime(x)
         if x.ty.name not in kinds:
@@ -35,17 +35,8 @@ def _unary(name: str, fn: Callable, *keys: str, kinds: tuple = _FLOATS) -> None:
 
 
 for _name in ("exp", "exp2", "log", "log2", "cos", "sin", "sqrt", "rsqrt", "erf", "floor", "ceil"):
-    _unary(_name, getattr(torch, _name))
-_unary("sqrt_rn", torch.sqrt, kinds=("fp32", ))
-for _name in ("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "cos", "sin", "tan", "acos", "asin", "atan",
-              "cosh", "sinh", "tanh", "acosh", "asinh", "atanh", "sqrt", "rsqrt", "erf", "erfc", "erfinv", "floor",
-              "ceil", "trunc", "lgamma"):
-    _unary(_name, getattr(torch, _name), f"libdevice.{_name}")
-for _name, _fn in (("fast_expf", torch.exp), ("fast_logf", torch.log), ("fast_log2f", torch.log2),
-                   ("fast_sinf", torch.sin), ("fast_cosf", torch.cos), ("fast_tanf", torch.tan), ("rint", torch.round),
-                   ("nearbyint", torch.round), ("tgamma", lambda x: torch.exp(torch.lgamma(x))),
-                   ("cbrt", lambda x: torch.sign(x) * x.abs()**(1 / 3))):
-    _unary(_name, _fn, f"libdevice.{_name}")
+    unary(_name, getattr(torch, _name))
+unary("sqrt_rn", torch.sqrt, kinds=("fp32", ))
 
 
 def _flushed(fn: Callable) -> Callable:
@@ -56,7 +47,7 @@ def _flushed(fn: Callable) -> Callable:
 
 
 for _name, _fn in (("exp2_approx", torch.exp2), ("reciprocal_approx", torch.reciprocal)):
-    _unary(_name, _flushed(_fn), f"hopper_prims.{_name}", kinds=("fp32", ))
+    unary(_name, _flushed(_fn), f"hopper_prims.{_name}", kinds=("fp32", ))
 
 
 @twin("math.abs", "libdevice.abs")
@@ -92,17 +83,12 @@ def together(values: tuple, fn: Callable, kinds: Any = None, what: str = "",
     return Tensor(out, ty, shape) if shape else scalar(out.reshape(()).item(), ty)
 
 
-def _nary(key: str, count: int, fn: Callable, kinds: Any = _FLOATS) -> None:
+def nary(key: str, count: int, fn: Callable, kinds: Any = _FLOATS) -> None:
     def op(*values: Any) -> Any:
         if len(values) != count:
             raise invalid(f"{key} takes {count} values, {len(values)} given")
         return together(values, fn, kinds, key)
     twin(key)(op)
-
-
-for _key, _fn in (("pow", torch.pow), ("atan2", torch.atan2), ("fmod", torch.fmod), ("hypot", torch.hypot),
-                  ("copysign", torch.copysign), ("fmax", torch.fmax), ("fmin", torch.fmin), ("div_rn", torch.div)):
-    _nary(f"libdevice.{_key}", 2, lambda p, _, fn=_fn: fn(*p))
 
 
 def _fused(parts: list, known: Info) -> torch.Tensor:
@@ -111,7 +97,7 @@ def _fused(parts: list, known: Info) -> torch.Tensor:
     return (parts[0].double() * parts[1].double() + parts[2].double()).to(known.torch)
 
 
-@twin("math.fma", "libdevice.fma")
+@twin("math.fma", "libdevice.fma", "libdevice.fma_rn")
 def fma(x: Any, y: Any, z: Any) -> Any:
     return together((placed(x), placed(y), placed(z)), _fused)
 
@@ -146,13 +132,3 @@ def _high(parts: list, known: Info) -> torch.Tensor:
 def umulhi(x: Any, y: Any) -> Any:
     """The high half of the product of the bits as unsigned numbers, whatever the type."""
     return together((placed(x), placed(y)), _high, ("int32", "int64", "uint32", "uint64"), "umulhi")
-
-
-@twin("libdevice.isnan", "libdevice.isnanf")
-def isnan(x: Any) -> Any:
-    return runtime(x) != runtime(x)
-
-
-@twin("libdevice.isinf", "libdevice.isinff")
-def isinf(x: Any) -> Any:
-    return absolute(x) == float("inf")

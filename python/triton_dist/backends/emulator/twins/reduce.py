@@ -9,13 +9,14 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from triton_dist.backends.emulator.engine.registry import Tup, invalid, twin, unsupported
+from triton_dist.backends.emulator.engine.registry import Tup, invalid, twin
 from triton_dist.backends.emulator.rebuild import rebuild
+from triton_dist.backends.emulator.rebuild.statements import value
 from triton_dist.backends.emulator.twins.shape import wrap_axis
 from triton_dist.backends.emulator.values.casts import cast
 from triton_dist.backends.emulator.values.promotion import I32, info
-from triton_dist.backends.emulator.values.scalars import Scalar
-from triton_dist.backends.emulator.values.tensors import Tensor, as_tensor, broadcast_shape, item
+from triton_dist.backends.emulator.values.scalars import Scalar, scalar
+from triton_dist.backends.emulator.values.tensors import Tensor, as_tensor, broadcast_shape, carried, item
 
 
 def _combiner(fn: Any) -> tuple:
@@ -112,17 +113,16 @@ def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: bool = Fal
 
 @twin("core.map_elementwise")
 def map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1) -> Any:
-    if pack != 1:
-        raise unsupported("map_elementwise with pack > 1 has no twin")
     fn = rebuild.convert(scalar_fn) if rebuild.is_jit(scalar_fn) else scalar_fn
     shape = Tup()
     for x in args:
         shape = broadcast_shape(shape, x.shape)
     columns = [as_tensor(x, shape) for x in args]
-    rows = [[item(Tensor(c.d.reshape(-1)[i], c.ty)) for c in columns] for i in range(columns[0].numel)]
-    out = [r if isinstance(r, tuple) else (r, ) for r in (fn(*row) for row in rows)]
-    made = [
-        Tensor(torch.stack([as_tensor(r[j], (1, )).d for r in out]).reshape(shape), out[0][j].ty)
-        for j in range(len(out[0]))
-    ]
+    values = [[scalar(v, c.ty) for v in c.d.reshape(-1).tolist()] for c in columns]      # of each call: `pack` of each argument
+    rows = [[v for column in values for v in column[i:i + pack]] for i in range(0, columns[0].numel, pack)]
+    out = [[value(v) for v in (r if isinstance(r, tuple) else (r, ))] for r in (fn(*row) for row in rows)]
+    if len(out[0]) % pack:
+        raise invalid(f"map_elementwise with pack={pack} of a function that returns {len(out[0])} values")
+    made = [Tensor(torch.tensor([carried(v.v, info(r[j].ty)) for r in out for v in r[j:j + pack]], dtype=info(out[0][j].ty).torch)
+                   .reshape(shape), out[0][j].ty) for j in range(0, len(out[0]), pack)]
     return made[0] if len(made) == 1 else Tup(made)
