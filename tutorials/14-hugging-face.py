@@ -19,16 +19,22 @@ It needs ``transformers``. In the environment that ``launch.sh`` makes, install 
 ``.venv/bin/python -m pip install transformers``.
 """
 import argparse
+import sys
 import tempfile
 import time
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 import triton_dist
-from triton_dist.integrations.transformers import full_state_dict, tensor_parallel
 from triton_dist.runtime.groups import resolve
+
+try:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from triton_dist.integrations.transformers import full_state_dict, tensor_parallel
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}; install it by: {sys.executable} -m pip install transformers") from error
 
 TINY = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
                    num_key_value_heads=4, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)

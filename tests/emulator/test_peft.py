@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """LoRA of PEFT on our layers, against PEFT on plain linear layers of one rank."""
 import importlib.util
+import warnings
 
 import pytest
 import torch
@@ -98,6 +99,21 @@ def test_adapters_of_shards_are_those_of_one_rank(world, sequence_parallel):
                 torch.testing.assert_close(model(mine(x)), mine(base(x).detach()), rtol=1e-4, atol=1e-4)
         triton_dist.synchronize()
     run_ranks(script, world)
+
+
+def test_no_warning_that_our_layers_are_unsupported():
+    import peft
+
+    from triton_dist.integrations.peft import register
+    base, _ = plain()
+
+    def script():
+        mlp = TPMLP.from_full(base.up, base.down, gated=True)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            peft.get_peft_model(mlp, register(config()))
+        assert not [one for one in said if "Unsupported" in str(one.message)]
+    run_ranks(script, 1)
 
 
 def test_what_shards_cannot_have_is_refused_on_all_ranks():

@@ -66,6 +66,15 @@ def test_tutorial(command):
 
 
 @pytest.mark.full
+def test_a_package_that_a_tutorial_needs_is_named(tmp_path):
+    (tmp_path / "transformers.py").write_text("raise ModuleNotFoundError(\"No module named 'transformers'\")")
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = launch("--nproc_per_node", "1", "14-hugging-face.py", PYTHONPATH=paths)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert re.search(r"No module named 'transformers'; install it by: \S*python\S* -m pip install transformers", done.stderr)
+
+
+@pytest.mark.full
 def test_a_reduce_scatter_over_nodes():
     done = launch("05-reduce-scatter.py", TRITON_DIST_NODES="2x2")
     assert done.returncode == 0 and done.stdout.count("2 of 2 sums are right") == 4, done.stderr

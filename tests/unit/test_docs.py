@@ -29,11 +29,14 @@ def build(builder, folder, *options):
 def public_names():
     """(module, names that its reference must have), of each public module."""
     import triton_dist
+    import triton_dist.aot
+    import triton_dist.checker
     import triton_dist.language
     import triton_dist.layers
     import triton_dist.language.extra.libshmem_device
     import triton_dist.ops
-    modules = (triton_dist, triton_dist.language, triton_dist.language.extra.libshmem_device, triton_dist.ops, triton_dist.layers)
+    modules = (triton_dist, triton_dist.language, triton_dist.language.extra.libshmem_device, triton_dist.ops, triton_dist.layers,
+               triton_dist.checker, triton_dist.aot)
     return [(module.__name__, [name for name in module.__all__ if not isinstance(getattr(module, name), int)])
             for module in modules]                         # constants have a table
 

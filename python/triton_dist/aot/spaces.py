@@ -63,21 +63,25 @@ def aot_compile_spaces(spaces: Mapping[str, Mapping], name: str | None = None) -
 
     It stands above `triton.jit`, `gluon.jit` or `triton_dist.jit`.
 
+    The signature of a space has one entry for each parameter of the kernel, separated by commas. An entry is `%NAME` for a
+    constexpr, or a type: `*fp16`, `i32`, `fp32`, `tensordesc<bf16[%M, %K]>`. `%NAME` inside of a type stands for the value of
+    that constexpr. A hint may follow the type: `:16` for multiples of 16, `:1` for the value 1. With several hints, as in
+    `:16|1|` (16, 1, or anything), a variant is built for each combination.
+
     Args:
-        spaces: for each public C name a dict of
-            signature: a string with one entry for each parameter of the kernel, separated by commas: a type ("*fp16", "i32",
-                "fp32", "tensordesc<bf16[%M, %K]>") with an optional hint (":16" for multiples of 16, ":1" for the value 1), or
-                "%NAME" for a constexpr. Or a function of an info that returns such a string. "%NAME" inside of a type is
-                replaced by the value of that constexpr. An entry may give several hints, as ":16|" (16, or none): a variant is
-                built for each combination.
-            grid: three expressions over the parameters and "%NAME"s, or left out: then the caller passes the grid.
-            triton_algo_infos: a list of dicts, one for each variant: a value for every "%NAME", num_warps, num_stages, and
-                other launch options. A parameter of the kernel whose value is no number or string, such as a layout, has to
-                follow from the others. "targets" in an info, or beside the infos, is a list of words such as "cuda:90" or "hip":
-                it is built for targets that begin with one of them.
+        spaces: for each public C name a dict. Its "signature" is the string above, or a function of an info that returns one.
+            Its "grid" has three expressions over the parameters and constexprs; without it the caller passes the grid. Its
+            "triton_algo_infos" is a list of dicts, one for each variant, with a value for every constexpr, num_warps,
+            num_stages and other launch options. A constexpr that is no number or string, such as a layout, has to follow from
+            the others. "targets", in an info or beside the infos, is a list of words such as "cuda:90" or "hip": it is
+            built for targets that begin with one of them.
         name: what C calls the kernel, under which all its spaces can be found; None: the name of its function.
 
-    Returns the kernel as it was.
+    Returns:
+        The kernel as it was.
+
+    Raises:
+        InvalidArgument: there is no jit function below, or a space cannot be compiled.
 
     Example:
         @aot_compile_spaces({"add_fp32": {

@@ -9,9 +9,16 @@ from triton_dist.checker.faults import Fault
 
 @dataclass
 class Report:
-    """Faults and figures of a check: schedules run, programs started, accesses checked, seconds, bytes moved by link.
+    """What a check has found. `str(report)` is what `triton-dist check` prints.
 
-    `links`: (from rank, to rank) -> bytes of data and flags, counted; `formula`: bytes of data that the ops called should move.
+    Attributes:
+        faults: every Fault.
+        schedules: number of runs.
+        programs: number of programs that have started in all runs.
+        accesses: number of accesses that were checked.
+        seconds: how long it took.
+        links: (from rank, to rank) -> bytes of data and flags that were counted in all runs.
+        formula: (from rank, to rank) -> bytes of data that the ops should have moved.
     """
     faults: list[Fault] = field(default_factory=list)
     schedules: int = 0

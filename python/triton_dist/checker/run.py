@@ -88,18 +88,28 @@ def run_schedule(fn: Callable, schedule: Schedule, faults: Faults, report: Repor
 def check_kernel(fn: Callable, world_size: int = 4, schedules: int = 20, seed: int = 0, modes: Optional[Sequence[str]] = None,
                  num_sms: int = 8, keep_going: bool = False, nodes: int = 0, replay: Optional[str] = None,
                  detector: Optional[Callable] = None) -> Report:
-    """Runs fn(rank), or fn(), as the host script of every rank of an emulated world, under check, in many schedules.
+    """Checks the kernels of a host script on emulated ranks. Runs it many times, each time in another order of programs.
 
     Args:
-        fn: host script of a rank. It creates symmetric tensors and launches kernels, as a script under launch.sh does.
-        world_size: ranks. num_sms: programs resident at a time on a rank.
-        schedules: runs, each with an order of its own. seed: of the first. modes: some of order.MODES, in turn; all by default.
-        nodes: of equal size, into which the ranks are cut; by default TRITON_DIST_NODES, or 1.
-        keep_going: go on after a fault, to list all. Otherwise the first fault ends the check.
-        replay: the token of a report ("eager.s0.w4.m8"): runs that one schedule, with the ranks and SMs of the token.
-        detector: makes the detector of a schedule from its Faults, such as a subclass of checker.detector.Detector with
-            rules of your own.
-    Returns a Report; faults of the kernel or of the script are in it and are never raised.
+        fn: the script of a rank, called as fn(rank), or as fn() if it takes no argument. It creates symmetric tensors and
+            launches kernels, as a script under launch.sh does.
+        world_size: number of ranks.
+        schedules: number of runs.
+        seed: of the first run.
+        modes: names of the orders to use in turn: "eager", "random", "late", "skew", "priority", "pct", "round-robin" or
+            "exhaustive". None: all except "exhaustive".
+        num_sms: programs that can be resident at a time on a rank.
+        keep_going: True goes on after a fault and lists all faults. Otherwise the first one ends the check.
+        nodes: number of nodes of equal size that the ranks form. 0: as TRITON_DIST_NODES says, or one.
+        replay: the token of a report, such as "eager.s0.w4.m8". Only that schedule runs, with the token's ranks and SMs.
+        detector: a subclass of checker.detector.Detector with rules of your own, or a function that makes one from Faults.
+
+    Returns:
+        A Report. Faults of kernels and errors of the script are in it, and are not raised.
+
+    Example:
+        report = check_kernel(host, world_size=4, schedules=20)
+        assert report.clean, str(report)
     """
     report, start = Report(), time.perf_counter()
     faults = Faults(keep_going, found=report.faults)

@@ -7,6 +7,7 @@
 
 A column-parallel layer has all of A and its rows of B; a row-parallel one has its columns of A and all of B.
 """
+import warnings
 from typing import Any
 
 import peft
@@ -132,6 +133,8 @@ def register(config: peft.LoraConfig) -> peft.LoraConfig:
     Call it on all ranks before peft.get_peft_model, which is collective then. Refused: DoRA, lora_bias, other ways to begin than
     True, False and "gaussian", lora_dropout on a ColumnLinear, and layers with heads that several ranks hold.
     """
+    # PEFT warns of every layer that it does not know itself, of those of the mapping too.
+    warnings.filterwarnings("ignore", r"Unsupported layer type '<class 'triton_dist\.layers\.", UserWarning)
     config._register_custom_module({AGGemm: LoraAGGemm, ColumnLinear: LoraColumnLinear, GemmRS: LoraGemmRS, GemmAR: LoraGemmAR})
     return config
 
