@@ -162,3 +162,17 @@ def test_twins_take_the_names_of_tritons_parameters():
                         if not p.startswith("_") and p not in taken and not p == "args"]
     assert not lacking
     assert len(TWINS) > 100 and scheduler.is_active()
+
+
+@triton.jit
+def _printed(x_ptr, F: tl.constexpr):
+    x, k = tl.load(x_ptr + tl.arange(0, 2)), tl.arange(0, 2)
+    tl.device_print("bytes", x, tl.load(x_ptr), k < 1)
+    tl.device_print("hex", k[:, None] - 1, 255, hex=True)
+    print("floats", tl.full([2], F, tl.float32), F)
+
+
+def test_printed_numbers(capsys):
+    launch(_printed, 1, torch.tensor([200, 3], dtype=torch.uint8), F=0.5)
+    lines = [line.split(") ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["bytes [200, 3] 200 [1, 0]", "hex [[0xffffffff], [0x0]] 0xff", "floats [0.5, 0.5] 0.5"]

@@ -7,7 +7,7 @@ evaluates both sides of a runtime `and`, and unrolls constexpr loops. These help
 emulator.
 """
 import builtins
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from triton_dist.compat.compiler import CodeGenerator
 from triton.language import core
@@ -18,7 +18,7 @@ from triton_dist.backends.emulator.memory.descriptors import Box, Descriptor
 from triton_dist.backends.emulator.memory.gluon_smem import View
 from triton_dist.backends.emulator.values.lanes import Lanes
 from triton_dist.backends.emulator.values.promotion import I1, I32, info, promote, wrap
-from triton_dist.backends.emulator.values.scalars import IntScalar, Scalar, constant
+from triton_dist.backends.emulator.values.scalars import IntScalar, Pointer, Scalar, constant, scalar
 from triton_dist.backends.emulator.values.tensors import Tensor
 
 RUNTIME = (Scalar, Tensor, Box, View, Lanes)
@@ -225,9 +225,22 @@ def static_print(*values: Any, sep: str = " ", end: str = "\n", **_: Any) -> Non
 @twin("core.device_print")
 def device_print(prefix: Any, *args: Any, hex: bool = False) -> None:
     cta = scheduler.active().current.cta
-    words = [f"{x.d.tolist()}" if isinstance(x, Tensor) else f"{x.v:#x}" if hex and isinstance(x, IntScalar) else
-             str(getattr(x, "v", x)) for x in args]
-    print(f"pid {cta.pid if cta else ()} {prefix}", *words, flush=True)
+    print(f"pid {cta.pid if cta else ()} {prefix}", *[shown(value(x), hex) for x in args], flush=True)
+
+
+def shown(x: Any, hex: bool = False) -> str:
+    """The numbers in a value; unsigned ones as they are."""
+    if isinstance(x, Lanes):
+        x = x.block
+    if isinstance(x, Tensor):
+        return nested(x.d.tolist(), lambda v: shown(scalar(v, x.ty), hex))
+    if isinstance(x, (IntScalar, Pointer)):
+        return f"{x.v & info(x.ty).mask:#x}" if hex or isinstance(x, Pointer) else str(x.v)
+    return str(getattr(x, "v", x))
+
+
+def nested(x: Any, words: Callable) -> str:
+    return f"[{', '.join(nested(y, words) for y in x)}]" if isinstance(x, list) else words(x)
 
 
 @twin("core.static_assert")

@@ -41,9 +41,11 @@ def _scaled(values: torch.Tensor, scale: Any) -> torch.Tensor:
 @twin("core.dot_scaled")
 def dot_scaled(lhs: Tensor, lhs_scale: Any, lhs_format: str, rhs: Tensor, rhs_scale: Any, rhs_format: str, acc: Any = None,
                fast_math: bool = False, lhs_k_pack: bool = True, rhs_k_pack: bool = True, out_dtype: Any = F32) -> Tensor:
+    if not isinstance(lhs, Tensor) or not isinstance(rhs, Tensor) or len(lhs.shape) != len(rhs.shape) or len(lhs.shape) < 2:
+        raise invalid(f"dot_scaled of {lhs!r} and {rhs!r}: both must be 2-d, or both 3-d")
     a = _scaled(_values(lhs, lhs_format, -1 if lhs_k_pack else -2), lhs_scale)
     b = _scaled(_values(rhs, rhs_format, -2 if rhs_k_pack else -1).transpose(-1, -2), rhs_scale)
-    if a.dim() != b.dim() or a.shape[-1] != b.shape[-1]:
+    if a.shape[-1] != b.shape[-1]:
         raise invalid(f"dot_scaled of shapes {tuple(lhs.shape)} and {tuple(rhs.shape)}: K is {a.shape[-1]} and {b.shape[-1]}")
     r = a @ b.transpose(-1, -2)
     return Tensor(r if acc is None else acc.d + r, F32, Tup(r.shape))
