@@ -96,6 +96,17 @@ def test_a_blank_line_ends_each_table():
         assert not re.findall(r"^\|.*\n(?![|#\n]).+", text, re.M), f"{page.name}: a line joins the table above it"
 
 
+def test_the_list_of_ops_has_each_with_its_methods():
+    from triton_dist import ops
+    page = (DOCS / "ops.md").read_text()
+    for name in ops.OPS:
+        row = next((line for line in page.splitlines() if line.startswith("|") and f"`{name}" in line), "")
+        methods = re.findall(r"`(\w+)`", row.rsplit("|", 2)[-2]) if row else []
+        assert methods == list(ops.OPS[name].methods), name
+    functions = {name for name in ops.__all__ if name[0].islower()}
+    assert functions <= set(re.findall(r"`(\w+)[`(]", page))
+
+
 def test_pages_of_figures_have_the_notes_of_today():
     """Notes that have changed are in the pages only after these are written again."""
     pages = (DOCS / "performance.md").read_text() + (DOCS / "performance_rows.md").read_text() + (DOCS / "bars.md").read_text()

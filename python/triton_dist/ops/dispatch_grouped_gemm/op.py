@@ -196,9 +196,11 @@ def dispatch_grouped_gemm_rows(x: torch.Tensor,
                                max_tokens: int | None = None,
                                group: Any = None,
                                method: str = "auto") -> tuple:
-    """dispatch_grouped_gemm by tensors: what graphs hold of it. See there. It has no gradient.
+    """The operator of dispatch_grouped_gemm in graphs: it takes and returns tensors, and has no gradient.
 
-    Returns (h, ids_out, weights_out, told, positions); those that there are not have no elements.
+    In a program call dispatch_grouped_gemm instead.
+
+    Returns (h, ids_out, weights_out, told, positions); tensors that the call does not have are empty.
     """
     known = DISPATCH_GROUPED_GEMM.known((num_experts, act, max_tokens, method), group, x, topk_ids, None, topk_weights, weight,
                                         None, None, None, None)

@@ -217,7 +217,9 @@ def ep_combine_rows(y: torch.Tensor,
                     group: Any = None,
                     out: torch.Tensor | None = None,
                     method: str = "auto") -> torch.Tensor:
-    """ep_combine by tensors: what graphs hold of it. See there. rows: those of y, as the dispatch has made room for.
+    """The operator of ep_combine in graphs: it takes tensors instead of a handle. In a program call ep_combine instead.
+
+    rows: number of rows of y, for which the dispatch has made room.
 
     Returns out [T, H].
     """

@@ -368,9 +368,9 @@ def ep_dispatch_rows(x: torch.Tensor,
                      group: Any = None,
                      out: torch.Tensor | None = None,
                      method: str = "auto") -> tuple:
-    """ep_dispatch by tensors: what graphs hold of it. See there.
+    """The operator of ep_dispatch in graphs: it takes and returns tensors. In a program call ep_dispatch instead.
 
-    Returns (out, scales_out, ids_out, weights_out, told, positions, sources); those that there are not have no elements.
+    Returns (out, scales_out, ids_out, weights_out, told, positions, sources); tensors that the call does not have are empty.
     """
     asked, more = (num_experts, layout, align, capacity, max_tokens, quant, method), [None] * 5
     known = EP_DISPATCH.known(asked, group, x, topk_ids, out, topk_weights, scales, None, *more)

@@ -204,7 +204,7 @@ def rmsnorm_gemm(x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tenso
                  bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, eps: float | None = 1e-6,
                  norm_weight_bias: float = 0.0, act: str | None = None, out: torch.Tensor | None = None,
                  residual_out: torch.Tensor | None = None, method: str = "auto") -> Any:
-    """act(rms_norm(x + residual) * norm_weight @ weight^T + bias): a norm of a decoder and the linear layer after it.
+    """act(rms_norm(x + residual) @ weight^T + bias): a norm of a decoder, by norm_weight, and the linear layer after it.
 
     Nothing is sent: each rank calls it independently, and ranks may make different calls. For few rows it is two kernels: one for
     addition and norm, and one for the product and the activation, which reads the weight at the rate of memory. Each may start
