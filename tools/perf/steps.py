@@ -19,7 +19,7 @@ _DEVICE = tuple(f"{_PACKAGE}/{path}" for path in (
 _ALL = (f"{_PACKAGE}/ops", *_DEVICE)
 _FOLDERS = {"all_to_all": "all_to_all_single", "dispatch": "calls"}     # of an op's sources, where it has another name
 _START = 15                                     # seconds until ranks have met and the first kernels are compiled
-_SECONDS = {"small": 2.0, ShapeBar: 5.0, GemmArBar: 1.5, SizeBar: 0.6}        # on four GPUs, for each problem of a set or kind
+_SECONDS = {"small": 2.0, ShapeBar: 10.0, GemmArBar: 1.5, SizeBar: 0.6}        # on four GPUs, for each problem of a set or kind
 _FIRST = ("all_reduce", "ag_gemm large", "gemm_rs large", "gemm_ar", "dispatch")
 _TAKE_PEERS = {"all_reduce", "all_reduce_rmsnorm", "gemm_ar"}
 
@@ -48,7 +48,7 @@ def steps(world: int, out: Path, known: Path | None = None, peers: Path | None =
         peers: file for --peer-path.
     """
     measured = dict(_measured(world, out, known, fresh))
-    found = [Step("stress", ("tests/nvidia/stress.py", "--calls", "2000", "--wrap", "--log-file", f"{out}/stress.txt"), 90,
+    found = [Step("stress", ("tests/nvidia/stress.py", "--calls", "2000", "--wrap", "--log-file", f"{out}/stress.txt"), 140,
                   variables=(("TRITON_DIST_WAIT_TIMEOUT", "20"),)),
              *[measured.pop(name) for name in _FIRST if name in measured],
              _bench("all_reduce_rmsnorm", out, 30, "--graph"),

@@ -13,7 +13,8 @@ The file has `PEERS`, a dict of names and classes such as this one:
             ...
     PEERS = {"mine": Mine}
 
-What it raises leaves the peer out of a row, and the row says why; its constructor may raise on some ranks only. Results are
+What it raises leaves the peer out of a row, and the row says why; its constructor may raise on some ranks only. For a size or
+dtype that it does not serve it raises NotImplementedError; anything else makes the benchmark's exit status 1. Results are
 compared with float64.
 """
 import runpy
