@@ -10,12 +10,14 @@ from bad_input import Row, check_message, refused, small_heap, table, usable, wo
 
 import triton_dist
 from triton_dist import create_symm_tensor, free_symm_tensor, peer_tensor
+from triton_dist.backends import emulator
 from triton_dist.backends.emulator import run_ranks
 from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.worlds import machine, process
 from triton_dist.runtime import backend as registry
 from triton_dist.runtime.errors import InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
 from triton_dist.runtime.groups import resolve
+from triton_dist.runtime.state import state
 
 I32 = torch.int32
 
@@ -110,6 +112,15 @@ def heap_of(sizes):
     return call
 
 
+def debug_on_rank_1():
+    """TRITON_DIST_DEBUG makes a rank compare calls by collectives, which its peers must make too."""
+    state().debug = rank() == 1
+    try:
+        triton_dist.initialize_distributed()
+    finally:
+        state().debug = False
+
+
 def free_on(rank_that_errs, tensor, wrong):
     """One rank frees `wrong`; the others free the tensor. Afterwards all of them do."""
     try:
@@ -159,6 +170,8 @@ JOINING = [
     ("heap size: beyond the address space", heap_of(["1e12G"]), "TRITON_DIST_HEAP_SIZE", "cannot reserve",
      "a smaller", OutOfHeap),
     ("heap size: ranks differ", heap_of(["2M", "4M"]), "TRITON_DIST_HEAP_SIZE", "rank 1 has 4194304", "must pass the same"),
+    ("heap size: a word on one rank", heap_of(["2M", "lots"]), "TRITON_DIST_HEAP_SIZE", "'lots'", "such as 512M or 4G"),
+    ("debug: on one rank", debug_on_rank_1, "TRITON_DIST_DEBUG", "rank 1 has True", "must pass the same"),
     ("world above 64", triton_dist.initialize_distributed, "world size:", "found 65", "start fewer", InvalidArgument, 65),
 ]
 
@@ -229,6 +242,7 @@ VARIABLES = [
     ("TRITON_DIST_EMULATOR_SEED", "seven", process.start, "a whole number"),
     ("TRITON_DIST_EMULATOR_SMS", "0", machine.default_sms, "a whole number of at least 1"),
     ("TRITON_DIST_EMULATOR_SMS", "2.5", machine.default_sms, "a whole number of at least 1"),
+    ("TRITON_DIST_NODE_LATENCY", "1e3", lambda: emulator.make().check_join(), "a whole number of at least 0"),
     ("TRITON_DIST_HANG_SECONDS", "-1", process.start, "a number of at least 0"),
     ("TRITON_DIST_HANG_SECONDS", "nan", process.start, "a number of at least 0"),
     ("TRITON_DIST_WAIT_TIMEOUT", "soon", scheduler.Scheduler, "a number of at least 0"),

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Numbers from the environment."""
 import pytest
+import torch
 
 from triton_dist.runtime import world
 from triton_dist.runtime.environment import number, wait_timeout
@@ -15,6 +16,18 @@ from triton_dist.runtime.errors import InvalidArgument
 def test_processes_that_each_became_a_world_are_told_by_the_first(environ, said):
     words = world._alone_by_mistake(environ)
     assert words is None if said is None else f"but {said}; start torchrun or launch.sh" in words
+
+
+@pytest.mark.parametrize("environ, said", [
+    ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3: expected a number below WORLD_SIZE=2"),
+    ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0': expected a whole number of at least 1"),
+    ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "ssh"}, "MASTER_PORT='ssh': expected a whole number")])
+def test_a_rank_that_cannot_be_does_not_wait_for_others(environ, said, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda *_, **__: pytest.fail("it went on"))
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, environ.get(name, ""))
+    with pytest.raises(InvalidArgument, match=said):
+        world._rendezvous.__wrapped__()
 
 
 def test_numbers_and_defaults(monkeypatch):

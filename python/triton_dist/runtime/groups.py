@@ -372,8 +372,12 @@ def nodes_by_reach(reach: list) -> tuple:
 
 
 def require_agreement(group: Group, what: str, value: Any) -> None:
-    """Collective: raises InvalidArgument on every member when `value` differs between members. Also a barrier."""
-    values = group.all_gather_object(value)
+    """Collective: raises CollectiveMismatch on every member when `value` differs between members. Also a barrier."""
+    expect_equal(group, what, group.all_gather_object(value))
+
+
+def expect_equal(group: Group, what: str, values: list) -> None:
+    """Raises CollectiveMismatch where the values that members have told, by index, differ."""
     for index, other in enumerate(values):
         if other != values[0]:
             raise CollectiveMismatch(

@@ -4,6 +4,7 @@
 import atexit
 import gc
 import logging
+import math
 import os
 import sys
 from datetime import timedelta
@@ -20,7 +21,7 @@ from triton_dist.runtime.console import whole_lines
 from triton_dist.runtime.context import MAX_WORLD, Context
 from triton_dist.runtime.environment import heap_size, nodes, number, prebuilt, wait_timeout
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized, describe
-from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, nodes_by_reach, require_agreement
+from triton_dist.runtime.groups import Group, SoloGroup, TorchGroup, expect_equal, nodes_by_reach
 from triton_dist.runtime.hang_table import last_words
 from triton_dist.runtime.heap import SymmetricHeap
 from triton_dist.runtime.state import RankState, state
@@ -82,8 +83,8 @@ def initialize_distributed(seed: int | None = None, initialize_shmem: bool = Tru
 
 def _join(me: RankState) -> None:
     import torch.distributed as dist
-    backend().check_join()
     local_rank = int(number("LOCAL_RANK", -1, least=0, kind=int))
+    backend().check_join()
     backend().set_device(None if local_rank < 0 else local_rank)
     if not dist.is_initialized():
         if "RANK" not in os.environ:
@@ -116,6 +117,10 @@ def _alone_by_mistake(environ: Mapping[str, str]) -> str | None:
 def _rendezvous() -> tuple:
     """(store, rank, world size) of the processes that a launcher started. The store serves all worlds of this process."""
     import torch.distributed as dist
+    rank, size = number("RANK", 0, 0, int), number("WORLD_SIZE", math.inf, 1, int)
+    if rank >= size:                            # it would wait for the others in vain
+        raise InvalidArgument(f"RANK={rank}: expected a number below WORLD_SIZE={size}; start ranks by launch.sh or torchrun")
+    number("MASTER_PORT", 0, 0, int)
     found = next(dist.rendezvous("env://", timeout=_TIMEOUT))
     found[0].set_timeout(_TIMEOUT)
     return found
@@ -126,10 +131,8 @@ def attach_heap(me: RankState) -> None:
     world: Group = me.world
     if world.size > MAX_WORLD:
         raise InvalidArgument(f"world size: at most {MAX_WORLD} ranks fit into a context, found {world.size}; start fewer")
-    nbytes = heap_size(backend().default_heap_size)
-    require_agreement(world, "TRITON_DIST_HEAP_SIZE", nbytes)
-    require_agreement(world, "TRITON_DIST_NODES", os.environ.get("TRITON_DIST_NODES", ""))
-    each = world.size // (me.nodes_asked or nodes(world.size))
+    nbytes, count = _settings(me)
+    each = world.size // count
     arena = backend().reserve_arena(nbytes, world)
     arena.cut(range(world.rank // each * each, (world.rank // each + 1) * each))
     me.nodes = nodes_by_reach(world.all_gather_object([bool(base) for base in arena.bases]))
@@ -137,6 +140,27 @@ def attach_heap(me: RankState) -> None:
     backend().set_context(Context(rank=world.rank, world_size=world.size, bases=list(arena.bases), nodes=me.nodes,
                                   barrier_pad=me.heap.base, wait_timeout_ns=int(wait_timeout() * 1e9)))
     world.barrier()
+
+
+def _settings(me: RankState) -> tuple[int, int]:
+    """(bytes of heap, number of nodes), the same on all ranks. Collective: where one rank cannot read its own, all raise."""
+    world: Group = me.world
+    found, error = {}, None
+    try:
+        found["TRITON_DIST_HEAP_SIZE"] = heap_size(backend().default_heap_size)
+        found["TRITON_DIST_NODES"] = me.nodes_asked or nodes(world.size)
+        found["TRITON_DIST_DEBUG"] = me.debug           # ranks that have it make more collectives
+    except InvalidArgument as wrong:
+        error = wrong
+    told = world.all_gather_object((found, str(error or "")))
+    if error is not None:
+        raise error
+    for rank, (_, words) in zip(world.world_ranks, told):
+        if words:
+            raise InvalidArgument(f"rank {rank}: {words}")
+    for name in found:
+        expect_equal(world, name, [theirs[name] for theirs, _ in told])
+    return found["TRITON_DIST_HEAP_SIZE"], found["TRITON_DIST_NODES"]
 
 
 def finalize_distributed() -> None:
