@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""`triton-dist bench`: the command line, and what every rank does.
+"""`triton-dist bench`: times an op beside its baselines, on every GPU or on emulated ranks.
 
     triton-dist bench ag_gemm                                 # starts a rank on every GPU, or emulated ranks
     bash launch.sh --nproc_per_node 2 benchmarks/bench.py gemm_rs --shapes 8B 70B@2048 8192,8192,29568 --out results

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright (c) triton_dist contributors
 # SPDX-License-Identifier: MIT
-"""`triton-dist tune`: times the ways to run an op at given shapes and writes a table.
+"""`triton-dist tune`: times the ways to run an op at given shapes, and writes a table.
 
     triton-dist tune ag_gemm gemm_rs --shapes large medium --out tuned.json      # starts a rank on every GPU
     bash launch.sh --nproc_per_node 2 python/triton_dist/tune/__main__.py gemm_rs --shapes 8B@2048 8192,8192,29568
