@@ -7,12 +7,12 @@
 
     bash launch.sh 00-ring-broadcast.py
 
-Rank 0 has a block that all ranks want. It stores the block into rank 1's memory and tells rank 1; rank 1 hands it to rank 2,
-and so on. Four things are new beside plain Triton:
+Rank 0 has a block that all ranks want. It stores the block into rank 1's memory and tells rank 1. Rank 1 passes it to rank 2 in
+the same way, and so on. Four things are new beside plain Triton:
 
 * A *symmetric tensor* lies at the same offset of every rank's heap. `dl.symm_at(pointer, rank)` gives the address of the same
   tensor in the memory of another rank, to load from or to store to.
-* `dl.notify(flag, rank, value)` sets a flag of another rank: all that this program has stored before is there by then.
+* `dl.notify(flag, rank, value)` sets a flag of another rank. All that this program has stored before is there when the flag is.
 * `dl.wait(flag, 1, "sys", "acquire", value)` spins until this rank's own flag has the value, and returns a token.
 * `dl.consume_token(pointer, token)` ties loads to the wait, so that the compiler cannot move them before it.
 """

@@ -9,8 +9,8 @@
 
 Every rank has rows, and all ranks want all rows. Inside a node there are two ways to move them, and you will write both:
 
-* the copy engine: the host puts copies on a stream, and a flag after each; SMs stay free for a GEMM,
-* a kernel that pushes: one launch, no host between the parts, the lowest latency.
+* by the copy engine: the host puts copies on a stream, and a flag after each. SMs stay free for a GEMM.
+* by a kernel that pushes: it is one launch, so the host is not involved between the parts, and the latency is lowest.
 """
 import torch
 import triton.language as tl
@@ -33,7 +33,7 @@ from triton_dist.testing import milliseconds, plot
 def by_copies(x: torch.Tensor, gathered: list, flags: list, rank: int, call: int, stream) -> None:
     rows = len(x)
     for hop in range(len(gathered)):
-        peer = (rank + hop) % len(gathered)                  # everybody begins with itself: no two send to one at a time
+        peer = (rank + hop) % len(gathered)                  # from itself on, so that no two send to one rank at a time
         backend().copy(gathered[peer][rank * rows:(rank + 1) * rows], x, stream)
         backend().write_value32(flags[peer], rank, call, stream)
 
@@ -48,8 +48,9 @@ def await_all(flags, call):
 # By a kernel
 # -----------
 #
-# Program (peer, part) pushes a part of the rows to a peer, then says so in a flag of its own. A release costs a fence, so
-# parts should not be too small. Every program then waits for the same part of one peer: when the kernel is over, all is there.
+# Program (peer, part) pushes a part of the rows to a peer, then sets a flag there that no other program sets. A release costs
+# a fence, so parts should not be too small. Every program then waits for the same part of one peer. So when the kernel has ended,
+# all rows are there.
 
 
 @triton_dist.jit(do_not_specialize=["call"])

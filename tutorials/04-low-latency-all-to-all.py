@@ -10,8 +10,8 @@
 In a mixture of experts each token goes to the ranks of its experts, and back. At inference there are few tokens, so the time
 of an exchange is latency. You will write a dispatch in one kernel:
 
-* the rows for a peer, and how many there are, are pushed by one program a peer,
-* one signal a peer says that both are there; nobody asks the host how many have come,
+* one program for each peer pushes the rows for this peer, and their number,
+* one signal for each peer says that both are there, so the host does not have to know how many rows have come,
 * buffers are double, so that no barrier stands between two calls.
 """
 import torch

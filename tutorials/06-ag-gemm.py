@@ -62,7 +62,7 @@ def push(x, gathered, counters, peer, elements, BLOCK: tl.constexpr):
 def ag_gemm(x, gathered, weight, out, counters, pushed, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
             BLOCK_K: tl.constexpr):
     program, world, me = tl.program_id(0), dl.num_ranks(), dl.rank()
-    for hop in range(world):                                      # begins with itself: no two ranks send to one at a time
+    for hop in range(world):                                      # from itself on: no two ranks send to one at a time
         push(x, gathered, counters, (me + hop) % world, m * k, BLOCK=4096)
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tiles = tiles_m * tiles_n

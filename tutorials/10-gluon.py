@@ -9,7 +9,8 @@
 
 Gluon is Triton with layouts and warps in your own hands. Signals and peers' addresses work in it as well, with one rule: in a
 partition of warps there is no barrier of the program to lean on, so signals are sent by warps (`dl.notify_warp`). In this
-tutorial you will write an all-reduce whose single warp does all: sends its block to every peer, waits for theirs, and sums.
+tutorial you will write an all-reduce in which one warp does everything: it sends its block to every peer, waits for the blocks of
+the peers, and sums them.
 """
 import torch
 from triton.experimental.gluon import language as gl
