@@ -106,7 +106,7 @@ class Inquest:
                     self.scheduler.wake(self._key(actor))
                 elif actor.waiting.cmp == "ne":
                     memory.poke(self._key(actor), 1)
-                    self.scheduler.wake(self._key(actor))
+                    self.scheduler.wake(actor.key)
             before = self.scheduler.turns
             self._run_on()
             moved = self.scheduler.turns > before

@@ -82,6 +82,7 @@ class Actor:
         self.greenlet: Any = None
         self.steps: list = []                  # of an asynchronous copy, last first
         self.priority: Optional[float] = None
+        self.encouraged = False                # it goes on polling, though it seems to spin
         self.errors: list = []                 # of a host: failures of its device, to be raised at its next wait
 
     @property
@@ -112,3 +113,10 @@ class Actor:
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name} rank {self.rank}>"
+
+
+def noted(error: BaseException, actor: Actor) -> BaseException:
+    """The error, with a note of the program in which it was raised."""
+    if actor.cta is not None:
+        error.add_note(f"in kernel {actor.cta.kernel}, program {actor.cta.pid}, on rank {actor.rank} of the emulator")
+    return error

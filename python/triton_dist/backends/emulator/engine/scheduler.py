@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator, Optional
 import greenlet
 
 from triton_dist.backends.emulator.engine import hang
-from triton_dist.backends.emulator.engine.actors import Actor, Crew, Cta, Waiting
+from triton_dist.backends.emulator.engine.actors import Actor, Crew, Cta, Waiting, noted
 from triton_dist.backends.emulator.engine.observer import Observer
 from triton_dist.backends.emulator.engine.order import MODES, PREEMPT, Ready
 from triton_dist.compat.torch import BelowAutograd
@@ -92,7 +92,6 @@ class Scheduler:
     # -- what host code calls ------------------------------------------------------------------------------
     def enter_host(self) -> None:
         """The calling thread is about to use the device. Raises UnsupportedFeature where it must not."""
-
     # -- what actors call ----------------------------------------------------------------------------------
     def point(self) -> None:
         """A place where another actor may run."""
@@ -149,8 +148,8 @@ class Scheduler:
     def spawn(self, actor: Actor, fn: Callable, *args: Any) -> Actor:
         """Starts an actor as a greenlet. A program waits until its rank has a free SM; order of spawn is kept.
 
-        It joins the caller's crew unless it came with one. An exception in it ends the crew and goes to the host that
-        waits for the crew (or to the rank's host where there is no crew).
+        It joins the caller's crew unless it came with one. An error ends the crew and goes to the host that waits for it, or,
+        where there is no crew, to the rank's host.
         """
         actor.work = (fn, args)
         self._enlist(actor)
@@ -163,9 +162,7 @@ class Scheduler:
         return actor
 
     def issue(self, actor: Actor, *steps: Callable[[], Any], delay: int = 0) -> Actor:
-        """Starts an asynchronous copy: steps that run one after another, some time later, and cannot block.
-
-        delay: turns that it takes before the first of them."""
+        """Starts an asynchronous copy: steps that run one after another, `delay` turns later or more, and cannot block."""
         actor.steps = [*reversed(steps), *[lambda: None] * delay]
         self._enlist(actor)
         self.observer.issued(actor)
@@ -250,8 +247,17 @@ class Scheduler:
     # -- the hub -------------------------------------------------------------------------------------------
     def idle(self) -> None:
         """Nothing can run and the hub's owner still waits. Raises, or returns after something may have changed."""
-        self.observer.stuck(self)
-        self.collapse(hang.deadlock(self))
+        if not self.encouraged():
+            self.observer.stuck(self)
+            self.collapse(hang.deadlock(self))
+
+    def encouraged(self) -> bool:
+        """Whether a program that was taken to spin goes on for a while: its loop may end by itself."""
+        found = next((actor for actor in self.blocked() if actor.key is actor and not actor.encouraged), None)
+        if found is not None:
+            found.encouraged = True
+            self.wake(found)
+        return found is not None
 
     def check_bounds(self) -> None:
         """Ends everything with a WaitTimeout when a device wait has lasted longer than `wait_timeout`."""
@@ -352,7 +358,7 @@ class Scheduler:
         else:
             crew.members.pop(actor, None)
             if error is not None and crew.error is None:
-                crew.error = _noted(error, actor)
+                crew.error = noted(error, actor)
                 self._doomed.append(list(crew.members))
             if crew.done:
                 self.wake(crew)
@@ -392,9 +398,3 @@ class Scheduler:
             self._forget(actor)
             self._ready.add(actor)
         return bool(found)
-
-
-def _noted(error: BaseException, actor: Actor) -> BaseException:
-    if actor.cta is not None:
-        error.add_note(f"in kernel {actor.cta.kernel}, program {actor.cta.pid}, on rank {actor.rank} of the emulator")
-    return error

@@ -29,6 +29,7 @@ class Memory(Segments):
     def __init__(self) -> None:
         super().__init__()
         self.watched: dict = {}              # address of a flag that is waited for -> how many wait
+        self.pollers: dict = {}              # address of a word -> actors that sleep, and poll it among others
         self.expected: dict = {}             # address of a flag -> waits for one exact value that have passed; a checker's
 
     # -- accesses ------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class Memory(Segments):
 
     def _woken(self, address: int) -> None:
         """A word has been written."""
-        scheduler.active().wake(address)
+        self._wake(address)
         if self.expected:
             self.rewritten((address,))
 
@@ -264,7 +265,13 @@ class Memory(Segments):
     def wake_range(self, lo: int, hi: int) -> None:
         """Wakes who waits for a flag in [lo, hi)."""
         for address in [a for a in self.watched if lo <= a < hi]:
-            scheduler.active().wake(address)
+            self._wake(address)
+
+    def _wake(self, address: int) -> None:
+        running = scheduler.active()
+        running.wake(address)
+        for actor in self.pollers.get(address, ()):
+            running.wake(actor)
 
 
 _active: list = []

@@ -170,30 +170,43 @@ def store(pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), 
 # -- atomics -----------------------------------------------------------------------------------------------------------
 _BARRIERS = hasattr(core, "atomic_store")        # from Triton 3.9 on
 _SPINS = 512           # reads of an unchanged word after which a program is taken to spin
+_ENOUGH = 1 << 16      # the same where nothing else can run, so that it cannot be said whether its loop ends by itself
 
 
 def spin(address: int, known: Info) -> None:
     """Called after a read that found a word as the last one left it: a spinning program sleeps until a word changes.
 
-    All words it polls count, so a loop over several flags is woken by any. A loop that gives up after some polls, with
-    nobody left to write, is reported as a hang.
+    All words it polls count, so a loop over several flags is woken by any. A loop that ends after _ENOUGH reads of the same
+    value or more, and stores nothing meanwhile, is reported as a hang.
     """
     running, mem = scheduler.active(), memory.active()
     actor = running.current
     words = actor.__dict__.get("polled")
     if words is None:
-        words = actor.polled = {}
+        words, actor.encouraged = {}, False
+        actor.polled = words
     value = mem.peek(address, known.bits)
     count = words[address][1] + 1 if address in words and words[address][0] == value else 0
     words[address] = (value, count, known.bits)
-    if count < _SPINS:
+    if count < (_ENOUGH if actor.encouraged else _SPINS):
         return
+
+    def changed() -> bool:
+        return any(mem.peek(a, bits) != v for a, (v, _, bits) in words.items())
+
     mem.watch(words)
+    for a in words:
+        mem.pollers.setdefault(a, []).append(actor)
     try:
         waiting = scheduler.Waiting("flag", address, value, "ne", lambda: mem.peek(address, known.bits), site())
-        running.block(address, lambda: any(mem.peek(a, bits) != v for a, (v, _, bits) in words.items()), waiting)
+        running.block(actor, lambda: changed() or actor.encouraged and count < _ENOUGH, waiting)
     finally:
         mem.unwatch(words)
+        for a in words:
+            mem.pollers[a].remove(actor)
+            if not mem.pollers[a]:
+                del mem.pollers[a]
+    if changed():
         actor.polled = None
 
 

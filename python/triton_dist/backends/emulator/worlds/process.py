@@ -176,6 +176,8 @@ class ProcessScheduler(Scheduler):
         if self._idling <= _SPINS:
             os.sched_yield()
             return
+        if now - self._since > _PUBLISH and self.encouraged():
+            return
         if now - self._since > _PUBLISH and now - self._looked > _LOOK:
             self._looked = now
             self.check_bounds()
