@@ -15,6 +15,9 @@ from triton_dist.dropin import host, lazy, stream_calls, timing
 from triton_dist.dropin.names import DEVICE, HOST, OPS, TABLES
 from triton_dist.kernels import nvidia
 from triton_dist.kernels.nvidia import allreduce
+from triton_dist.dropin.tuning import autotune
+from triton_dist.runtime.errors import InvalidArgument, UnsupportedFeature
+from triton_dist.runtime.groups import resolve
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EVERY = [name for names in TABLES.values() for name in names]
@@ -141,3 +144,25 @@ def test_old_names_of_cuda_python_lead_to_its_bindings(monkeypatch, tmp_path):
     finally:
         for name in [name for name in sys.modules if name == "cuda" or name.startswith("cuda.")]:
             del sys.modules[name]
+
+
+def test_what_fails_on_one_rank_is_ruled_out_on_all():
+    def script():
+        rank, seen = resolve().rank, []
+
+        def decorated(fails):
+            @autotune([{"ways": 0}, {"ways": 1}], key_fn=lambda: 0)
+            def chosen(ways):
+                if fails(ways):
+                    raise ValueError(f"no way {ways}")
+                seen.append(ways)
+                return ways
+            return chosen
+        assert decorated(lambda ways: ways == 0 and rank == 1)(autotune=True) == 1
+        assert (0 in seen) == (rank == 0)
+        with pytest.raises(UnsupportedFeature, match="each of 2 configurations fails on some rank: ValueError: no way"):
+            decorated(lambda ways: ways == rank)(autotune=True)
+        resolve().barrier()
+    run_ranks(script, 2)
+    with pytest.raises(InvalidArgument, match="config_space: expected at least one"):
+        autotune([], key_fn=lambda: 0)

@@ -15,7 +15,7 @@ from triton_dist.language.threads_abi import (FENCE_SEMANTICS, LIBRARY, LOAD_SEM
 
 _SAME_SCOPE = {"workgroup": "cta", "block": "cta", "agent": "gpu", "device": "gpu", "system": "sys"}
 _SHUFFLES = {"idx": "shuffle", **{how: f"shuffle_{how}" for how in ("up", "down", "xor")}}
-_GPU, _RELAXED, _RELEASE, _ACQUIRE, _SC = map(tl.constexpr, ("gpu", "relaxed", "release", "acquire", "sc"))
+_GPU, _RELAXED = map(tl.constexpr, ("gpu", "relaxed"))
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
