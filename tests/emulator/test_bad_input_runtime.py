@@ -141,12 +141,27 @@ def free_an_old_one():
     free_on(1, tensor, old)
 
 
+def free_while_others_create(wrong):
+    """Rank 1 frees `wrong`, or its tensor; the others create another one."""
+    def call():
+        tensor = create()()
+        if rank() == 1:
+            free_symm_tensor(tensor[:2] if wrong else tensor)
+        else:
+            create()()
+    return call
+
+
 ON_RANK_1 = {  # name -> call, words on rank 1, words on the others
     "dtype": (create((4,), lambda: "int32" if rank() == 1 else I32), "dtype: expected a torch.dtype",
               "rank 1 cannot allocate its part: dtype: expected a torch.dtype"),
     "shape": (create(lambda: (-4,) if rank() == 1 else (4,)), "shape: expected sizes of at least 0",
               "rank 1 cannot allocate its part: shape: expected sizes of at least 0"),
     "a view is freed": (free_a_view, "or a view into it", "rank 1 cannot free it: tensor: expected the tensor that"),
+    "frees, where others create": (free_while_others_create(False), "ranks ask for different tensors: .*1: 'free_symm_tensor'",
+                                   "ranks ask for different tensors: .*1: 'free_symm_tensor'"),
+    "frees a view, where others create": (free_while_others_create(True), "or a view into it",
+                                          "rank 1 cannot .*: tensor: expected the tensor that"),
     "freed twice": (free_an_old_one, "freed twice", "rank 1 cannot free it: .*freed twice"),
 }
 

@@ -19,7 +19,7 @@ from triton_dist.runtime.device import Arena
 from triton_dist.runtime.errors import CollectiveMismatch, InvalidArgument, NotInitialized, NotSymmetric, OutOfHeap
 from triton_dist.runtime.state import state
 
-_REFUSES = "refuses: "          # before the words of a member that cannot take part in an allocation
+_REFUSES, _FREES = "refuses: ", "free_symm_tensor"       # what a member tells that cannot take part, or frees a tensor
 ALIGNMENT = 256
 RESERVED = 4096          # bytes at the start of the arena: the world-barrier pad, then pads of emulated SHMEM teams
 _PAD_FLAGS = 64          # byte of the pad at which its flags begin, one 4-byte word for each world rank
@@ -61,10 +61,7 @@ class SymmetricHeap:
             if asked.startswith(_REFUSES):
                 raise CollectiveMismatch(f"{name}: rank {rank} cannot allocate its part: {asked.removeprefix(_REFUSES)}; "
                                          "pass the same shape and dtype on all")
-        if any(other != asked_for[0] for other in asked_for):
-            asked = dict(zip(group.world_ranks, asked_for))
-            raise CollectiveMismatch(f"{name}: ranks ask for different tensors: {asked} by rank; pass the same shape and dtype "
-                                  "on all")
+        _expect_same(group, name, asked_for)
         gap = self.arena.gap
         offset = _lowest_common([_apart(free, gap) for free in free_lists], need) if gap else None
         if offset is None:
@@ -197,6 +194,13 @@ class SymmetricHeap:
         self._free = [(s, n) for s, n in rest if n]
 
 
+def _expect_same(group: groups.Group, name: str, told: list) -> None:
+    """Raises CollectiveMismatch where members have told different things, such as shapes and dtypes."""
+    if any(other != told[0] for other in told):
+        raise CollectiveMismatch(f"{name}: ranks ask for different tensors: {dict(zip(group.world_ranks, told))} by rank; pass "
+                                 "the same shape and dtype on all")
+
+
 def _apart(free: Sequence[tuple], gap: int) -> list:
     """The free ranges without `gap` bytes at each end: what is placed in them does not touch another object."""
     return [(start + gap, nbytes - 2 * gap) for start, nbytes in free]
@@ -307,12 +311,14 @@ def free_symm_tensor(tensor: torch.Tensor) -> None:
         if allocation is None or not allocation.group.usable_in(groups.resolve()):
             raise                       # nothing tells which ranks might wait
         error = wrong
-    told = allocation.group.all_gather_object(str(error or ""))
+    told, _ = home.collect(allocation.group, f"{_REFUSES}{error}" if error else _FREES)    # as create_symm_tensor begins
     if error is not None:
         raise error
     for rank, words in zip(allocation.group.world_ranks, told):
-        if words:
-            raise CollectiveMismatch(f"{allocation.name}: rank {rank} cannot free it: {words}; nothing was freed")
+        if words.startswith(_REFUSES):
+            raise CollectiveMismatch(f"{allocation.name}: rank {rank} cannot free it: {words.removeprefix(_REFUSES)}; nothing "
+                                     "was freed")
+    _expect_same(allocation.group, allocation.name, told)
     home.release(allocation)
 
 
