@@ -11,6 +11,7 @@ from language_helpers import engine, finish, launch, start  # noqa: F401
 from triton_dist.backends.emulator.engine import scheduler
 from triton_dist.backends.emulator.engine.order import MODES
 from triton_dist.backends.emulator.engine.scheduler import Scheduler
+from triton_dist.backends.emulator.twins import memory
 from triton_dist.runtime.errors import HangError
 
 
@@ -63,6 +64,15 @@ def test_a_poll_of_several_words_sees_each_of_them(mode, which):
         flags, out, other = torch.zeros(4, dtype=torch.int32), torch.zeros(1), torch.zeros(1, dtype=torch.int32)
         finish(start(_either, (1, ), flags, out), start(_later, (1, ), other, flags, which, BLOCK=which == 1))
         assert out.item() == 10**which
+
+
+def test_programs_share_the_reads_after_which_a_hang_is_reported(monkeypatch):
+    reads = []
+    monkeypatch.setattr(memory, "_OF_ALL", 4096)
+    monkeypatch.setattr(memory, "spin", lambda *args, spin=memory.spin: (reads.append(args), spin(*args)))
+    with pytest.raises(HangError):
+        launch(_either, 8, torch.zeros(4, dtype=torch.int32), torch.zeros(1))
+    assert len(reads) < 8 * 3 * 1024, "a program reads three words"
 
 
 def test_a_poll_that_nobody_answers_is_a_hang():

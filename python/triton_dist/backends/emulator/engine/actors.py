@@ -82,7 +82,7 @@ class Actor:
         self.greenlet: Any = None
         self.steps: list = []                  # of an asynchronous copy, last first
         self.priority: Optional[float] = None
-        self.encouraged = False                # it goes on polling, though it seems to spin
+        self.encouraged = 0                    # how many programs seem to spin, where it goes on polling nevertheless; else 0
         self.errors: list = []                 # of a host: failures of its device, to be raised at its next wait
 
     @property

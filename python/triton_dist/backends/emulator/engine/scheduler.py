@@ -92,6 +92,7 @@ class Scheduler:
     # -- what host code calls ------------------------------------------------------------------------------
     def enter_host(self) -> None:
         """The calling thread is about to use the device. Raises UnsupportedFeature where it must not."""
+
     # -- what actors call ----------------------------------------------------------------------------------
     def point(self) -> None:
         """A place where another actor may run."""
@@ -253,18 +254,17 @@ class Scheduler:
 
     def encouraged(self) -> bool:
         """Whether a program that was taken to spin goes on for a while: its loop may end by itself."""
-        found = next((actor for actor in self.blocked() if actor.key is actor and not actor.encouraged), None)
+        spinning = [actor for actor in self.blocked() if actor.key is actor]
+        found = next((actor for actor in spinning if not actor.encouraged), None)
         if found is not None:
-            found.encouraged = True
+            found.encouraged = len(spinning)
             self.wake(found)
         return found is not None
 
     def check_bounds(self) -> None:
         """Ends everything with a WaitTimeout when a device wait has lasted longer than `wait_timeout`."""
-        if self.wait_timeout:
-            error = hang.expired(self)
-            if error is not None:
-                self.collapse(error)
+        if self.wait_timeout and (error := hang.expired(self)) is not None:
+            self.collapse(error)
 
     def collapse(self, error: Exception) -> None:
         """The device is stuck: ends all its work and raises `error` in the host."""

@@ -171,24 +171,30 @@ def store(pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), 
 _BARRIERS = hasattr(core, "atomic_store")        # from Triton 3.9 on
 _SPINS = 512           # reads of an unchanged word after which a program is taken to spin
 _ENOUGH = 1 << 16      # the same where nothing else can run, so that it cannot be said whether its loop ends by itself
+_OF_ALL = 2 * _ENOUGH  # what all programs that spin may read then, so that a hang of many is reported as soon
+
+
+def allowed(actor: scheduler.Actor) -> int:
+    """Reads of an unchanged word that a program may make before it sleeps."""
+    return min(_ENOUGH, max(_SPINS, _OF_ALL // actor.encouraged)) if actor.encouraged else _SPINS
 
 
 def spin(address: int, known: Info) -> None:
     """Called after a read that found a word as the last one left it: a spinning program sleeps until a word changes.
 
     All words it polls count, so a loop over several flags is woken by any. A loop that ends after _ENOUGH reads of the same
-    value or more, and stores nothing meanwhile, is reported as a hang.
+    value or more (fewer where many programs spin), and stores nothing meanwhile, is reported as a hang.
     """
     running, mem = scheduler.active(), memory.active()
     actor = running.current
     words = actor.__dict__.get("polled")
     if words is None:
-        words, actor.encouraged = {}, False
+        words, actor.encouraged = {}, 0
         actor.polled = words
     value = mem.peek(address, known.bits)
     count = words[address][1] + 1 if address in words and words[address][0] == value else 0
     words[address] = (value, count, known.bits)
-    if count < (_ENOUGH if actor.encouraged else _SPINS):
+    if count < allowed(actor):
         return
 
     def changed() -> bool:
@@ -199,7 +205,7 @@ def spin(address: int, known: Info) -> None:
         mem.pollers.setdefault(a, []).append(actor)
     try:
         waiting = scheduler.Waiting("flag", address, value, "ne", lambda: mem.peek(address, known.bits), site())
-        running.block(actor, lambda: changed() or actor.encouraged and count < _ENOUGH, waiting)
+        running.block(actor, lambda: changed() or count < allowed(actor), waiting)
     finally:
         mem.unwatch(words)
         for a in words:
