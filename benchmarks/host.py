@@ -8,12 +8,14 @@
     python3 benchmarks/host.py --out results --only all_reduce stress --peer-path peers.py
 
 Each step is a launch of its own with a time limit. OUT/steps.json keeps how it ended, as soon as it has, and OUT/NAME.log what it
-printed. A step that has succeeded at this commit is not run again. The exit status is 0 if all that was planned has succeeded.
+printed. A step that has succeeded at this commit, with the same words, is not run again. The exit status is 0 if all that was
+planned has succeeded.
 """
 import argparse
 import fnmatch
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ from triton_dist.bench.host import commit as current_commit  # noqa: E402
 from triton_dist.runtime.files import write_shared  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
+PATIENCE = 45.0                 # seconds a launcher has to end its ranks: it gives them 30 before it kills them
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,24 +76,57 @@ def end(process: subprocess.Popen) -> None:
         if process.poll() is None:
             stop()
             try:
-                process.wait(timeout=15)
+                process.wait(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
                 continue
+
+
+def leave_by_signals() -> None:
+    """Lets SIGTERM and SIGHUP raise SystemExit, so that the step that runs is ended as well."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:          # nohup
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+def before(state: Path) -> dict:
+    """What steps.json says of earlier runs: {name of a step: how it ended}."""
+    try:
+        found = json.loads(state.read_text()) if state.exists() else {}
+        if all(entry.keys() >= {"status", "commit"} for entry in found.values()):
+            return found
+    except (ValueError, AttributeError):
+        pass
+    parser().error(f"{state}: expected what this script writes; delete the file, or name another --out")
 
 
 def main(argv: list) -> int:
     """Runs the steps that are left."""
     args = parser().parse_args(argv)
+    args.out = args.out.resolve()               # steps run in the repository's root
+    args.peer_path = args.peer_path and args.peer_path.resolve()
     begun, state = time.monotonic(), args.out / "steps.json"
+    if not args.minutes > 0:
+        parser().error(f"--minutes: expected a number above 0, found {args.minutes}")
     gpus = args.gpus or torch.cuda.device_count()
     if gpus < 2 and not args.list:
         parser().error(f"expected at least 2 GPUs, found {gpus}; --gpus N --list shows the steps for N")
-    commit, ended = current_commit(), json.loads(state.read_text()) if state.exists() else {}
+    for name in args.only:
+        if not fnmatch.filter([step.name for step in steps(max(gpus, 2), args.out)], name):
+            parser().error(f"--only {name}: no step has this name; --list shows the names")
+    commit, ended = current_commit(), before(state)
+
+    def words(step: Step) -> str:
+        return f"{gpus} GPUs: {' '.join(step.words)}".replace(str(args.out), "OUT")
+
+    def has_run(step: Step) -> bool:
+        entry = ended.get(step.name, {})
+        return entry.get("words") == words(step) and (
+            entry["commit"] == commit or args.missing and unchanged(entry["commit"], step.sources))
+
     all_steps = [step for step in steps(max(gpus, 2), args.out, RESULTS if args.missing else None, args.peer_path,
                                         lambda row, sources: unchanged(row["commit"], sources))
                  if any(fnmatch.fnmatch(step.name, name) for name in args.only)]
-    done = {step.name: ended[step.name]["status"] for step in all_steps if step.name in ended and (
-        ended[step.name]["commit"] == commit or args.missing and unchanged(ended[step.name]["commit"], step.sources))}
+    done = {step.name: ended[step.name]["status"] for step in all_steps if has_run(step)}
     plan = planned(all_steps, done, 60 * args.minutes)
     for step in plan:
         print(f"{step.name}, about {step.seconds:.0f} s: {' '.join(step.words)}", flush=True)
@@ -107,7 +143,7 @@ def main(argv: list) -> int:
         start = time.monotonic()
         status = run(step, gpus, args.out / f"{step.name.replace(' ', '_')}.log", min(left, 2 * step.seconds + 30))
         seconds = time.monotonic() - start
-        ended[step.name] = {"status": status, "commit": commit, "seconds": round(seconds, 1)}
+        ended[step.name] = {"status": status, "commit": commit, "seconds": round(seconds, 1), "words": words(step)}
         write_shared(state, json.dumps(ended, indent=1) + "\n")
         print(f"{step.name}: {'done' if status == 0 else f'exit status {status}'} after {seconds:.0f} s", flush=True)
         failed |= status != 0
@@ -115,4 +151,8 @@ def main(argv: list) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave_by_signals()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -3,6 +3,8 @@
 """The script that checks and measures a whole host: what it plans, what it leaves out, how it goes on after it was cut off."""
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from tools.perf import bars
 from tools.perf.steps import ROOT, Step, planned, steps, unchanged
 from triton_dist.bench import results
 from triton_dist.bench.shapes import parse
+from triton_dist.cli import forks
 
 spec = importlib.util.spec_from_file_location("host_script", ROOT / "benchmarks" / "host.py")
 host = importlib.util.module_from_spec(spec)
@@ -118,6 +121,58 @@ def test_a_step_that_hangs_is_ended_and_the_next_one_runs(made_up, tmp_path, mon
     assert made_up(hangs, Step("next", ("pass",), 1)) == 1
     said = json.loads((tmp_path / "steps.json").read_text())
     assert said["hangs"]["status"] == 124 and said["hangs"]["seconds"] < 10 and said["next"]["status"] == 0
+
+
+def test_a_step_of_other_words_or_on_other_gpus_is_not_the_one_that_has_run(made_up, tmp_path):
+    step, log = Step("good", ("print('fine')",), 1), tmp_path / "good.log"
+    for made, options in ((step, ()), (Step("good", ("print(2)",), 1), ()), (step, ("--gpus", "3"))):
+        log.unlink(missing_ok=True)
+        assert made_up(made, options=options) == 0 and log.exists()
+
+
+def test_a_step_ends_with_the_script(made_up):
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    started = []
+
+    def start(*args, Popen=subprocess.Popen, **options):
+        started.append(Popen(*args, **options))
+        return started[-1]
+    code = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(60)"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host.subprocess, "Popen", start)
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            host.leave_by_signals()
+            with pytest.raises(SystemExit) as left:
+                made_up(Step("ends", (code,), 1))
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+    assert left.value.code == 128 + signal.SIGTERM and started[0].returncode == -signal.SIGTERM
+    assert host.PATIENCE > forks._PATIENCE, "a launcher that is killed leaves its ranks behind"
+
+
+def test_folders_are_those_of_the_caller(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr(host, "steps", lambda world, out, known=None, peers=None, fresh=None: seen.append((out, peers)) or [
+        Step("one", (), 1)])
+    host.main(["--out", "results", "--gpus", "2", "--peer-path", "peers.py", "--list"])
+    assert seen[-1] == (tmp_path / "results", tmp_path / "peers.py")
+
+
+@pytest.mark.parametrize("state, options, words", [
+    ("{", [], "expected what this script writes"),
+    ("[1]", [], "expected what this script writes"),
+    ('{"stress": 0}', [], "expected what this script writes"),
+    ("{}", ["--only", "al_reduce"], "--only al_reduce: no step has this name"),
+    ("{}", ["--minutes", "nan"], "--minutes: expected a number above 0, found nan"),
+])
+def test_what_makes_no_sense_is_refused(tmp_path, capsys, state, options, words):
+    (tmp_path / "steps.json").write_text(state)
+    with pytest.raises(SystemExit):
+        host.main(["--out", str(tmp_path), "--gpus", "2", "--list", *options])
+    assert words in capsys.readouterr().err
 
 
 def test_one_gpu_is_not_a_host_with_several(monkeypatch, tmp_path, capsys):
