@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from triton_dist.bench import results
 from triton_dist.ops.tuning import table
 from triton_dist.runtime import files
 from triton_dist.runtime.files import write_shared
+from triton_dist.runtime.folders import why_unwritable
 
 PACKAGE = Path(write_shared.__code__.co_filename).parents[1]
 
@@ -71,3 +73,14 @@ def test_one_helper_writes_them_all():
     assert found == {"runtime/files.py"}
     drafts = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "mkstemp" in path.read_text()}
     assert drafts == {"runtime/files.py", "backends/emulator/worlds/arena.py"}, "memory that ranks share is no cache"
+
+
+def test_a_folder_that_another_rank_makes_and_removes_on_trial_can_be_written(monkeypatch, tmp_path):
+    def other_rank_first(*args, real=tempfile.TemporaryFile, **options):
+        monkeypatch.setattr(tempfile, "TemporaryFile", real)
+        (tmp_path / "new").rmdir()
+        return real(*args, **options)
+    monkeypatch.setattr(tempfile, "TemporaryFile", other_rank_first)
+    assert why_unwritable(tmp_path / "new") == "" and not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    assert why_unwritable(tmp_path / "file") == "File exists"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Mapping
 
 _BYTES = 4096                   # written on trial: a disk that is full takes empty files
+_TRIES = 20
 
 
 def own_cache(environ: Mapping[str, str]) -> Path:
@@ -37,9 +38,15 @@ def why_unwritable(folder: Path) -> str:
     """Why no file can be written into `folder`, which is made unless it is there; '' where one can."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            file.write(b"\0" * _BYTES)
+        for left in reversed(range(_TRIES)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                    file.write(b"\0" * _BYTES)
+                break
+            except (FileNotFoundError, FileExistsError):       # or another rank has made the folder on trial, and removed it
+                if not left:
+                    raise
     except OSError as error:
         return error.strerror or str(error)
     finally:

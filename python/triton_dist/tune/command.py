@@ -22,6 +22,7 @@ from triton_dist.cli.status import check_file
 from triton_dist.ops import OPS, Op
 from triton_dist.ops.tuning.table import read
 from triton_dist.runtime.environment import SHARED, share_gpus
+from triton_dist.runtime.errors import InvalidArgument
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,8 +52,10 @@ def main(argv: list) -> int:
         try:
             check_file(args.out)
             read(args.out)
+        except InvalidArgument as error:
+            parser().error(str(error))
         except (ValueError, OSError) as error:
-            parser().error(f"{error}; name another file with --out" if args.out.is_file() else str(error))
+            parser().error(f"{error}; name another file with --out")
     if share_gpus():
         parser().error(SHARED)
     if "RANK" not in os.environ:
