@@ -270,7 +270,8 @@ VARIABLES = [
 
 @pytest.mark.parametrize("variable, value, read, todo", VARIABLES, ids=[f"{name}={value}" for name, value, *_ in VARIABLES])
 def test_environment_variables(monkeypatch, variable, value, read, todo):
-    monkeypatch.setattr(process, "_machine", None)
+    monkeypatch.setattr(process, "_machine", None)          # as in a process where no test has started one
+    monkeypatch.setattr(scheduler, "_stack", [])
     monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidArgument) as caught:
         read()

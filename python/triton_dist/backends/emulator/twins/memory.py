@@ -170,7 +170,7 @@ def store(pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), 
 # -- atomics -----------------------------------------------------------------------------------------------------------
 _BARRIERS = hasattr(core, "atomic_store")        # from Triton 3.9 on
 _SPINS = 512           # reads of an unchanged word after which a program is taken to spin
-_ENOUGH = 1 << 16      # the same where nothing else can run, so that it cannot be said whether its loop ends by itself
+_ENOUGH = 1 << 15      # the same where nothing else can run, so that it cannot be said whether its loop ends by itself
 _OF_ALL = 2 * _ENOUGH  # what all programs that spin may read then, so that a hang of many is reported as soon
 
 
