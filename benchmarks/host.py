@@ -110,8 +110,9 @@ def main(argv: list) -> int:
     gpus = args.gpus or torch.cuda.device_count()
     if gpus < 2 and not args.list:
         parser().error(f"expected at least 2 GPUs, found {gpus}; --gpus N --list shows the steps for N")
+    names = [step.name for step in steps(max(gpus, 2), args.out)]
     for name in args.only:
-        if not fnmatch.filter([step.name for step in steps(max(gpus, 2), args.out)], name):
+        if not fnmatch.filter(names, name):
             parser().error(f"--only {name}: no step has this name; --list shows the names")
     commit, ended = current_commit(), before(state)
 

@@ -30,7 +30,6 @@ from triton_dist.bench.shapes import OPS, parse
 from triton_dist.cli.status import check_folder
 from triton_dist.ops import OPS as REGISTRY
 from triton_dist.runtime.environment import SHARED, share_gpus, wait_timeout
-from triton_dist.runtime.errors import InvalidArgument
 
 DTYPES = ("bfloat16", "float16", "float32")
 _LATEST = 1000                              # milliseconds: later than this, and waits would be taken for hangs
@@ -151,13 +150,10 @@ def main(argv: list) -> int:
             norm_words.parse(args.shapes, emulated=True)
         elif args.command not in (dispatch_rows.COMMAND, model.COMMAND):
             parse(args.shapes, args.command, world=1, emulated=True)
+        if args.out is not None:
+            check_folder(args.out)
     except ValueError as error:                         # said once, before ranks start
         parser().error(str(error))
-    if args.out is not None:
-        try:
-            check_folder(args.out)
-        except InvalidArgument as error:
-            parser().error(str(error))
     if share_gpus():
         parser().error(SHARED)
     if "RANK" not in os.environ:

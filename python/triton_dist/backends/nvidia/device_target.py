@@ -6,43 +6,36 @@ from triton_dist.backends.nvidia import nvshmem_functions
 from triton_dist.language.abi import BF16_WORD, E4M3_WORD, FP16_WORD, TAKE, TRY_TAKE
 from triton_dist.language._linked import Statement
 
-# $0 to $3: the words; $4: address; $5: whether this element is taken.
+# $0 to $3: the words; $4: address; $5: whether this element is taken. After a poll, q: words of this element are missing;
+# r: words of some element of the warp are.
 # All lanes of a warp poll until the last one's words have come. If they left the loop one by one, they would run what follows
 # apart, up to where the assembler makes them meet.
-_TAKE_WORDS = """{
-        .reg .pred p, q;
-        .reg .b32 t, u;
-        mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
-        setp.ne.b32 p, $5, 0;
-        POLL:
-        @p ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];
-        min.u32 t, $0, $1;
-        min.u32 u, $2, $3;
-        min.u32 t, t, u;
-        setp.eq.and.b32 q, t, 0, p;
-        vote.sync.any.pred q, q, -1;
-        @q bra.uni POLL;
-        mov.b32 t, 0;
-        @p st.global.v4.b32 [$4], {t, t, t, t};
-        }"""
-# The same until the context's time limit. Words that have not come by then are 0. The clock is read every 4096 polls, which take
-# some milliseconds. All lanes branch together. The limit's address depends on the clock, by a bit that is always 0: else the
-# assembler reads the limit ahead of the loop, even ahead of what is sent.
-_TRY_WORDS = """{
+def _take(registers: str, begin: str, again: str) -> str:
+    return f"""{{
         .reg .pred p, q, r;
-        .reg .b32 t, u, polls;
-        .reg .b64 began, now, at, limit;
+        .reg .b32 t, u;
+        {registers}
         mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
-        mov.b32 polls, 4096;
-        mov.b64 began, 0;
+        {begin}
         setp.ne.b32 p, $5, 0;
         POLL:
-        @p ld.relaxed.sys.global.v4.b32 {$0, $1, $2, $3}, [$4];
+        @p ld.relaxed.sys.global.v4.b32 {{$0, $1, $2, $3}}, [$4];
         min.u32 t, $0, $1;
         min.u32 u, $2, $3;
         min.u32 t, t, u;
         setp.eq.and.b32 q, t, 0, p;
         vote.sync.any.pred r, q, -1;
+        {again}
+        mov.b32 t, 0;
+        @p st.global.v4.b32 [$4], {{t, t, t, t}};
+        }}"""
+
+
+_TAKE_WORDS = _take("", "", "@r bra.uni POLL;")
+# The same until the context's time limit. Words that have not come by then are 0. The clock is read every 4096 polls, which take
+# some milliseconds. All lanes branch together. The limit's address depends on the clock, by a bit that is always 0: else the
+# assembler reads the limit ahead of the loop, even ahead of what is sent.
+_TRY_WORDS = _take(".reg .b32 polls; .reg .b64 began, now, at, limit;", "mov.b32 polls, 4096; mov.b64 began, 0;", """
         @!r bra.uni DONE;
         sub.u32 polls, polls, 1;
         setp.ne.b32 r, polls, 0;
@@ -66,10 +59,7 @@ _TRY_WORDS = """{
         @q mov.b32 $3, 0;
         DONE:
         not.pred q, q;
-        and.pred p, p, q;
-        mov.b32 t, 0;
-        @p st.global.v4.b32 [$4], {t, t, t, t};
-        }"""
+        and.pred p, p, q;""")
 _WORDS = "=&r,=&r,=&r,=&r,l,r"
 
 # The second operand of a conversion gives the lower half. From sm_89 on.
